@@ -9,6 +9,9 @@ STAMP := $(VENV)/.installed
 # The CPU build of torch; on a machine with an accelerator set TORCH= to a matching build.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+# Tests of a file share fixtures, often a cluster, so one process runs them all. Files are taken in the order of their names:
+# those that start clusters first, and at the end the short unit tests, so that both processes end together.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 # Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 
@@ -40,10 +43,10 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
-test: $(STAMP)  ## Run the whole suite and list the slowest tests; the simulation, which has no real time, on two cores
+test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest --durations=10 -n 2 -p no:schemathesis tests/simulation
-	$(BIN)/python -m pytest --durations=10 --ignore tests/simulation
+	$(BIN)/python -m pytest --durations=10 -n 2 $(BY_FILE) --ignore tests/simulation
 else
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 endif

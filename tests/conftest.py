@@ -1,4 +1,6 @@
-"""Applies to every test: a clean environment, reproducible examples, and no process left behind."""
+"""Applies to every test: a clean environment, reproducible examples, ports that no parallel run takes, and no process left
+behind.
+"""
 
 import os
 import sys
@@ -7,6 +9,8 @@ from collections.abc import Iterator
 import hypothesis
 import psutil
 import pytest
+
+from triptych.cli import ports
 
 # Examples are the same on every run, so that a failure is reproducible on every machine;
 # --hypothesis-profile=explore tries other examples.
@@ -24,6 +28,15 @@ def pytest_configure() -> None:
     for name in settings:
         del os.environ[name]  # noqa: TID251
     os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251  # read by huggingface_hub when it is imported
+    _take_a_share_of_ports()
+
+
+def _take_a_share_of_ports() -> None:
+    """Free ports are chosen seconds before processes listen on them, so xdist's workers must not choose from the same ones."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # noqa: TID251  # set by xdist in its workers
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # noqa: TID251
+    share = len(ports.RANGE) // workers
+    ports.RANGE = ports.RANGE[number * share : (number + 1) * share]
 
 
 @pytest.fixture(scope="module", autouse=True)

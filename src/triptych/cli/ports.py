@@ -10,7 +10,7 @@ from triptych.cli.outcome import ClusterError
 
 HOST = "127.0.0.1"
 MAX_PORT = 65_535
-_RANGE = range(20_000, 32_000)
+RANGE = range(20_000, 32_000)
 """Below the kernel's ephemeral ports, so that none is taken between choosing and listening."""
 
 
@@ -31,12 +31,12 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
     """Free ports that are not in ``but``. Raises ClusterError."""
     found: list[int] = []
     for _ in range(100 * count):
-        port = _RANGE.start + secrets.randbelow(len(_RANGE))
+        port = RANGE.start + secrets.randbelow(len(RANGE))
         if port not in found and port not in but and _listen_error(port) is None:
             found.append(port)
         if len(found) == count:
             return found
-    raise ClusterError(f"found no {count} free ports between {_RANGE.start} and {_RANGE.stop}")
+    raise ClusterError(f"found no {count} free ports between {RANGE.start} and {RANGE.stop}")
 
 
 def refuse_taken(wanted: Iterable[Wanted]) -> None:
