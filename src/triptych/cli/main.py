@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from triptych.cli import measuring, operating
+from triptych.cli import certs, measuring, operating
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
 
@@ -221,6 +221,7 @@ def chat(
 
 app.add_typer(operating.commands)
 app.add_typer(measuring.commands)
+app.add_typer(certs.commands)
 
 
 def main() -> None:
