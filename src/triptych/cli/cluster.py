@@ -16,11 +16,11 @@ from typing import Self
 import httpx
 
 from triptych.cli import ports
+from triptych.cli.consequences import without
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
 from triptych.domain.scaling import Phase
-from triptych.domain.stage import Stage
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
@@ -38,10 +38,6 @@ _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """Time after the drain for processes to close."""
 _LOG_TAIL_LINES = 12
-_WITHOUT = {
-    Stage.DECODE: "that was the last text instance: all requests{} wait or fail until there is one",
-    Stage.ENCODE: "that was the last encoder: requests{} with images, video or audio wait or fail until there is one",
-}
 _MAX_PROCESSES = 1024
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -208,8 +204,8 @@ class LocalCluster:
         served = {
             stage for one in left if one.role is not None and one.model == plan.model for stage in one.role.stages
         }
-        lost = plan.role.stages - served
-        return next((without.format(of_model) for stage, without in _WITHOUT.items() if stage in lost), "")
+        lost = without(plan.role.stages - served, of_model)
+        return "" if lost is None else f"that was the last {lost[0]}: {lost[1]} until there is one"
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -267,6 +263,8 @@ class LocalCluster:
         try:
             try:
                 self.log_dir.mkdir(parents=True, exist_ok=True)
+                if self._plan.scaler_port is not None:
+                    await self._serve_scaler(self._plan.scaler_port)
                 for plan in self._plan.processes:
                     await self._start(plan)
             except OSError as error:
@@ -274,7 +272,6 @@ class LocalCluster:
             await self._until_ready()
             if self._plan.scaler_port is not None:
                 self._keep()
-                await self._serve_scaler(self._plan.scaler_port)
         except BaseException:
             await self.stop()
             raise

@@ -37,13 +37,16 @@ class Managers:
                 raise CliError(f"--pool-manager {address!r}: {reason}", caller=True)
         return addresses
 
+    async def local(self) -> Mapping[str, running.Process]:
+        """The processes of the local cluster, by name; empty if there is none, or managers are named."""
+        if self.named is not None:
+            return {}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            return await running.find(self.url, http)
+
     async def call(self, work: Callable[[PoolManagerStub], Awaitable[T]]) -> T:
         """The answer of the first manager that gives one. Raises NotFound and InvalidRequest, and CliError without any."""
-        local: Mapping[str, running.Process] = {}
-        if self.named is None:
-            async with httpx.AsyncClient(trust_env=False) as http:
-                local = await running.find(self.url, http)
-        addresses = self.addresses(local)
+        addresses = self.addresses(await self.local())
         if not addresses:
             text = f"no pool manager of a local cluster is known for {self.url}; name one with --pool-manager HOST:PORT"
             raise CliError(text, caller=True)
@@ -54,8 +57,10 @@ class Managers:
                 return await work(stub)
             except (InvalidRequest, NotFound):
                 raise
-            except (InstanceLost, DeadlineExceeded) as error:
-                faults.append(f"the pool manager at {address} does not answer: {error.code}")
+            except InstanceLost:
+                faults.append(f"no pool manager can be reached at {address}")
+            except DeadlineExceeded:
+                faults.append(f"the pool manager at {address} does not answer in time")
             except Unavailable as error:
                 faults.append(f"the pool manager at {address} cannot do it: {error.message}")
             except TriptychError as error:
@@ -66,7 +71,7 @@ class Managers:
 
     async def status(self, local: Mapping[str, running.Process]) -> tuple[str, ManagerStatus | None] | None:
         """The address and the status of the manager that leads, else of the first that answers. The status is None if none
-        answers, and all is None if no manager is known.
+        answers; the address is empty then if it is that of a local cluster. All is None if no manager is known.
         """
         addresses = self.addresses(local)
         answers = await asyncio.gather(*map(self._status, addresses))
@@ -74,7 +79,7 @@ class Managers:
         found.sort(key=lambda one: not one[1].leads)
         if found:
             return found[0]
-        return (", ".join(addresses), None) if addresses else None
+        return (", ".join(addresses), None) if addresses or local else None
 
     async def _status(self, address: str) -> ManagerStatus | None:
         stub = PoolManagerStub(address, self.tls)

@@ -1,8 +1,10 @@
 """The commands for operators: ``status``, ``scale`` and ``drain``."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from triptych.cli.options import (
     DEFAULT_URL,
@@ -51,9 +53,20 @@ def status(
     raise typer.Exit(0 if ready else 1)
 
 
+class _WithNumbers(TyperCommand):
+    """Takes ``-1`` as a number, not as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        negative = next((one for one in args if re.fullmatch(r"-\d+", one)), None)
+        if negative is not None:
+            raise typer.BadParameter(f"{negative} is less than no instance", param_hint="size")
+        return super().parse_args(ctx, args)
+
+
 @commands.command(
+    cls=_WithNumbers,
     epilog="Examples:\n\n- `triptych scale encoder 3 --for 30m`\n\n- `triptych scale triptych-demo/PD 2`\n\n"
-    "- `triptych scale encoder --auto` ends it"
+    "- `triptych scale encoder --auto` ends it",
 )
 def scale(
     pool: Annotated[
@@ -77,8 +90,12 @@ def scale(
     from triptych.cli.show import plain_console
 
     with failures():
-        if auto == (size is not None):
-            raise CliError("give either a size or --auto", caller=True)
+        if auto and size is not None:
+            raise CliError("--auto ends a size that was set by hand: leave out the size", caller=True)
+        if not auto and size is None:
+            raise CliError(
+                f"how many instances is {pool} to have? (--auto ends a size that was set by hand)", caller=True
+            )
         for_s = pools.duration_s(for_)
         known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     run(pools.scale(pool, size, for_s, known, plain_console()))
@@ -88,7 +105,8 @@ def scale(
     epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041`"
 )
 def drain(
-    instance: Annotated[str, typer.Argument(help="The instance's id, as in `triptych status`.")],
+    instance: Annotated[str, typer.Argument(help="The instance's or router's id, as in `triptych status`.")],
+    force: Annotated[bool, typer.Option("--force", help="Also the last one of its kind.")] = False,
     url: Url = DEFAULT_URL,
     pool_manager: PoolManager = None,
     tls_cert: TlsCert = None,
@@ -96,10 +114,14 @@ def drain(
     tls_ca: TlsCa = None,
     tls_name: TlsName = "",
 ) -> None:
-    """Let an instance finish what it has and get no new work. Its process stays until it is stopped."""
+    """Let an instance or router finish what it has and get no new work, for good.
+
+    A pool manager that keeps the size of the pool stops it then, and starts another. Otherwise its process stays until you end
+    it. The last one of its kind is drained with `--force` only.
+    """
     from triptych.cli import pools
     from triptych.cli.show import plain_console
 
     with failures():
         known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
-    run(pools.drain(instance, known, plain_console()))
+    run(pools.drain(instance, known, plain_console(), force=force))

@@ -1,19 +1,20 @@
 """``triptych scale`` and ``triptych drain``, and the pools of ``triptych status``."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from triptych.cli.consequences import without
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
 from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.durations import in_words
-from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberStatus, PoolStatus
+from triptych.domain.pool import MAX_OVERRIDE_S, Condition, ManagerStatus, ManualSize, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.errors import InvalidRequest, NotFound
@@ -40,21 +41,64 @@ def duration_s(text: str) -> float:
 # --- orders --------------------------------------------------------------------------------------------------------------
 
 
-async def drain(instance_id: str, managers: Managers, console: Console) -> None:
-    """Order an instance to drain. Raises CliError."""
+async def drain(instance_id: str, managers: Managers, console: Console, *, force: bool = False) -> None:
+    """Order an instance or a router to drain, and say how it is replaced. Without ``force`` one that nothing else of its model
+    can stand in for is refused. Raises CliError.
+    """
 
-    async def order(manager: PoolManagerStub) -> None:
-        try:
-            await manager.drain_instance(instance_id)
-        except NotFound:
-            members = [member.registration for pool in (await manager.status()).pools for member in pool.members]
-            names = ", ".join(sorted(one.instance_id for one in members)) or "none"
-            raise CliError(
-                f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True
-            ) from None
+    async def order(manager: PoolManagerStub) -> bool:
+        """Whether the pool manager replaces it."""
+        pools = (await manager.status()).pools
+        found = next((pool for pool in pools if instance_id in _ids(pool)), None)
+        if found is None:
+            names = ", ".join(sorted(name for pool in pools for name in _ids(pool))) or "none"
+            raise CliError(f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True)
+        if not force and (loss := _loss(instance_id, found, pools)):
+            raise CliError(f"{loss}; --force drains it nevertheless", caller=True)
+        await manager.drain_instance(instance_id)
+        told = found.scaling
+        by_hand = told is not None and told.acting is Acting.MANUAL and told.override is not None
+        return by_hand or (told is not None and told.acting is Acting.ALL)
 
-    await managers.call(order)
-    console.print(f"{instance_id} gets no new work and finishes what it has", soft_wrap=True)
+    replaced = await managers.call(order)
+    console.print(f"{instance_id} gets no new work and finishes what it has; that cannot be taken back", soft_wrap=True)
+    local = (await managers.local()).get(instance_id)
+    if replaced:
+        line = "when it has drained, the pool manager stops it, and starts another if the size of the pool wants it"
+    elif local is not None:
+        line = f"when it has drained, end its process (kill {local.pid}): triptych up starts another in its place"
+    else:
+        line = "when it has drained, end its process; one that is started in its place gets work again"
+    console.print(line, soft_wrap=True)
+
+
+def _ids(pool: PoolStatus) -> set[str]:
+    return {member.registration.instance_id for member in pool.members}
+
+
+def _loss(instance_id: str, pool: PoolStatus, pools: Sequence[PoolStatus]) -> str:
+    """What no longer works without this member; empty if others of its model do the same."""
+    others = [
+        (one.role, member)
+        for one in pools
+        if one.model == pool.model
+        for member in one.members
+        if member.registration.instance_id != instance_id
+        and member.condition is Condition.ACTIVE
+        and not member.suspected
+    ]
+    if pool.role is None:
+        left = any(role is None for role, _ in others)
+        return (
+            ""
+            if left
+            else f"{instance_id} is the last router of {pool.model}: requests for it fail until there is another"
+        )
+    served = {stage for role, _ in others if role is not None for stage in role.stages}
+    lost = without(pool.role.stages - served, f" for {pool.model}")
+    if lost is None:
+        return ""
+    return f"{instance_id} is the last {lost[0]} of {pool.model}: {lost[1]} until there is another"
 
 
 async def scale(pool: str, size: int | None, for_s: float, managers: Managers, console: Console) -> None:
@@ -98,12 +142,16 @@ def named(text: str, pools: list[PoolName]) -> PoolName:
 
 def print_manager(address: str, status: ManagerStatus | None, console: Console) -> None:
     if status is None:
-        console.print(f"pools      the pool manager at {address} does not answer", soft_wrap=True)
+        where = f"the pool manager at {address} does not answer"
+        local = "the pool manager does not answer; triptych up starts it again when it has ended"
+        console.print(f"pools      {where if address else local}", soft_wrap=True)
         return
     leads = "leads" if status.leads else f"follows {status.leader or 'another, which is not known'}"
     console.print(f"manager    {address}  up {in_words(status.up_s)}, {leads}, {status.watchers} watch", soft_wrap=True)
     if status.store_fault:
         console.print(f"store      {status.store_fault}", style="red", soft_wrap=True)
+    if not status.pools:
+        console.print("pools      none yet: no instance has registered", soft_wrap=True)
     for pool in sorted(status.pools, key=lambda pool: pool.role is None):  # routers last
         _print_pool(pool, console)
 
@@ -134,8 +182,8 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
     advice = "" if scaling.acting is Acting.ALL else f", {_ADVICE[scaling.acting]}"
     yield f"{scaling.state}: {', '.join(counts)}{advice}", ""
     share = scaling.attainment.attainment
-    judged = "nothing judged" if share is None else f"{share:.1%} of {scaling.attainment.count}"
-    yield f"TTFT within SLO, last {in_words(scaling.attainment_window_s)}: {judged}", ""
+    judged = "no request was judged" if share is None else f"{share:.1%} of {scaling.attainment.count}"
+    yield f"TTFT within SLO, over {in_words(scaling.attainment_window_s)}: {judged}", ""
     if scaling.override is not None:
         yield f"set by hand to {scaling.override.size} for another {in_words(scaling.override.left_s)}", "yellow"
     if scaling.fault:
@@ -164,8 +212,8 @@ def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
         size = f"{one.wanted} to {one.target}" if changes else f"stays {one.wanted}"
         outcome = f"{one.outcome}{f': {one.detail}' if one.detail else ''}" if changes else ""
         why = [f"{reason.why}: {reason.text}" for reason in one.reasons]
-        if one.missing:
-            why.append(f"missing: {', '.join(one.missing)}")
+        if unsaid := [fact for fact in one.missing if not any(fact in said for said in why)]:
+            why.append(f"not known: {', '.join(unsaid)}")
         table.add_row(in_words(one.age_s), size, outcome, "; ".join(why))
     return table
 

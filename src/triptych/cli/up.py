@@ -60,7 +60,8 @@ def options_of(
 
 
 async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:
-    """Run the cluster until a signal, or until the gateway or the router cannot be started again; return the exit status.
+    """Run the cluster until a signal, or until the gateway or the router cannot be started again; return the exit status: 0
+    after a signal, but 128 plus its number if the cluster was not ready yet, and 1 if it cannot run.
 
     ``live`` shows a live view on a terminal; otherwise each event is a line.
 
@@ -75,32 +76,35 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
 
     cluster.on_ready = show_ready
     cluster.on_start = lambda: console.print(f"starting {', '.join(cluster.targets)} ...", soft_wrap=True)
-    with _stopped_by_signals(cluster, console) as stopped:
+    ready = False
+    with _stopped_by_signals(cluster, console) as signals:
         try:
             async with cluster:
+                ready = True
                 _show(cluster, console, loop.time() - started_s)
                 with noted(cluster):
                     if live and console.is_terminal:
                         return await _watch_live(cluster, console)
                     return await _watch(cluster, console)
         except asyncio.CancelledError:
-            if not stopped.is_set():
+            if not signals:
                 raise
             if cluster.kept_logs is not None:
                 console.print(f"logs of failed processes are in {cluster.kept_logs}", soft_wrap=True)
             console.print("stopped")
-            return 0
+            return 0 if ready else 128 + signals[0]
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asyncio.Event]:
+def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[Sequence[int]]:
+    """The numbers of the signals that have come; the first cancels the task."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    stopped = asyncio.Event()
+    come: list[int] = []
 
     def on_signal(number: signal.Signals) -> None:
-        if not stopped.is_set() and task is not None:
-            stopped.set()
+        come.append(number)
+        if len(come) == 1 and task is not None:
             task.cancel()
             console.print("\nstopping; press Ctrl-C again to stop at once")
         elif number is not signal.SIGHUP:
@@ -110,7 +114,7 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asy
     for number in signals:
         loop.add_signal_handler(number, on_signal, number)
     try:
-        yield stopped
+        yield come
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

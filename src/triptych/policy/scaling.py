@@ -254,7 +254,8 @@ def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
 
 def _steady_text(needed: int | None, view: PoolView) -> str:
     if needed is None:
-        return f"the capacity is unknown, and attainment asks for no more ({', '.join(view.missing) or 'no profile'})"
+        lacks = ", ".join(view.missing) or "profiles"
+        return f"what an instance bears is not known (without {lacks}), and attainment asks for no more"
     return f"{needed} needed for the load"
 
 

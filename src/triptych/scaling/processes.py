@@ -54,7 +54,8 @@ class Processes(Protocol):
 
 
 class ProcessScaler:
-    """``ports.Scaler`` for the processes of one machine, while ``run`` runs.
+    """``ports.Scaler`` for the processes of one machine, while ``run`` runs. It refuses orders and questions before that,
+    until it is told what runs already (``adopt``).
 
     ``scaled`` are the pools of instances that others may scale, and the names of their processes; ``others`` are pools that
     are only kept: a router, for example.
@@ -77,17 +78,21 @@ class ProcessScaler:
         self._clock = clock
         self._effects: deque[Effect] = deque()
         self._news = asyncio.Event()
+        self._begun = False
         self._closed = False
 
     # --- orders ---
 
     async def scale(self, pool: PoolName, size: int, token: int) -> None:
+        self._refuse_before_it_begins()
         self._handle(SetSize(self._key(pool), size, token))
 
     async def remove(self, pool: PoolName, instance: str, token: int) -> None:
+        self._refuse_before_it_begins()
         self._handle(Remove(self._key(pool), instance, token))
 
     async def pools(self) -> tuple[ScaledPool, ...]:
+        self._refuse_before_it_begins()
         return tuple(
             ScaledPool(
                 name,
@@ -106,6 +111,7 @@ class ProcessScaler:
 
     def adopt(self, pool: str, processes: Sequence[str]) -> None:
         """Processes of a pool (by its name as a string) that run already."""
+        self._begun = True
         self._handle(Adopt(pool, tuple(processes)))
 
     def ended(self, process: str, reason: str) -> None:
@@ -118,6 +124,7 @@ class ProcessScaler:
 
     async def run(self) -> None:
         """Carry out what is due, until closed."""
+        self._begun = True
         while not self._closed:
             self._news.clear()
             for process in await self._processes.serves(list(self._starting())):
@@ -129,6 +136,11 @@ class ProcessScaler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):
                     await self._news.wait()
+
+    def _refuse_before_it_begins(self) -> None:
+        """What runs is not adopted yet: an answer would be wrong."""
+        if not self._begun:
+            raise Unavailable("the processes of the cluster are starting")
 
     def _key(self, pool: PoolName) -> str:
         try:

@@ -153,14 +153,14 @@ async def test_status_shows_sizes_attainment_and_decisions_within_80_columns() -
         f"manager {address} up 2 h, leads, 3 watch",
         "pool m/E",
         "growing: 3 wanted (1 to 64), 2 ready, 1 starting, advice only",
-        "TTFT within SLO, last 2 min: 90.0% of 100",
+        "TTFT within SLO, over 2 min: 90.0% of 100",
         "set by hand to 3 for another 28 min",
         "the scaler failed: forbidden",
         "encoder-1 127.0.0.1:40001 active, 63 s encode 3",
         "suspected",
         "12 min stays 2 steady: reason 1",
         "12 s 2 to 3 done load: reason 2",
-        "missing: a fact",
+        "not known: a fact",
         "routers of m",
     ):
         assert said in text, said
@@ -230,12 +230,69 @@ async def test_mistakes_name_what_exists() -> None:
             await pools.drain("encoder-9", managers, shown)
         await pools.drain("encoder-2", managers, shown)
         assert manager.orders == ["encoder-2"]
-    with pytest.raises(CliError, match=f"{NOWHERE} does not answer"):
+    with pytest.raises(CliError, match=f"no pool manager can be reached at {NOWHERE}$"):
         await pools.drain("encoder-2", Managers(GATEWAY, NOWHERE), shown)
     with pytest.raises(CliError, match="name one with --pool-manager"):
         await pools.drain("encoder-2", Managers(GATEWAY), shown)
     with pytest.raises(CliError, match="--pool-manager 'here'"):
         await pools.drain("encoder-2", Managers(GATEWAY, "here"), shown)
+
+
+@pytest.mark.parametrize(
+    ("instance", "said"),
+    [
+        ("router", "router is the last router of m: requests for it fail until there is another"),
+        ("text-1", "text-1 is the last text instance of m: all requests for m wait or fail until there is another"),
+        ("encoder-1", "encoder-1 is the last encoder of m: requests for m with images, video or audio wait or fail"),
+    ],
+)
+async def test_the_last_of_its_kind_is_drained_by_force_only(instance: str, said: str) -> None:
+    async with serving(STATUS) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, _ = console()
+        with pytest.raises(CliError, match=f"{said}.*; --force drains it nevertheless$") as caught:
+            await pools.drain(instance, managers, shown)
+        assert caught.value.caller
+        assert manager.orders == []
+        await pools.drain(instance, managers, shown, force=True)
+        assert manager.orders == [instance]
+
+
+async def test_another_role_that_serves_the_stages_lets_the_last_of_a_pool_drain() -> None:
+    hybrid = PoolStatus("m", Role.EPD, (member("hybrid-1", Role.EPD),))
+    leaving = replace(STATUS, pools=(replace(STATUS.pools[0], model="other"), *STATUS.pools[1:]))
+    async with serving(replace(leaving, pools=(*leaving.pools, hybrid))) as (manager, address):
+        await pools.drain("text-1", Managers(GATEWAY, address), console()[0])
+        with pytest.raises(CliError, match="hybrid-1 is the last encoder of m"):
+            await pools.drain("hybrid-1", Managers(GATEWAY, address), console()[0])
+    assert manager.orders == ["text-1"]
+
+
+@pytest.mark.parametrize(
+    ("acting", "by_hand", "said"),
+    [
+        (Acting.ALL, False, "the pool manager stops it, and starts another if the size of the pool wants it"),
+        (Acting.MANUAL, True, "the pool manager stops it, and starts another if the size of the pool wants it"),
+        (Acting.MANUAL, False, "end its process; one that is started in its place gets work again"),
+        (Acting.NONE, True, "end its process; one that is started in its place gets work again"),
+    ],
+)
+async def test_draining_says_how_the_instance_is_replaced(acting: Acting, said: str, *, by_hand: bool) -> None:
+    scaling = replace(ENCODERS, acting=acting, override=Override(2, 60.0) if by_hand else None)
+    pool = replace(STATUS.pools[0], members=(member("e1", Role.E), member("e2", Role.E)), scaling=scaling)
+    async with serving(replace(STATUS, pools=(pool,))) as (_, address):
+        shown, out = console(200)
+        await pools.drain("e2", Managers(GATEWAY, address), shown)
+    assert "e2 gets no new work and finishes what it has; that cannot be taken back" in out.getvalue()
+    assert said in out.getvalue()
+
+
+async def test_a_manager_without_members_and_one_that_is_away_are_said() -> None:
+    shown, out = console(200)
+    pools.print_manager("", None, shown)
+    assert "the pool manager does not answer; triptych up starts it again" in out.getvalue()
+    pools.print_manager(NOWHERE, replace(STATUS, pools=()), shown)
+    assert "none yet: no instance has registered" in out.getvalue()
 
 
 def test_a_role_of_several_pools_is_ambiguous_without_the_model() -> None:
@@ -263,8 +320,8 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("scale", "E"), "either a size or --auto"),
-        (("scale", "E", "2", "--auto"), "either a size or --auto"),
+        (("scale", "E"), "how many instances is E to have?"),
+        (("scale", "E", "2", "--auto"), "leave out the size"),
         (("scale", "E", "2", "--for", "soon"), "not a time"),
         (("scale", "E", "2", "--tls-cert", "a.pem"), "go together"),
         (("drain", "x", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"), "TLS file cannot be read"),
@@ -275,6 +332,13 @@ def test_usage_errors_are_one_line_with_status_2(arguments: tuple[str, ...], sai
     result = CliRunner().invoke(app, [*arguments, "--url", GATEWAY, "--pool-manager", NOWHERE])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
+
+
+def test_a_negative_size_is_no_option() -> None:
+    result = CliRunner().invoke(app, ["scale", "E", "-1", "--pool-manager", NOWHERE])
+    assert result.exit_code == 2
+    assert "-1 is less than no instance" in result.stderr
+    assert "No such option" in CliRunner().invoke(app, ["scale", "E", "1", "--nope"]).stderr
 
 
 async def test_a_manager_under_mutual_tls_answers_a_trusted_certificate_only(tmp_path: Path) -> None:
@@ -289,5 +353,5 @@ async def test_a_manager_under_mutual_tls_answers_a_trusted_certificate_only(tmp
     async with serving(STATUS, identity) as (manager, address):
         await pools.drain("encoder-2", Managers(GATEWAY, address, identity), shown)
         assert manager.orders == ["encoder-2"]
-        with pytest.raises(CliError, match="does not answer"):
+        with pytest.raises(CliError, match="can be reached"):
             await pools.drain("encoder-2", Managers(GATEWAY, address), shown)

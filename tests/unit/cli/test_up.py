@@ -102,10 +102,25 @@ def test_a_closed_output_pipe_does_not_stop_the_cluster(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert "starting" in process.stdout.readline()
         process.stdout.close()
-        while len(list(tmp_path.glob("triptych-*/gateway.log"))) == 0:  # the cluster continues to start
+        while not list(tmp_path.glob("triptych-up-*/*.json")):  # the cluster continues to start
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_cluster_is_ready_is_no_success(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    never_ready = {**environment(tmp_path), "TRIPTYCH_STUB_INSTANCES": ""}
+    with subprocess.Popen(
+        command(*FREE, "--no-live"), stdout=subprocess.PIPE, cwd=ROOT, env=never_ready, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "starting" in process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(20) == code
+        assert process.stdout.read().endswith("stopped\n")
     assert list(tmp_path.iterdir()) == []
 
 
