@@ -12,7 +12,7 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.windows import ClassWindow
-from triptych.machine.pool_manager.pools import Facts
+from triptych.machine.pool_manager.demand import Facts
 from triptych.policy.capacity import TextLimits
 from triptych.policy.costs import Costs
 from triptych.policy.pool_facts import (

@@ -5,9 +5,12 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from triptych.runtime.metrics import Metrics, gauge
+from triptych.domain.decision import PoolState
+from triptych.runtime.metrics import Metrics, gauge, total
 
 from .control import Control
+
+_POOL = ("model_name", "role")
 
 
 class State(Protocol):
@@ -29,9 +32,62 @@ def watch(metrics: Metrics, state: State) -> None:
     """Read ``state`` at every scrape."""
 
     def read() -> Iterable[Metric]:
+        control = state.control
         yield gauge("triptych_pool_members", "Members by role and state", state.members_by_state(), ("role", "state"))
         yield gauge("triptych_pool_version", "Version of the list of members", state.version)
         yield gauge("triptych_pool_watchers", "Routers and gateways that watch", state.watchers)
-        yield from state.control.metrics()
+        leads, store_fault = control.leading.leads, control.leading.store_fault
+        yield gauge("triptych_pool_manager_leads", "1 if this manager decides on sizes", float(leads))
+        yield gauge("triptych_pool_store_up", "0 while the store does not answer", float(not store_fault))
+        yield gauge("triptych_pool_scaler_up", "0 while the scaler does not answer", float(not control.scaled.fault))
+        yield from _sizes(control)
+        yield from _counts(control)
 
     metrics.watch(read)
+
+
+def _sizes(control: Control) -> Iterable[Metric]:
+    found = {(name.model, name.role.value): one for name, one in control.sizes().items()}
+    wanted: dict[tuple[str, ...], float] = {
+        name: one.decisions[-1].target if control.advisory and one.decisions else one.wanted
+        for name, one in found.items()
+    }
+    yield gauge("triptych_pool_wanted_instances", "Size that the pool should have", wanted, _POOL)
+    yield gauge(
+        "triptych_pool_attainment",
+        "Share of requests without a missed TTFT that the pool is charged with, over the attainment window",
+        {name: share for name, one in found.items() if (share := one.attainment.attainment) is not None},
+        _POOL,
+    )
+    yield gauge(
+        "triptych_pool_state",
+        "1 for the pool's state",
+        {(*name, state.value): float(one.state is state) for name, one in found.items() for state in PoolState},
+        (*_POOL, "state"),
+    )
+
+
+def _counts(control: Control) -> Iterable[Metric]:
+    pools = [((name.model, name.role.value), pool) for name, pool in control.pools.items()]
+    yield total(
+        "triptych_pool_orders",
+        "Orders that were sent to the scaler",
+        {(*name, *what): float(number) for name, pool in pools for what, number in pool.orders.sent.items()},
+        (*_POOL, "kind", "outcome"),
+    )
+    yield total(
+        "triptych_pool_start_failures",
+        "Instances that ended before they were ready",
+        {name: float(pool.start_failures) for name, pool in pools},
+        _POOL,
+    )
+    yield total(
+        "triptych_pool_reports_dropped",
+        "Reports of routers that were not counted",
+        {
+            (model, cause.value): float(number)
+            for model, reports in control.reports.items()
+            for cause, number in reports.dropped.items()
+        },
+        ("model_name", "cause"),
+    )

@@ -2,7 +2,7 @@
 
 import logging
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from triptych.domain.decision import Bounds, PoolView
 from triptych.domain.history import KeptHistory
@@ -11,6 +11,8 @@ from triptych.errors import InvalidRequest, Overloaded
 from triptych.machine.pool_manager.history import LoadHistory
 from triptych.policy.scaling import initial_size
 from triptych.ports import Clock, Store
+
+from .keeper import read_table
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +46,10 @@ class Histories:
         return initial_size(history.same_hour(int(self._hour())), history.capacity_per_s, bounds)
 
     async def read(self) -> None:
-        """Take over what an earlier leader has kept. An entry that this program did not write is skipped."""
-        for entry in await self._store.entries(_TABLE):
-            try:
-                kept = _KEPT.validate_json(entry.value)
-            except ValidationError:
-                logger.warning("the store's history of pool %s cannot be used", entry.key)
-            else:
-                self._pools[entry.key], self._written[entry.key] = LoadHistory(kept), kept
+        """Take over what an earlier leader has kept."""
+        kept = await read_table(self._store, _TABLE, _KEPT)
+        self._pools |= {name: LoadHistory(one) for name, one in kept.items()}
+        self._written |= kept
 
     async def write(self, fence: Fence) -> None:
         """Write what has changed, at most once per minute."""

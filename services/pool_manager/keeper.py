@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,6 +16,7 @@ from triptych.ports import Clock, Store
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _POOLS, _DECISIONS = "pools", "decisions"
 _KEEP_RECORDS = 512
 _MAX_WAITING_RECORDS = 256
@@ -48,6 +50,17 @@ def later(pool: KeptPool, seconds: float) -> KeptPool:
     )
 
 
+async def read_table(store: Store, table: str, kind: TypeAdapter[T]) -> dict[str, T]:
+    """What the store has by key. An entry that this program did not write is skipped."""
+    found: dict[str, T] = {}
+    for entry in await store.entries(table):
+        try:
+            found[entry.key] = kind.validate_json(entry.value)
+        except ValidationError:
+            logger.warning("the store's entry of %s in %s cannot be used", entry.key, table)
+    return found
+
+
 _LEFT = TypeAdapter(Left)
 _RECORD = TypeAdapter(DecisionRecord)
 
@@ -64,14 +77,8 @@ class Keeper:
         self._records: deque[bytes] = deque(maxlen=_MAX_WAITING_RECORDS)
 
     async def read(self) -> dict[str, Left]:
-        """All pools. An entry that this program did not write is skipped."""
-        found: dict[str, Left] = {}
-        for entry in await self._store.entries(_POOLS):
-            try:
-                found[entry.key] = _LEFT.validate_json(entry.value)
-            except ValidationError:
-                logger.warning("the store's entry of pool %s cannot be used", entry.key)
-        return found
+        """All pools."""
+        return await read_table(self._store, _POOLS, _LEFT)
 
     async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
         """The last decisions by pool, oldest first."""

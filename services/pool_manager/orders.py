@@ -102,9 +102,7 @@ class Orders:
             done = error is None or isinstance(error, Deposed)
             if self._size is size and done:
                 self._size = None
-            self._answer(
-                OrderTaken(size.pool, size.number) if error is None else OrderFailed(size.pool, size.number, str(error))
-            )
+            self._answer(OrderTaken(size.number) if error is None else OrderFailed(size.number, str(error)))
             return done
         instance, reason = next(iter(self._removals.items()))
         if self._works(instance):  # it was cut off, and is not any more

@@ -244,9 +244,9 @@ class PoolManagerService:
             up_s,
             self._watchers,
             tuple(pools),
-            leads=self.control.leads,
-            leader=self.control.leader,
-            store_fault=self.control.store_fault,
+            leads=self.control.leading.leads,
+            leader=self.control.leading.leader,
+            store_fault=self.control.leading.store_fault,
         )
 
     async def drain_instance(self, instance_id: str) -> None:

@@ -10,14 +10,14 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.integrations.kubernetes.settings import KubernetesSettings
 from triptych.machine.pool_manager.members import MemberLimits
-from triptych.machine.pool_manager.pools import PoolLimits
+from triptych.machine.pool_manager.pool import PoolLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.scaling import ScalingLimits
 from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 from triptych.store.leadership import LeaseTimes
 from triptych.store.redis_settings import RedisSettings
 
-from .control import ControlLimits
+from .limits import ControlLimits
 
 
 class PoolManagerSettings(RpcServiceSettings):
@@ -35,8 +35,8 @@ class PoolManagerSettings(RpcServiceSettings):
     max_watchers: int = Field(default=1024, ge=1)
     """Most routers and gateways that watch; one more is refused."""
     profiles: Path | None = None
-    """Profiles of the models' parts: a directory as ``triptych profile`` writes it, or one file. Each of several managers
-    needs them."""
+    """Profiles of the models' parts: a directory as ``triptych profile`` writes it, or one file. Managers with one
+    Redis share them."""
     host_devices: int = Field(default=0, ge=0, le=1024)
     """Accelerators of one host, for advice on which instances share one; 0 for none."""
     register_timeout_s: float = Field(default=5.0, gt=0, le=60)

@@ -442,7 +442,7 @@ class ManagerNode:
 
     @property
     def leads(self) -> bool:
-        return self.service.control.leads
+        return self.service.control.leading.leads
 
     def hang(self) -> None:
         """Nothing answers any more."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.pool_manager.app import app
-from services.pool_manager.control import ControlLimits
+from services.pool_manager.limits import ControlLimits
 from services.pool_manager.settings import PoolManagerSettings
 from tests.contract.kubernetes_kit import ApiServer, api_server, namespace
 from triptych.domain.decision import ScalingStatus

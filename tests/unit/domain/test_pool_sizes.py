@@ -1,6 +1,6 @@
 import pytest
 
-from services.pool_manager.control import ControlLimits
+from services.pool_manager.limits import ControlLimits
 from triptych.domain.decision import Bounds
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.scaling import PoolName

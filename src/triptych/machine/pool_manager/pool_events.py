@@ -1,9 +1,8 @@
-"""Events and effects of the pools (``machine.pool_manager.pools``). Pools go by name."""
+"""Events and effects of one pool (``machine.pool_manager.pool``)."""
 
 from dataclasses import dataclass
 
 from triptych.domain.decision import DecisionRecord, KeptPool, PoolInstance
-from triptych.domain.windows import WindowReport
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -14,7 +13,6 @@ class InstancesSeen:
     silent that rather this manager is to blame.
     """
 
-    pool: str
     instances: tuple[PoolInstance, ...]
     cut_off: bool = False
 
@@ -23,42 +21,26 @@ class InstancesSeen:
 class StartFailed:
     """An instance ended before it was ready."""
 
-    pool: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A router's report on the model of these pools."""
-
-    router: str
-    report: WindowReport
-
-
-@dataclass(frozen=True, slots=True)
-class RouterGone:
-    router: str
 
 
 @dataclass(frozen=True, slots=True)
 class OverrideSet:
     """A person wants this size for a time. Ends giving up on the pool."""
 
-    pool: str
     size: int
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class OverrideEnded:
-    pool: str
+    """The size by hand is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderFailed:
     """The scaler did not accept an order. Whoever gives it tries again, with the newest size."""
 
-    pool: str
     number: int
     reason: str
 
@@ -67,7 +49,6 @@ class OrderFailed:
 class OrderTaken:
     """The scaler has accepted an order."""
 
-    pool: str
     number: int
 
 
@@ -75,7 +56,6 @@ class OrderTaken:
 class Resumed:
     """What the leader before has left (None: what is known here is newer). The size is ordered again, as this manager's."""
 
-    pool: str
     kept: KeptPool | None = None
     records: tuple[DecisionRecord, ...] = ()
 
@@ -93,17 +73,7 @@ class Tick:
 
 
 PoolEvent = (
-    InstancesSeen
-    | StartFailed
-    | Reported
-    | RouterGone
-    | OverrideSet
-    | OverrideEnded
-    | OrderFailed
-    | OrderTaken
-    | Resumed
-    | Frozen
-    | Tick
+    InstancesSeen | StartFailed | OverrideSet | OverrideEnded | OrderFailed | OrderTaken | Resumed | Frozen | Tick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -113,7 +83,6 @@ PoolEvent = (
 class ScaleTo:
     """Declare the pool's size. A later one replaces it. May be answered by OrderFailed."""
 
-    pool: str
     size: int
     number: int
     reason: str
@@ -123,7 +92,6 @@ class ScaleTo:
 class DrainInstance:
     """Let the instance finish what runs; ScaleTo and RemoveInstance follow when it has."""
 
-    pool: str
     instance_id: str
     number: int
     reason: str
@@ -133,7 +101,6 @@ class DrainInstance:
 class RemoveInstance:
     """Stop an instance that has drained, or did not in time. It is replaced if the size wants it. Repeated until it is gone."""
 
-    pool: str
     instance_id: str
     reason: str
 

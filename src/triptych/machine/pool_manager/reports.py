@@ -4,8 +4,9 @@ Reports may come late, twice, or never, and a restarted router counts from 1 aga
 report says how old it is.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -36,12 +37,34 @@ class Dropped(StrEnum):
 class _Router:
     epoch: int
     since_s: float
-    """When its first window began."""
+    """When its first window began, of this process and since it was gone last."""
     heard_s: float
     latest: WindowReport
     highest: int = 0
     seen: set[int] = field(default_factory=set)
     former: deque[int] = field(default_factory=lambda: deque(maxlen=_OLD_EPOCHS))
+    covered: dict[int, float] = field(default_factory=dict)
+    """Seconds of each bucket that its reports cover: no more than have passed, whatever it says."""
+    gone: bool = False
+    """It is not there any more. It is remembered for as long as what it has counted, should it come back."""
+
+    def due_s(self, first_s: float, now_s: float) -> float:
+        """Time since ``first_s`` that its reports should cover."""
+        return max(0.0, (self.heard_s if self.gone else now_s) - max(first_s, self.since_s))
+
+    def covered_s(self, first_s: float, now_s: float) -> float:
+        """Time since ``first_s``, of that which is due, that its reports do cover."""
+        buckets = range(_index(max(first_s, self.since_s)), _index(now_s) + 1)
+        return min(self.due_s(first_s, now_s), sum(self.covered.get(index, 0.0) for index in buckets))
+
+    def cover(self, begin_s: float, end_s: float, now_s: float) -> None:
+        """A window, which may begin in an earlier bucket than it ends in."""
+        for index in range(_index(begin_s), _index(end_s) + 1):
+            bucket_s = _BUCKET_S * index
+            covered_s = min(end_s, bucket_s + _BUCKET_S) - max(begin_s, bucket_s)
+            if covered_s > 0:
+                passed_s = min(_BUCKET_S, now_s - bucket_s)
+                self.covered[index] = min(passed_s, self.covered.get(index, 0.0) + covered_s)
 
 
 @dataclass(slots=True)
@@ -49,15 +72,20 @@ class _Bucket:
     classes: dict[str, ClassWindow] = field(default_factory=dict)
     instances: dict[str, Judged] = field(default_factory=dict)
     refusals: Refusals = Refusals(0, 0)  # noqa: RUF009 - immutable
-    covered_s: float = 0.0
 
 
 class RouterReports:
-    """``accept`` is the only mutator, with ``forget`` for routers that are gone."""
+    """``accept`` is the only mutator, with ``retain`` for routers that are gone."""
 
     def __init__(self, *, attainment_s: float = 60.0) -> None:
         """Attainment is that of the last ``attainment_s``, at most ``LONG_S``."""
         self._attainment_s = attainment_s
+        self.dropped: Counter[Dropped] = Counter()
+        """Reports that were not counted."""
+        self._since_s = math.inf
+        """When the first window of any router began."""
+        self._oldest = 0
+        """Buckets before this one are forgotten."""
         self._routers: dict[str, _Router] = {}
         self._buckets: dict[int, _Bucket] = {}
         self._sums: dict[tuple[int, int], dict[str, ClassWindow]] = {}
@@ -65,41 +93,63 @@ class RouterReports:
 
     def accept(self, router: str, report: WindowReport, now_s: float) -> Dropped | None:
         """Count a report; or why not."""
+        dropped = self._accept(router, report, now_s)
+        if dropped is not None:
+            self.dropped[dropped] += 1
+        return dropped
+
+    def retain(self, routers: Container[str]) -> None:
+        """Only these are still there. What the others have counted stays."""
+        for name, one in self._routers.items():
+            one.gone = one.gone or name not in routers
+
+    def _accept(self, router: str, report: WindowReport, now_s: float) -> Dropped | None:
         end_s = now_s - report.age_s
+        self._trim(now_s)
         if report.age_s > LONG_S:
             return Dropped.OLD
         known = self._routers.get(router)
-        if known is None and len(self._routers) >= MAX_ROUTERS:
+        if known is None and not self._has_room():
             return Dropped.TOO_MANY
-        if known is None or report.epoch != known.epoch:
-            if known is not None and report.epoch in known.former:
-                return Dropped.OLD
-            since_s = end_s - report.duration_s
-            fresh = _Router(report.epoch, since_s, end_s, report)
-            if known is not None:
-                fresh.former.extend((*known.former, known.epoch))
-            known = self._routers[router] = fresh
+        since_s = end_s - report.duration_s
+        if known is None:
+            known = self._routers[router] = _Router(report.epoch, since_s, end_s, report)
+        elif report.epoch in known.former:
+            return Dropped.OLD
+        elif report.epoch != known.epoch:
+            known.former.append(known.epoch)
+            known.epoch, known.since_s, known.highest, known.seen = report.epoch, since_s, 0, set()
         if report.sequence in known.seen:
             return Dropped.DUPLICATE
         if report.sequence <= known.highest - _REMEMBERED:
             return Dropped.OLD
+        known.since_s = since_s if known.gone else min(known.since_s, since_s)
+        known.gone = False
         known.seen.add(report.sequence)
         if report.sequence > known.highest:
             known.highest, known.heard_s, known.latest = report.sequence, end_s, report
             known.seen = {one for one in known.seen if one > known.highest - _REMEMBERED}
-        known.since_s = min(known.since_s, end_s - report.duration_s)
+        self._since_s = min(self._since_s, since_s)
+        known.cover(max(since_s, end_s - LONG_S), end_s, now_s)
         if _index(end_s - 1e-9) < _index(now_s):
             self._sums.clear()
-        self._add(report, end_s)
-        self._trim(now_s)
+        self._count(report, self._buckets.setdefault(_index(end_s - 1e-9), _Bucket()))
         return None
 
-    def forget(self, router: str) -> None:
-        """A router is gone. What it has counted stays."""
-        self._routers.pop(router, None)
+    def _has_room(self) -> bool:
+        """For one more router; one that is gone makes room for it."""
+        if len(self._routers) >= MAX_ROUTERS:
+            gone = min((name for name, one in self._routers.items() if one.gone), key=self._heard_s, default=None)
+            if gone is None:
+                return False
+            del self._routers[gone]
+        return True
 
-    def _add(self, report: WindowReport, end_s: float) -> None:
-        bucket = self._buckets.setdefault(_index(end_s - 1e-9), _Bucket())
+    def _heard_s(self, router: str) -> float:
+        return self._routers[router].heard_s
+
+    @staticmethod
+    def _count(report: WindowReport, bucket: _Bucket) -> None:
         for one in report.classes:
             if one.name not in CLASSES:
                 continue
@@ -111,22 +161,25 @@ class RouterReports:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)
         bucket.refusals += report.refusals
-        begin_s = end_s - min(report.duration_s, LONG_S)
-        for index in range(_index(begin_s), _index(end_s) + 1):  # a long window covers several buckets
-            covered_s = min(end_s, _BUCKET_S * (index + 1)) - max(begin_s, _BUCKET_S * index)
-            if covered_s > 0:
-                self._buckets.setdefault(index, _Bucket()).covered_s += covered_s
 
     def _trim(self, now_s: float) -> None:
         oldest = _index(now_s - LONG_S)
+        if oldest == self._oldest:
+            return
+        self._oldest = oldest
         for index in [one for one in self._buckets if one < oldest]:
             del self._buckets[index]
+        for one in self._routers.values():
+            for index in [index for index in one.covered if index < oldest]:
+                del one.covered[index]
+        for name in [name for name, one in self._routers.items() if one.gone and _index(one.heard_s) < oldest]:
+            del self._routers[name]
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def age_s(self, now_s: float) -> float | None:
         """Since the end of the newest window of any router; None without routers."""
-        return min((now_s - one.heard_s for one in self._routers.values()), default=None)
+        return min((now_s - one.heard_s for one in self._present()), default=None)
 
     def classes(self, window_s: float, now_s: float) -> dict[str, ClassWindow]:
         first, current = _index(now_s - window_s), _index(now_s)
@@ -140,25 +193,27 @@ class RouterReports:
 
     def coverage(self, now_s: float) -> float:
         """The share of the routers' time over 30 s that reports cover."""
-        due_s = sum(min(SHORT_S, now_s - one.since_s) for one in self._routers.values())
-        first_s = _BUCKET_S * _index(now_s - SHORT_S)
-        spare_s = max(0.0, now_s - SHORT_S - first_s) * len(self._routers)  # of the oldest bucket
-        covered_s = sum(bucket.covered_s for bucket in self._recent(SHORT_S, now_s))
-        return min(1.0, covered_s / (due_s + spare_s)) if due_s > 0 else 0.0
+        return self._coverage(_begin_s(SHORT_S, now_s), now_s)
+
+    def _coverage(self, first_s: float, now_s: float) -> float:
+        due_s = sum(one.due_s(first_s, now_s) for one in self._routers.values())
+        covered_s = sum(one.covered_s(first_s, now_s) for one in self._routers.values())
+        return covered_s / due_s if due_s > 0 else 0.0
 
     def per_s(
         self, window_s: float, now_s: float, tokens: Callable[[Mapping[str, ClassWindow]], float]
     ) -> float | None:
         """Tokens per second of all routers, scaled up for reports that are missing; None without any report."""
-        covered_s = sum(bucket.covered_s for bucket in self._recent(window_s, now_s))
-        if covered_s <= 0:
+        first_s = _begin_s(window_s, now_s)
+        coverage, seconds = self._coverage(first_s, now_s), now_s - max(first_s, self._since_s)
+        if coverage <= 0 or seconds <= 0:
             return None
         classes = self.classes(window_s, now_s)
         arrivals = sum(one.arrivals for one in classes.values())
         refused = sum(bucket.refusals.overloaded for bucket in self._recent(window_s, now_s))
         # Requests refused for overload would be load as well: they count like those that were accepted.
         offered = tokens(classes) * (1 + refused / arrivals) if arrivals else 0.0
-        return offered / covered_s * max(1, len(self._routers))
+        return offered / seconds / coverage
 
     def waiting(self, stages: tuple[ChargedStage, ...], now_s: float) -> float:
         """Tokens that wait for the stages, by the routers' newest reports: of embeddings for ENCODE alone, else of prompts.
@@ -179,7 +234,10 @@ class RouterReports:
 
     def _fresh(self, now_s: float) -> list[WindowReport]:
         """The routers' newest reports."""
-        return [one.latest for one in self._routers.values() if now_s - one.heard_s <= 2 * _BUCKET_S]
+        return [one.latest for one in self._present() if now_s - one.heard_s <= 2 * _BUCKET_S]
+
+    def _present(self) -> Iterator[_Router]:
+        return (one for one in self._routers.values() if not one.gone)
 
     def attainment(self, stages: tuple[ChargedStage, ...], now_s: float) -> Judged:
         """Requests that the stages took part in; missed are those that one of them is charged with."""
@@ -207,8 +265,8 @@ class RouterReports:
         """Raise AssertionError if an invariant is violated."""
         if len(self._buckets) > 3 + LONG_S / _BUCKET_S:
             raise AssertionError("more buckets are kept than the longest window has")
-        if any(len(one.seen) > _REMEMBERED for one in self._routers.values()):
-            raise AssertionError("more sequence numbers are remembered than may come")
+        if len(self._routers) > MAX_ROUTERS or any(len(one.seen) > _REMEMBERED for one in self._routers.values()):
+            raise AssertionError("more routers or sequence numbers are remembered than may come")
 
 
 def _sum(buckets: Iterable[Mapping[str, CountsT]]) -> dict[str, CountsT]:
@@ -217,3 +275,8 @@ def _sum(buckets: Iterable[Mapping[str, CountsT]]) -> dict[str, CountsT]:
 
 def _index(at_s: float) -> int:
     return int(at_s // _BUCKET_S)
+
+
+def _begin_s(window_s: float, now_s: float) -> float:
+    """Where a window begins, in whole buckets."""
+    return _BUCKET_S * _index(now_s - window_s)

@@ -14,17 +14,18 @@ from triptych.domain.decision import (
 )
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
+from triptych.machine.pool_manager.demand import Facts
+from triptych.machine.pool_manager.pool import PoolLimits, PoolMachine, PoolSettings
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     InstancesSeen,
     PoolEvent,
     RecordDecision,
     RemoveInstance,
-    Reported,
     ScaleTo,
     Tick,
 )
-from triptych.machine.pool_manager.pools import Facts, PoolLimits, PoolSettings, PoolsMachine
+from triptych.machine.pool_manager.reports import RouterReports
 from triptych.policy.scaling import ScalingLimits
 
 CAPACITY_PER_S = 1000.0
@@ -120,30 +121,36 @@ class Modelled:
         self.encoders = ModelledPool("e", Role.E, self.start_s)
         self.texts = ModelledPool("t", Role.PD, self.start_s)
         self.pools = {one.name: one for one in (self.encoders, self.texts)}
-        settings = tuple(
-            PoolSettings(one.name, one.role, Bounds(1, self.most), self.initial, self.start_s, self.facts)
+        self.reports = RouterReports(attainment_s=self.scaling.attainment_window_s)
+        self.machines = {
+            one.name: PoolMachine(
+                PoolSettings(one.name, one.role, Bounds(1, self.most), self.initial, self.start_s, self.facts),
+                self.reports,
+                scaling=self.scaling,
+                limits=PoolLimits(),
+                now_s=0.0,
+                advisory=self.advisory,
+            )
             for one in self.pools.values()
-        )
-        self.machine = PoolsMachine(
-            settings, scaling=self.scaling, limits=PoolLimits(), now_s=0.0, advisory=self.advisory
-        )
+        }
         self.sequence = 0
         for one in self.pools.values():
             one.scale_to(self.initial, -self.start_s)
 
-    def feed(self, event: PoolEvent) -> None:
-        for effect in self.machine.handle(event, self.now_s):
+    def feed(self, pool: str, event: PoolEvent) -> None:
+        there = self.pools[pool]
+        for effect in self.machines[pool].handle(event, self.now_s):
             match effect:
-                case ScaleTo(pool, size):
-                    self.pools[pool].scale_to(size, self.now_s)
-                case DrainInstance(pool, name):
-                    for one in self.pools[pool].instances:
+                case ScaleTo(size):
+                    there.scale_to(size, self.now_s)
+                case DrainInstance(name):
+                    for one in there.instances:
                         one.draining |= one.instance_id == name
-                case RemoveInstance(pool, name):
-                    self.pools[pool].remove(name, self.now_s)
+                case RemoveInstance(name):
+                    there.remove(name, self.now_s)
                 case RecordDecision(record):
                     self.records.append(record)
-        self.machine.validate()
+        self.machines[pool].validate()
 
     def second(self) -> None:
         self.now_s += 1.0
@@ -173,18 +180,19 @@ class Modelled:
                 waiting_media_tokens=round(self.encoders.waiting),
                 waiting_prompt_tokens=round(self.texts.waiting),
             )
-            self.feed(Reported("r", report))
-        for pool in self.pools.values():
-            self.feed(InstancesSeen(pool.name, pool.seen(self.now_s)))
-        self.feed(Tick())
-        self.sizes.append((self.now_s, self.machine.wanted("e"), self.machine.wanted("t")))
+            self.reports.accept("r", report, self.now_s)
+            self.reports.validate()
+        for name, pool in self.pools.items():
+            self.feed(name, InstancesSeen(pool.seen(self.now_s)))
+            self.feed(name, Tick())
+        self.sizes.append((self.now_s, self.machines["e"].wanted, self.machines["t"].wanted))
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
             self.second()
 
     def status(self, pool: str) -> ScalingStatus:
-        return next(one for one in self.machine.status(self.now_s) if one.name == pool)
+        return self.machines[pool].status(self.now_s)
 
     def state(self, pool: str) -> PoolState:
         return self.status(pool).state

@@ -121,13 +121,20 @@ def test_a_restarted_router_begins_anew_and_its_former_process_is_not_heard_any_
     assert reports.classes(30.0, 12.0)["text"].arrivals == 11
 
 
-def test_the_number_of_routers_is_bounded_and_forgotten_ones_make_room() -> None:
+def test_the_number_of_routers_is_bounded_and_those_that_are_gone_make_room() -> None:
     reports = RouterReports()
     for number in range(MAX_ROUTERS):
         reports.accept(f"r{number}", report(1), 1.0)
     assert reports.accept("one more", report(1), 1.0) is Dropped.TOO_MANY
-    reports.forget("r0")
+    reports.retain({f"r{number}" for number in range(1, MAX_ROUTERS)})
     assert reports.accept("one more", report(1), 1.0) is None
+    assert reports.accept("yet one more", report(1), 1.0) is Dropped.TOO_MANY
+    assert reports.dropped == {Dropped.TOO_MANY: 2}
+    reports.retain({"one more"})
+    reports.accept("one more", report(2), 400.0)
+    for number in range(MAX_ROUTERS - 1):
+        assert reports.accept(f"new{number}", report(1), 400.0) is None
+    reports.validate()
 
 
 def test_a_window_that_is_long_covers_all_its_time() -> None:
@@ -178,6 +185,68 @@ def test_a_window_of_any_length_and_end_is_counted_once(end_s: float, duration_s
     reports.accept("r", report(1, duration_s=duration_s), end_s)
     expected = pytest.approx(100 / duration_s) if duration_s > 1e-9 else None
     assert reports.per_s(30.0, end_s, tokens) == expected
+
+
+def test_a_router_that_is_back_with_the_windows_it_kept_is_not_counted_twice() -> None:
+    reports = RouterReports()
+    fed(reports, 30)
+    reports.retain(set())
+    assert reports.age_s(30.0) is None
+    for at_s in range(1, 31):
+        assert reports.accept("r", report(at_s, age_s=31.0 - at_s), 31.0) is Dropped.DUPLICATE
+    assert reports.accept("r", report(31), 31.0) is None
+    reports.retain({"r"})
+    assert reports.classes(60.0, 31.0)["text"].arrivals == 31
+    assert reports.per_s(30.0, 31.0, tokens) == pytest.approx(100, rel=0.05)
+    assert reports.age_s(31.0) == 0
+
+
+def test_load_that_moves_from_a_router_that_leaves_or_to_one_that_joins_is_counted_once() -> None:
+    reports = RouterReports()
+    fed(reports, 60)
+    fed(reports, 60, router="other")
+    reports.retain({"r"})
+    fed(reports, 10, begin_s=60, per_report=200)
+    assert reports.per_s(30.0, 70.0, tokens) == pytest.approx(200)
+    for router in ("r", "joins"):
+        fed(reports, 10, begin_s=70, router=router)
+    reports.retain({"r", "joins"})
+    assert reports.per_s(30.0, 80.0, tokens) == pytest.approx(200)
+
+
+def test_the_time_in_which_a_router_was_gone_is_not_missing() -> None:
+    reports = RouterReports()
+    fed(reports, 60)
+    fed(reports, 30, router="other")
+    reports.retain({"r"})
+    fed(reports, 5, router="other", begin_s=55)
+    reports.retain({"r", "other"})
+    assert reports.coverage(60.0) == pytest.approx(1.0)
+
+
+windows = st.tuples(
+    st.sampled_from("xyz"), st.integers(1, 3), st.integers(1, 500), st.floats(0, 400), st.floats(0, 1e6), st.booleans()
+)
+
+
+@given(st.lists(windows, max_size=40), st.integers(40, 60))
+def test_no_router_makes_the_load_of_another_look_smaller(
+    claims: list[tuple[str, int, int, float, float, bool]], seconds: int
+) -> None:
+    """Whatever it says of the time that its windows took: windows that overlap, or began before it was there, count once."""
+    reports = RouterReports()
+    for at_s in range(1, seconds + 1):
+        assert reports.accept("honest", report(at_s), float(at_s)) is None
+        for router, epoch, sequence, age_s, duration_s, there in claims[at_s - 1 :: seconds]:
+            said = report(sequence, epoch=epoch, tokens=0, age_s=age_s, duration_s=duration_s)
+            reports.accept(router, said, float(at_s))
+            reports.retain({"honest", router} if there else {"honest"})
+            reports.validate()
+    for window_s in (5.0, 30.0):
+        load = reports.per_s(window_s, float(seconds), tokens)
+        assert load is not None
+        assert load >= 100 * (1 - 1e-9)
+        assert 0 < reports.coverage(float(seconds)) <= 1
 
 
 arrivals = st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(1, 400), st.floats(0, 400), st.floats(0, 5))

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.pool_manager import gauges
-from services.pool_manager.control import ControlLimits
 from services.pool_manager.histories import Histories
+from services.pool_manager.limits import ControlLimits
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
 from triptych.domain.decision import (
@@ -38,6 +38,7 @@ from triptych.errors import (
     Deposed,
     InvalidRequest,
     NotFound,
+    Overloaded,
     StoreCorrupt,
     StoreUnavailable,
     TriptychError,
@@ -238,6 +239,12 @@ class Site:
             self.links[name] = Link(name, service)
         service.start()
         return service
+
+    async def boot_two(self) -> tuple[PoolManagerService, PoolManagerService]:
+        """Two managers; the first one leads."""
+        first = self.boot("m:1")
+        await asyncio.sleep(0.1)
+        return first, self.boot("m:2")
 
     async def kill(self, name: str = "m:1") -> None:
         self.links[name].kill()
@@ -617,7 +624,7 @@ def test_a_scaler_that_is_not_there_yet_is_waited_for_and_the_log_names_its_addr
         await asyncio.sleep(20)
         assert service.control.status()[E].fault == ""
 
-    with caplog.at_level(logging.INFO, logger="services.pool_manager.control"):
+    with caplog.at_level(logging.INFO, logger="services.pool_manager"):
         play(scenario)
     said = [one.getMessage() for one in caplog.records if "scaler" in one.getMessage()]
     assert "the scaler at 127.0.0.1:1 fails: the scaler cannot be reached" in said
@@ -702,12 +709,62 @@ def test_after_a_restart_with_an_empty_store_the_size_is_what_is_there() -> None
     play(scenario)
 
 
-def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_sizes_and_reasons() -> None:
+def test_a_flood_of_sizes_while_the_store_is_slow_is_refused_and_holds_up_nobody() -> None:
     async def scenario(site: Site) -> None:
-        first, second = site.boot("m:1"), site.boot("m:2")
+        service = site.boot()
         site.begin()
         await asyncio.sleep(30)
-        assert [first.control.leads, second.control.leads] == [True, False]
+        site.stores["m:1"].latency_s = 1.0
+        begun_s = now_s()
+        outcomes: list[tuple[float, type[Exception] | None]] = []
+
+        async def set_size() -> None:
+            error = None
+            try:
+                await service.set_size(manual(E, 3, 600.0))
+            except Overloaded as refused:
+                error = type(refused)
+            outcomes.append((now_s() - begun_s, error))
+
+        async with asyncio.TaskGroup() as flood:
+            for _ in range(50):
+                flood.create_task(set_size())
+        assert [error for after_s, error in outcomes if after_s < 0.1] == [Overloaded] * 42
+        assert [error for after_s, error in outcomes if after_s >= 0.1] == [None] * 8
+        await service.set_size(manual(E, 4, 600.0))
+        assert now_s() - begun_s < 12
+        site.stores["m:1"].latency_s = 0.001
+        await asyncio.sleep(30)
+        assert site.encoders == 4
+
+    play(scenario, shared=True)
+
+
+def test_a_manager_that_restarts_alone_goes_on_with_the_decisions_in_the_store() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        await service.set_size(manual(E, 4, 600.0))
+        await asyncio.sleep(30)
+        before = service.control.records("m", Role.E)
+        await site.kill()
+        service = site.boot()
+        await asyncio.sleep(30)
+        after = service.control.records("m", Role.E)
+        assert (Why.OVERRIDE, DecisionOutcome.DONE) in map(fact, after)
+        assert [one.number for one in after[: len(before)]] == [one.number for one in before]
+        assert all(later.age_s >= one.age_s + 20 for one, later in zip(before, after, strict=False))
+
+    play(scenario, shared=True)
+
+
+def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_sizes_and_reasons() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = await site.boot_two()
+        site.begin()
+        await asyncio.sleep(30)
+        assert [first.control.leading.leads, second.control.leading.leads] == [True, False]
         assert second.control.status()[E].fault == "another manager leads"
         with pytest.raises(Unavailable, match="another manager leads"):
             await second.set_size(manual(E, 3, 60.0))
@@ -717,7 +774,7 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
         token = site.scaler.token
         await site.kill("m:1")
         await asyncio.sleep(30)
-        assert second.control.leads
+        assert second.control.leading.leads
         assert site.scaler.token > token
         status = second.control.status()[E]
         assert (status.wanted, status.ready, status.fault) == (4, 4, "")
@@ -736,7 +793,7 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
 
 def test_a_size_by_hand_that_was_accepted_outlives_the_leader_that_accepted_it() -> None:
     async def scenario(site: Site) -> None:
-        first, second = site.boot("m:1"), site.boot("m:2")
+        first, second = await site.boot_two()
         site.begin()
         await asyncio.sleep(30)
         await first.set_size(manual(E, 4, 300.0))
@@ -751,16 +808,16 @@ def test_a_size_by_hand_that_was_accepted_outlives_the_leader_that_accepted_it()
 
 def test_a_leader_that_lost_the_store_stops_ordering_before_the_other_begins_and_serving_goes_on() -> None:
     async def scenario(site: Site) -> None:
-        first, second = site.boot("m:1"), site.boot("m:2")
+        first, second = await site.boot_two()
         site.begin()
         await asyncio.sleep(30)
         site.stores["m:1"].cut = True
         both = 0
         for _ in range(300):
-            both += first.control.leads and second.control.leads
+            both += first.control.leading.leads and second.control.leading.leads
             await asyncio.sleep(0.1)
         assert both == 0
-        assert (first.control.leads, second.control.leads) == (False, True)
+        assert (first.control.leading.leads, second.control.leading.leads) == (False, True)
         assert "the store was cut off" in first.control.status()[E].fault
         assert len((await first.status()).pools) == 3
         site.stores["m:1"].cut = False
@@ -804,7 +861,7 @@ def test_a_size_that_was_set_before_the_store_went_away_is_not_forgotten_when_it
         with pytest.raises(StoreUnavailable):  # its lease has not ended yet
             await service.set_size(manual(E, 3, 600.0))
         await asyncio.sleep(away_s)
-        assert not service.control.leads
+        assert not service.control.leading.leads
         site.stores["m:1"].cut = False
         await asyncio.sleep(30)
         status = service.control.status()[E]
@@ -842,7 +899,7 @@ def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
     """Its order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
 
     async def scenario(site: Site) -> None:
-        first, second = site.boot("m:1"), site.boot("m:2")
+        first, second = await site.boot_two()
         site.begin()
         await asyncio.sleep(30)
         site.scaler.hangs.add(E)
@@ -852,7 +909,7 @@ def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
         await asyncio.sleep(20)
         site.scaler.hangs.clear()
         await asyncio.sleep(60)
-        assert second.control.leads
+        assert second.control.leading.leads
         tokens = [token for _, _, _, _, token in site.scaler.orders]
         assert tokens == sorted(tokens)
         last = second.control.status()[E]

@@ -80,7 +80,7 @@ async def test_what_another_program_wrote_is_skipped(caplog: pytest.LogCaptureFi
     await store.append("decisions", b"{}", keep=10)
     assert await keeper.read() == {}
     assert await keeper.read_decisions() == {}
-    assert "entry of pool m/E cannot be used" in caplog.text
+    assert "entry of m/E in pools cannot be used" in caplog.text
     fence = await led(store)
     await keeper.write({"m/E": POOL}, fence)
     assert await keeper.read() == {"m/E": Left("me", POOL)}

@@ -62,10 +62,10 @@ class Site:
         )
 
     def scale(self, size: int, number: int = 1) -> None:
-        self.orders.scale(ScaleTo("m/E", size, number, "it is so"))
+        self.orders.scale(ScaleTo(size, number, "it is so"))
 
     def remove(self, name: str) -> None:
-        self.orders.remove(RemoveInstance("m/E", name, "it has drained"))
+        self.orders.remove(RemoveInstance(name, "it has drained"))
 
 
 def play(scenario: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
@@ -87,7 +87,7 @@ def test_a_size_goes_before_removals_so_that_what_is_removed_is_not_replaced() -
         site.scale(2)
         await asyncio.sleep(1)
         assert site.scaler.calls == [("scale", 2, 7), ("remove", "a", 7)]
-        assert site.answers == [OrderTaken("m/E", 1)]
+        assert site.answers == [OrderTaken(1)]
 
     play(scenario)
 
@@ -161,7 +161,7 @@ def test_a_scaler_that_does_not_answer_counts_as_failed_and_a_newer_size_goes_at
         site.scaler.takes_s = 0.0
         await asyncio.sleep(6)
         assert site.scaler.calls == [("scale", 2, 7), ("scale", 3, 7)]
-        assert site.answers == [OrderFailed("m/E", 1, "it did not answer within 10 s"), OrderTaken("m/E", 2)]
+        assert site.answers == [OrderFailed(1, "it did not answer within 10 s"), OrderTaken(2)]
 
     play(scenario)
 
@@ -172,7 +172,7 @@ def test_an_order_that_the_scaler_refuses_for_its_token_is_not_repeated() -> Non
         site.scale(2)
         await asyncio.sleep(60)
         assert site.scaler.calls == [("scale", 2, 7)]
-        assert site.answers == [OrderFailed("m/E", 1, "a later leader has 9")]
+        assert site.answers == [OrderFailed(1, "a later leader has 9")]
 
     play(scenario)
 

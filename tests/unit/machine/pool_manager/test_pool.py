@@ -27,6 +27,7 @@ from triptych.domain.decision import (
 )
 from triptych.domain.stage import Role
 from triptych.domain.windows import WindowReport
+from triptych.machine.pool_manager.pool import PoolLimits, PoolMachine, PoolSettings
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     Frozen,
@@ -36,15 +37,12 @@ from triptych.machine.pool_manager.pool_events import (
     OverrideSet,
     RecordDecision,
     RemoveInstance,
-    Reported,
     Resumed,
-    RouterGone,
     ScaleTo,
     StartFailed,
     Tick,
 )
-from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine
-from triptych.machine.pool_manager.reports import Dropped
+from triptych.machine.pool_manager.reports import Dropped, RouterReports
 from triptych.policy.scaling import ScalingLimits, decide
 
 FAST = ScalingLimits(period_s=60.0)
@@ -86,7 +84,7 @@ def test_without_scaling_the_same_burst_is_missed() -> None:
     assert cluster.attainment(130, 400) < 0.5
     status = cluster.status("e")
     assert status.state is PoolState.BREACH
-    assert cluster.machine.records("e", cluster.now_s)[-1].decision.saturated
+    assert cluster.machines["e"].records(cluster.now_s)[-1].decision.saturated
 
 
 def test_after_the_burst_the_pool_shrinks_by_one_per_period_and_keeps_its_objective() -> None:
@@ -240,10 +238,10 @@ def test_reports_that_are_not_counted_are_shown_by_cause() -> None:
     cluster = Modelled(burst, flat)
     cluster.run(5)
     report = WindowReport(1, 3, 1.0, 2.0, "m")
-    cluster.feed(Reported("r", report))
-    cluster.feed(Reported("r", replace(report, sequence=99, age_s=999.0)))
-    assert cluster.machine.dropped == {Dropped.DUPLICATE: 1, Dropped.OLD: 1}
-    cluster.feed(RouterGone("r"))
+    cluster.reports.accept("r", report, cluster.now_s)
+    cluster.reports.accept("r", replace(report, sequence=99, age_s=999.0), cluster.now_s)
+    assert cluster.reports.dropped == {Dropped.DUPLICATE: 1, Dropped.OLD: 1}
+    cluster.reports.retain(())
     cluster.run(1)
     assert cluster.records[-1].decision.why in (Why.NO_REPORT, Why.STEADY)
 
@@ -291,14 +289,16 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
     assert DecisionOutcome.TIMED_OUT in {one.outcome for one in status.decisions}
     cluster.encoders.scaler_works = True
     cluster.run(400)
-    assert cluster.encoders.ready(cluster.now_s) == cluster.machine.wanted("e") > 1
+    assert cluster.encoders.ready(cluster.now_s) == cluster.machines["e"].wanted > 1
     assert cluster.status("e").fault == ""
 
 
-def one_pool(*, initial: int = 2, advisory: bool = False) -> PoolsMachine:
+def one_pool(*, initial: int = 2, advisory: bool = False) -> PoolMachine:
     pool = PoolSettings("e", Role.E, Bounds(1, 9), initial, 5.0, fixed_facts)
     limits = PoolLimits()
-    return PoolsMachine((pool,), scaling=FAST, limits=limits, now_s=0.0, advisory=advisory, manual=advisory)
+    return PoolMachine(
+        pool, RouterReports(), scaling=FAST, limits=limits, now_s=0.0, advisory=advisory, manual=advisory
+    )
 
 
 def ready(*names: str) -> tuple[PoolInstance, ...]:
@@ -312,42 +312,41 @@ def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_d
     def ordered(until_s: float, from_s: float) -> list[float]:
         found = []
         for at_s in range(int(from_s), int(until_s)):
-            machine.handle(InstancesSeen("e", here), float(at_s))
+            machine.handle(InstancesSeen(here), float(at_s))
             effects = machine.handle(Tick(), float(at_s))
             found += [float(at_s) for one in effects if isinstance(one, ScaleTo) and one.size == 4]
         return found
 
-    machine.handle(OverrideSet("e", 4, 1e4), 10.0)
+    machine.handle(OverrideSet(4, 1e4), 10.0)
     times = ordered(300, 10)
     assert len(times) > 2
     assert times[-1] - times[-2] > 2 * (times[1] - times[0]), "repeated at growing distances"
-    machine.handle(OverrideSet("e", 4, 1e4), 300.0)
+    machine.handle(OverrideSet(4, 1e4), 300.0)
     assert ordered(302, 300) == [300.0]
 
 
 def test_an_order_that_the_scaler_refuses_is_shown() -> None:
     machine = one_pool()
     order = next(effect for effect in machine.handle(Tick(), 0.0) if isinstance(effect, ScaleTo))
-    assert (order.pool, order.size) == ("e", 2)
-    machine.handle(OrderFailed("e", order.number, "forbidden"), 0.1)
-    machine.handle(OrderFailed("nobody", order.number, "unknown"), 0.1)
-    assert machine.status(0.2)[0].fault == "the scaler failed: forbidden"
-    machine.handle(InstancesSeen("e", ready("a", "b")), 1.0)
-    assert machine.status(1.0)[0].fault == ""
+    assert order.size == 2
+    machine.handle(OrderFailed(order.number, "forbidden"), 0.1)
+    assert machine.status(0.2).fault == "the scaler failed: forbidden"
+    machine.handle(InstancesSeen(ready("a", "b")), 1.0)
+    assert machine.status(1.0).fault == ""
 
 
 def test_three_crashes_at_start_are_given_up_visibly_and_the_old_instances_stay() -> None:
     machine = one_pool()
-    machine.handle(InstancesSeen("e", ready("a")), 0.0)
+    machine.handle(InstancesSeen(ready("a")), 0.0)
     assert machine.handle(Tick(), 0.5)
     for _ in range(3):
-        assert machine.status(1.0)[0].state is not PoolState.FROZEN
-        machine.handle(StartFailed("e", "no such model"), 1.0)
-    status = machine.status(1.0)[0]
+        assert machine.status(1.0).state is not PoolState.FROZEN
+        machine.handle(StartFailed("no such model"), 1.0)
+    status = machine.status(1.0)
     assert (status.state, status.wanted) == (PoolState.FROZEN, 1)
     assert "no such model" in status.fault
     assert not any(isinstance(effect, ScaleTo) for at_s in range(2, 200) for effect in machine.handle(Tick(), at_s))
-    machine.handle(OverrideSet("e", 2, 60.0), 200.0)
+    machine.handle(OverrideSet(2, 60.0), 200.0)
     orders = [effect for effect in machine.handle(Tick(), 200.0) if isinstance(effect, ScaleTo)]
     assert [order.size for order in orders] == [2]
     machine.validate()
@@ -356,20 +355,20 @@ def test_three_crashes_at_start_are_given_up_visibly_and_the_old_instances_stay(
 def test_a_start_in_between_forgives_crashes() -> None:
     machine = one_pool()
     for number in range(5):
-        machine.handle(StartFailed("e", "out of memory"), float(number))
-        machine.handle(StartFailed("e", "out of memory"), float(number))
-        machine.handle(InstancesSeen("e", ready(f"i{number}")), float(number))
-    assert machine.status(9.0)[0].state is not PoolState.FROZEN
+        machine.handle(StartFailed("out of memory"), float(number))
+        machine.handle(StartFailed("out of memory"), float(number))
+        machine.handle(InstancesSeen(ready(f"i{number}")), float(number))
+    assert machine.status(9.0).state is not PoolState.FROZEN
 
 
 def test_nothing_is_ordered_while_the_store_is_away_or_another_manager_leads() -> None:
     cluster = Modelled(lambda at_s: 3500.0, flat, FAST)
-    cluster.feed(Frozen("the store does not answer"))
+    cluster.feed("e", Frozen("the store does not answer"))
     cluster.run(100)
     assert cluster.changes("e") == []
     assert cluster.state("e") is PoolState.FROZEN
     assert cluster.status("e").fault == "the store does not answer"
-    cluster.feed(Frozen(""))
+    cluster.feed("e", Frozen(""))
     cluster.run(60)
     assert cluster.encoders.ready(cluster.now_s) >= 4
 
@@ -396,19 +395,19 @@ def test_what_a_person_drains_is_stopped_and_replaced() -> None:
 def test_one_drain_at_a_time_even_before_it_shows() -> None:
     machine = one_pool(initial=4)
     names = ready("a", "b", "c", "d")
-    machine.handle(InstancesSeen("e", names), 0.0)
-    machine.handle(OverrideSet("e", 1, 600.0), 0.0)
+    machine.handle(InstancesSeen(names), 0.0)
+    machine.handle(OverrideSet(1, 600.0), 0.0)
     drains = [effect for at_s in range(5) for effect in machine.handle(Tick(), float(at_s))]
     assert [one.instance_id for one in drains if isinstance(one, DrainInstance)] == ["a"]
     assert not any(isinstance(one, ScaleTo) for one in drains)
-    machine.handle(InstancesSeen("e", names[1:]), 6.0)
+    machine.handle(InstancesSeen(names[1:]), 6.0)
     assert DrainInstance in [type(one) for one in machine.handle(Tick(), 6.0)]
 
 
 def test_an_instance_that_does_not_drain_in_time_is_stopped() -> None:
     machine = one_pool(initial=2)
-    machine.handle(InstancesSeen("e", ready("a", "b")), 0.0)
-    machine.handle(OverrideSet("e", 1, 6000.0), 0.0)
+    machine.handle(InstancesSeen(ready("a", "b")), 0.0)
+    machine.handle(OverrideSet(1, 6000.0), 0.0)
     machine.handle(Tick(), 0.0)
     assert [type(one) for one in machine.handle(Tick(), 599.0)] == []
     late = [one for one in machine.handle(Tick(), 601.0) if isinstance(one, ScaleTo | RemoveInstance)]
@@ -421,37 +420,37 @@ def lost(name: str, age_s: float) -> PoolInstance:
 
 def test_an_instance_that_hangs_is_stopped_and_replaced_unless_the_manager_seems_to_be_cut_off() -> None:
     machine = one_pool(initial=4)
-    machine.handle(InstancesSeen("e", (*ready("a", "b", "c"), lost("d", 40.0))), 0.0)
+    machine.handle(InstancesSeen((*ready("a", "b", "c"), lost("d", 40.0))), 0.0)
     assert [type(one) for one in machine.handle(Tick(), 0.0) if not isinstance(one, RecordDecision)] == [ScaleTo]
-    machine.handle(InstancesSeen("e", (*ready("a", "b", "c"), lost("d", 90.0))), 1.0)
+    machine.handle(InstancesSeen((*ready("a", "b", "c"), lost("d", 90.0))), 1.0)
     removed = [one for one in machine.handle(Tick(), 1.0) if isinstance(one, RemoveInstance)]
     assert [one.instance_id for one in removed] == ["d"]
     assert "not been heard of for 90 s" in removed[0].reason
-    machine.handle(InstancesSeen("e", (*ready("a", "b"), lost("c", 90.0), lost("d", 90.0)), cut_off=True), 2.0)
+    machine.handle(InstancesSeen((*ready("a", "b"), lost("c", 90.0), lost("d", 90.0)), cut_off=True), 2.0)
     assert not [one for one in machine.handle(Tick(), 2.0) if isinstance(one, RemoveInstance)]
 
 
 def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
     machine = one_pool(initial=2)
     for at_s in range(40):
-        machine.handle(InstancesSeen("e", ready("a", "b", "c")), float(at_s))
+        machine.handle(InstancesSeen(ready("a", "b", "c")), float(at_s))
         sizes = [one.size for one in machine.handle(Tick(), float(at_s)) if isinstance(one, ScaleTo)]
         assert sizes == ([3] if at_s == 30 else [])
-    assert machine.status(40.0)[0].wanted == 3
+    assert machine.status(40.0).wanted == 3
 
 
 @pytest.mark.parametrize("advisory", [False, True])
 def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_after_a_while(*, advisory: bool) -> None:
     """It was starting when the size was ordered, and the scaler has not taken it back in time."""
     machine = one_pool(initial=2, advisory=advisory)
-    machine.handle(InstancesSeen("e", (*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
+    machine.handle(InstancesSeen((*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
     machine.handle(Tick(), 0.0)
-    machine.handle(OverrideSet("e", 1, 600.0), 1.0)
+    machine.handle(OverrideSet(1, 600.0), 1.0)
     effects = machine.handle(Tick(), 1.0)
     assert [one.size for one in effects if isinstance(one, ScaleTo)] == [1]
     drains: dict[int, str] = {}
     for at_s in range(2, 60):
-        machine.handle(InstancesSeen("e", ready("a", "b")), float(at_s))
+        machine.handle(InstancesSeen(ready("a", "b")), float(at_s))
         for effect in machine.handle(Tick(), float(at_s)):
             if isinstance(effect, DrainInstance):
                 drains[at_s] = effect.instance_id
@@ -462,33 +461,33 @@ def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_af
 def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_what_is_there() -> None:
     machine = one_pool(initial=2)
     kept = KeptPool(4, Override(4, 50.0), changes_s=(3000.0, 10.0), decisions_s=((7, 30.0),))
-    machine.handle(InstancesSeen("e", ready("a", "b")), 0.0)
+    machine.handle(InstancesSeen(ready("a", "b")), 0.0)
     old = DecisionRecord(7, PoolView("e", 2, Bounds(1, 9)), Decision(4, (Reason(Why.LOAD, "much"),)))
-    machine.handle(Resumed("e", kept, (old,)), 100.0)
+    machine.handle(Resumed(kept, (old,)), 100.0)
     assert [one.size for one in machine.handle(Tick(), 100.0) if isinstance(one, ScaleTo)] == [4]
-    assert machine.kept("e", 101.0).override == Override(4, 49.0)
-    assert machine.kept("e", 101.0).changes_s == (3001.0, 11.0)
-    first = machine.records("e", 101.0)[0]
+    assert machine.kept(101.0).override == Override(4, 49.0)
+    assert machine.kept(101.0).changes_s == (3001.0, 11.0)
+    first = machine.records(101.0)[0]
     assert (first.number, first.age_s) == (7, 31.0)
-    assert machine.records("e", 101.0)[-1].number > 7
-    machine.handle(Resumed("e", KeptPool(1)), 200.0)
-    machine.handle(InstancesSeen("e", ready("a", "b", "c")), 200.0)
+    assert machine.records(101.0)[-1].number > 7
+    machine.handle(Resumed(KeptPool(1)), 200.0)
+    machine.handle(InstancesSeen(ready("a", "b", "c")), 200.0)
     assert [one.size for one in machine.handle(Tick(), 200.0) if isinstance(one, ScaleTo)] == [3]
     machine.validate()
 
 
 def test_a_manual_size_wins_until_it_ends() -> None:
     cluster = Modelled(lambda at_s: 3500.0, flat, FAST)
-    cluster.feed(OverrideSet("e", 2, 200.0))
+    cluster.feed("e", OverrideSet(2, 200.0))
     cluster.run(150)
     assert cluster.sizes[-1][1] == 2
     assert cluster.status("e").override is not None
     cluster.run(150)
     assert cluster.sizes[-1][1] >= 4
-    cluster.feed(OverrideSet("e", 16, 1000.0))
+    cluster.feed("e", OverrideSet(16, 1000.0))
     cluster.run(2)
     assert cluster.sizes[-1][1] == 16
-    cluster.feed(OverrideEnded("e"))
+    cluster.feed("e", OverrideEnded())
     assert cluster.status("e").override is None
 
 
@@ -497,7 +496,7 @@ def test_the_status_has_the_last_decisions_with_their_age_reasons_and_outcome() 
     cluster.run(1500)
     decisions = cluster.status("e").decisions
     assert len(decisions) == 10
-    records = cluster.machine.records("e", cluster.now_s)[-10:]
+    records = cluster.machines["e"].records(cluster.now_s)[-10:]
     assert [(one.number, one.age_s) for one in decisions] == [(one.number, one.age_s) for one in records]
     assert all(before.age_s > after.age_s >= 0 for before, after in pairwise(decisions))
     changed = next(one for one in decisions if one.target != one.wanted)
@@ -521,4 +520,4 @@ def test_growth_that_does_not_improve_attainment_ends() -> None:
 def test_records_are_bounded() -> None:
     cluster = Modelled(lambda at_s: 1500 + 1500 * math.sin(at_s / 9), flat, FAST)
     cluster.run(900)
-    assert len(cluster.machine.records("e", cluster.now_s)) <= PoolLimits().max_records
+    assert len(cluster.machines["e"].records(cluster.now_s)) <= PoolLimits().max_records

@@ -1,0 +1,70 @@
+"""What the scaler says of pools, asked once per second."""
+
+import asyncio
+import logging
+
+from triptych.domain.scaling import PoolName, ScaledInstance, ScaledPool
+from triptych.errors import TriptychError
+from triptych.ports import Scaler
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+
+
+class ScalerView:
+    """The scaler's last answer, and why there is no newer one."""
+
+    def __init__(self, scaler: Scaler, *, at: str, timeout_s: float) -> None:
+        """``at`` is where it is, for the log."""
+        self._scaler = scaler
+        self._at = at
+        self._timeout_s = timeout_s
+        self._pools: dict[PoolName, ScaledPool] = {}
+        self.answered = False
+        """It has answered once."""
+        self.fault = ""
+        """Why it did not answer last; empty if it did."""
+
+    def __contains__(self, name: PoolName) -> bool:
+        """Whether it has such a pool, even if that is empty."""
+        return name in self._pools
+
+    def existing(self) -> list[PoolName]:
+        """Pools that somebody wants: one that could exist, and is empty, is none."""
+        return [name for name, pool in self._pools.items() if pool.instances or pool.wanted]
+
+    def wanted(self, name: PoolName) -> int | None:
+        """The size that was ordered last; None if it does not know one."""
+        pool = self._pools.get(name)
+        return None if pool is None else pool.wanted
+
+    def instances(self, name: PoolName) -> tuple[ScaledInstance, ...]:
+        pool = self._pools.get(name)
+        return () if pool is None else pool.instances
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            fault = await self._ask()
+            if fault and fault != self.fault:
+                logger.warning("the scaler at %s fails: %s", self._at, fault)
+            elif self.fault and not fault:
+                logger.info("the scaler at %s answers again", self._at)
+            self.fault = fault
+            await asyncio.sleep(_POLL_S)
+
+    async def _ask(self) -> str:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await self._scaler.pools()
+        except TimeoutError:
+            return f"it did not answer within {self._timeout_s:g} s"
+        except TriptychError as error:
+            return str(error)
+        except Exception:
+            logger.exception("the scaler has a defect")
+            return "it has a defect"
+        self._pools = {pool.name: pool for pool in found}
+        self.answered = True
+        return ""

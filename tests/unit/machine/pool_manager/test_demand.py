@@ -1,0 +1,76 @@
+from collections.abc import Mapping
+
+import pytest
+
+from triptych.domain.decision import Bounds, InstancePhase, PoolFacts, PoolInstance, PoolLoad, PoolView
+from triptych.domain.stage import Role
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, WindowReport
+from triptych.machine.pool_manager.demand import Demand
+from triptych.machine.pool_manager.reports import RouterReports
+
+SEEN = PoolView("m/E", 1, Bounds(1, 9), instances=(PoolInstance("e1", InstancePhase.READY),), start_s=60.0)
+
+
+def told(sequence: int, *, arrivals: int = 10, missed: int = 0) -> WindowReport:
+    window = ClassWindow(
+        arrivals=arrivals,
+        items=arrivals,
+        media_tokens=100 * arrivals,
+        prompt_tokens=10 * arrivals,
+        ttft=Judged(arrivals - missed, missed),
+        missed_encode=missed,
+        missed_uncharged=1,
+    )
+    blamed = (NamedInstance("e1", Judged(5, missed)),)
+    return WindowReport(
+        1, sequence, 1.0, 0.0, "m", (NamedClass("image-256", window),), blamed, waiting_media_tokens=700
+    )
+
+
+def facts(classes: Mapping[str, ClassWindow]) -> PoolFacts:
+    """Known under load only."""
+    return PoolFacts(500.0, 1.0, start_s=20.0) if any(one.arrivals for one in classes.values()) else PoolFacts()
+
+
+def load(view: PoolView) -> PoolLoad:
+    assert view.load is not None
+    return view.load
+
+
+@pytest.mark.parametrize(
+    ("role", "per_s", "waiting", "announced", "missed"),
+    [(Role.E, 1000, 700, 0, 2), (Role.PD, 100, 0, 70, 0), (Role.EPD, 100, 70, 0, 2)],
+)
+def test_a_pool_has_the_load_and_the_misses_of_its_stages(
+    role: Role, per_s: float, waiting: float, announced: float, missed: int
+) -> None:
+    reports = RouterReports()
+    reports.accept("r", told(1, missed=2), 1.0)
+    view = Demand(role, facts, reports).seen(SEEN, 1.0)
+    assert load(view).short_per_s == pytest.approx(per_s)
+    assert (load(view).waiting, load(view).announced) == (waiting, announced)
+    assert view.attainment == Judged(10 - missed, missed)
+    assert view.instances[0].judged == Judged(5, 2)
+    assert (view.capacity_per_s, view.wait_objective_s, view.start_s) == (500.0, 1.0, 20.0)
+    assert view.missing == ("isolated latencies: 1 missed TTFTs are charged to no stage",)
+
+
+def test_without_reports_or_profiles_nothing_is_known_and_the_start_time_stays() -> None:
+    view = Demand(Role.E, lambda classes: PoolFacts(missing=("profile",)), RouterReports()).seen(SEEN, 1.0)
+    assert (view.load, view.report_age_s, view.capacity_per_s) == (None, None, None)
+    assert (view.missing, view.start_s) == (("profile",), 60.0)
+
+
+def test_the_peak_is_that_of_the_period_and_an_idle_pool_keeps_its_capacity() -> None:
+    reports = RouterReports()
+    demand = Demand(Role.E, facts, reports)
+    for at_s in range(1, 31):
+        reports.accept("r", told(at_s), float(at_s))
+    assert load(demand.seen(SEEN, 30.0)).peak_per_s == pytest.approx(1000)
+    for at_s in range(31, 401):
+        reports.accept("r", told(at_s, arrivals=0), float(at_s))
+    view = demand.seen(SEEN, 400.0)
+    assert (load(view).short_per_s, view.capacity_per_s) == (0.0, 500.0)
+    assert load(view).peak_per_s == pytest.approx(1000)
+    demand.begin_period()
+    assert load(demand.seen(SEEN, 400.0)).peak_per_s == 0.0
