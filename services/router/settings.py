@@ -25,8 +25,8 @@ class RouterSettings(MemberSettings):
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port to listen on; 0 picks a free one and logs it."""
     model: Path = Path()
-    """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Only its configuration, tokenizer and chat
-    template are read."""
+    """Directory of the model, OWNER/NAME[@REVISION] of a repository on a hub, or demo for the bundled model. Only its
+    configuration, tokenizer and chat template are read."""
     model_id: str = Field(default="", max_length=512)
     """Name of the model at the pool managers; empty means the directory's name."""
     instance_id: str = Field(default="", max_length=128)

@@ -33,7 +33,7 @@ def test_unit_tests_mirror_the_tree() -> None:
     strays = []
     for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")):
         folder = path.parent.relative_to(ROOT / "tests" / "unit")
-        base = ROOT / folder if folder.parts[:1] == ("services",) else SOURCES["triptych"] / folder
+        base = ROOT / folder if folder.parts[:1] in (("services",), ("deploy",)) else SOURCES["triptych"] / folder
         if not base.is_dir():
             strays.append(str(path.relative_to(ROOT)))
     assert not strays, f"tests of packages that are not there: {strays}"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from triptych import demo
 from triptych.cli.outcome import ClusterError
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.process import CannotStart
@@ -31,8 +30,6 @@ class Model:
         name, equals, rest = str(model).partition("=")
         if equals and name and not Path(model).is_dir():
             return replace(cls.named(rest), model_id=name)
-        if model == "demo":
-            return cls(demo.MODEL_DIR, demo.MODEL_ID)
         try:
             path = model_directory(Path(model)).resolve()
         except CannotStart as error:

@@ -1,12 +1,14 @@
 """Identity of this process and its host."""
 
 import platform
+import socket
 import time
 from hashlib import blake2b
 from pathlib import Path
 
 _CPUS = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 
 
 def machine_name() -> str:
@@ -15,7 +17,7 @@ def machine_name() -> str:
         identity = _BOOT_ID.read_text()
     except OSError:
         identity = platform.node()
-    return blake2b(identity.encode(), digest_size=16, person=b"triptych-host").hexdigest()
+    return _digest(identity)
 
 
 def cpu_name() -> str:
@@ -30,6 +32,20 @@ def new_epoch() -> int:
     return time.time_ns()
 
 
+def own_address() -> str:
+    """The IP address that this machine's name stands for: in a container, its own. Raises OSError when it has none."""
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(found[0][4][0])
+
+
 def instance_name(service: str, port: int, epoch: int) -> str:
-    """Default name of an instance, unique within and across machines."""
-    return f"{service}-{machine_name()[:8]}-{port or epoch}"
+    """Default name of an instance, unique within and across machines, and across the containers of one machine."""
+    try:
+        network = str(_NETWORK.readlink())
+    except OSError:
+        network = ""
+    return f"{service}-{_digest(machine_name() + network)[:8]}-{port or epoch}"
+
+
+def _digest(identity: str) -> str:
+    return blake2b(identity.encode(), digest_size=16, person=b"triptych-host").hexdigest()

@@ -1,10 +1,13 @@
-"""Locate a model's files: a local directory, or a hub repository to download."""
+"""Locate a model's files: the bundled model, a local directory, or a hub repository to download."""
 
 import re
 from pathlib import Path
 
+from triptych import demo
 from triptych.runtime.process import CannotStart
 
+DEMO = "demo"
+"""Names the bundled model."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Weights as safetensors only, and small configuration files: no pickle and no code."""
@@ -20,10 +23,12 @@ _REASONS = {
 
 
 def model_directory(model: Path, *, weights: bool = True) -> Path:
-    """The directory of a model: as given, or ``OWNER/NAME[@REVISION]`` downloaded into the local cache.
+    """The directory of a model: as given, or ``OWNER/NAME[@REVISION]`` downloaded into the local cache, or of ``demo``.
 
     Blocks while downloading. Raises CannotStart.
     """
+    if str(model) == DEMO:
+        return demo.MODEL_DIR
     if model.is_dir():
         return model
     name = str(model)
@@ -47,4 +52,6 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
 
 def served_name(model: Path) -> str:
     """Default name of a served model: that of its directory or repository."""
+    if str(model) == DEMO:
+        return demo.MODEL_ID
     return model.resolve().name if model.is_dir() else str(model).partition("@")[0]

@@ -29,6 +29,7 @@ from pydantic_settings import (
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.policy.addresses import why_not_called
+from triptych.runtime.host import own_address
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.tls import TlsSettings
 from triptych.runtime.watched_value import ReportIntervals
@@ -40,6 +41,15 @@ def _split(value: object) -> object:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _own(value: object) -> object:
+    if value != "auto":
+        return value
+    try:
+        return own_address()
+    except OSError as error:
+        raise ValueError(f"auto: this machine's name has no address ({error.strerror})") from None
 
 
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -129,8 +139,8 @@ class ServiceSettings(BaseSettings):
 class RpcServiceSettings(ServiceSettings):
     """Settings of every gRPC service."""
 
-    host: str = "127.0.0.1"
-    """IP address to listen on."""
+    host: Annotated[str, BeforeValidator(_own)] = "127.0.0.1"
+    """IP address to listen on; auto is the one that this machine's name stands for, as in a container."""
     port: int = Field(ge=0, le=65535)
     """TCP port for calls; each service has its own default; 0 picks a free one and logs it."""
     allow_network: bool = False
@@ -187,8 +197,8 @@ class InstanceSettings(MemberSettings):
     """Name of this instance, unique in the cluster; empty means machine name and port."""
 
     model: Path
-    """Directory of the model (configuration, weights, tokenizer, processor), or OWNER/NAME[@REVISION] of a repository on
-    a hub."""
+    """Directory of the model (configuration, weights, tokenizer, processor), OWNER/NAME[@REVISION] of a repository on a hub,
+    or demo for the bundled model."""
     model_id: str = ""
     """Name under which the model is served; empty means the directory's name."""
     device: str = "cpu"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from triptych import demo
 from triptych.runtime.hub import WANTED, model_directory, served_name
 from triptych.runtime.process import CannotStart
 
@@ -29,6 +30,11 @@ def test_a_directory_is_used_unchanged(tmp_path: Path, asked: list[dict[str, Any
     (tmp_path / "model").mkdir()
     assert model_directory(tmp_path / "model") == tmp_path / "model"
     assert served_name(tmp_path / "model") == "model"
+    assert asked == []
+
+
+def test_the_bundled_model_has_a_name(asked: list[dict[str, Any]]) -> None:
+    assert (model_directory(Path("demo")), served_name(Path("demo"))) == (demo.MODEL_DIR, demo.MODEL_ID)
     assert asked == []
 
 

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError
 
-from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, load_or_exit, service_config
+from triptych.runtime import settings as settings_module
+from triptych.runtime.settings import (
+    RpcServiceSettings,
+    ServiceSettings,
+    SettingsError,
+    Strings,
+    load_or_exit,
+    service_config,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +161,25 @@ def test_settings_are_frozen() -> None:
 def test_direct_construction_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_DOOR_PORT", "9")
     assert DoorSettings().port == 1
+
+
+class ShedSettings(RpcServiceSettings):
+    model_config = service_config("shed")
+
+    port: int = 1
+
+
+def test_a_container_listens_on_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "own_address", lambda: "172.18.0.7")
+    assert ShedSettings.load(["--host", "auto", "--allow-network"], {}).host == "172.18.0.7"
+    with pytest.raises(SettingsError, match=r"host 172\.18\.0\.7 is not a loopback address: configure TLS"):
+        ShedSettings.load(["--host", "auto"], {})
+
+
+def test_a_machine_whose_name_has_no_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.setattr(settings_module, "own_address", unknown)
+    with pytest.raises(SettingsError, match=r"host: .*this machine's name has no address"):
+        ShedSettings.load(["--host", "auto"], {})

@@ -1,0 +1,45 @@
+# An encoder. It has the same packages as the text instance, in the same layers.
+#   docker build -f deploy/images/encoder.Dockerfile -t triptych-encoder .
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS code
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+COPY LICENSE README.md pyproject.toml ./
+COPY src src
+COPY services services
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
+
+FROM ${PYTHON} AS packages
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+# The build of torch, and the index to take it from. Empty: as pip is configured.
+ARG TORCH=torch==2.13.0
+ARG TORCH_INDEX=
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
+# Without the code, whose changes then leave this layer alone.
+COPY pyproject.toml .
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
+    && /opt/triptych/bin/pip install --quiet '.[encoder,text,telemetry,ucx]' \
+    && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="triptych-encoder" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych
+COPY --from=packages /opt/triptych /opt/triptych
+COPY --from=code /code /opt/triptych
+COPY deploy/images/ready.py /opt/triptych/ready.py
+ENV PATH=/opt/triptych/bin:$PATH HOME=/tmp HF_HOME=/models TRIPTYCH_ENCODER_ADMIN_PORT=9100 TRIPTYCH_ENCODER_LOG_FORMAT=json
+USER 10001:10001
+EXPOSE 50061 9100
+HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["/opt/triptych/bin/python", "-I", "-S", "/opt/triptych/ready.py"]
+ENTRYPOINT ["/opt/triptych/bin/python", "-m", "triptych.services.encoder"]

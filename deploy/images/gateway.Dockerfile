@@ -1,0 +1,39 @@
+# The gateway: REST for clients, gRPC to routers.
+#   docker build -f deploy/images/gateway.Dockerfile -t triptych-gateway .
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS code
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+COPY LICENSE README.md pyproject.toml ./
+COPY src src
+COPY services services
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
+
+FROM ${PYTHON} AS packages
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+# Without the code, whose changes then leave this layer alone.
+COPY pyproject.toml .
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
+    && /opt/triptych/bin/pip install --quiet '.[gateway,telemetry]' \
+    && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="triptych-gateway" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych
+COPY --from=packages /opt/triptych /opt/triptych
+COPY --from=code /code /opt/triptych
+COPY deploy/images/ready.py /opt/triptych/ready.py
+ENV PATH=/opt/triptych/bin:$PATH HOME=/tmp TRIPTYCH_GATEWAY_ADMIN_PORT=9100 TRIPTYCH_GATEWAY_LOG_FORMAT=json
+USER 10001:10001
+EXPOSE 8000 9100
+HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["/opt/triptych/bin/python", "-I", "-S", "/opt/triptych/ready.py"]
+ENTRYPOINT ["/opt/triptych/bin/python", "-m", "triptych.services.gateway"]

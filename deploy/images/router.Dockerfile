@@ -1,0 +1,39 @@
+# The router: tokenizes requests and places their stages.
+#   docker build -f deploy/images/router.Dockerfile -t triptych-router .
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS code
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+COPY LICENSE README.md pyproject.toml ./
+COPY src src
+COPY services services
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
+
+FROM ${PYTHON} AS packages
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/triptych
+# Without the code, whose changes then leave this layer alone.
+COPY pyproject.toml .
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
+    && /opt/triptych/bin/pip install --quiet '.[router,telemetry]' \
+    && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="triptych-router" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych
+COPY --from=packages /opt/triptych /opt/triptych
+COPY --from=code /code /opt/triptych
+COPY deploy/images/ready.py /opt/triptych/ready.py
+ENV PATH=/opt/triptych/bin:$PATH HOME=/tmp HF_HOME=/models TRIPTYCH_ROUTER_ADMIN_PORT=9100 TRIPTYCH_ROUTER_LOG_FORMAT=json
+USER 10001:10001
+EXPOSE 50051 9100
+HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["/opt/triptych/bin/python", "-I", "-S", "/opt/triptych/ready.py"]
+ENTRYPOINT ["/opt/triptych/bin/python", "-m", "triptych.services.router"]

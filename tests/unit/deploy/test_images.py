@@ -1,0 +1,142 @@
+"""The Dockerfiles: what they install suffices and holds no torch where none is needed, and their twins stay twins.
+
+That they build and run is shown by ``make test-compose``.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+IMAGES = ROOT / "deploy" / "images"
+SERVICES = ("encoder", "gateway", "pool_manager", "router", "text")
+WITHOUT_TORCH = ("gateway", "pool_manager", "router")
+
+_IMPORTS = """
+import sys
+
+absent = set(sys.argv[1].split(","))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
+
+sys.meta_path.insert(0, Absent())
+for module in sys.argv[2:]:
+    __import__(module)
+"""
+_MORE_MODULES = {
+    "pool_manager": (
+        "triptych.cli.main",
+        "triptych.cli.certs",
+        "triptych.store.redis",
+        "triptych.integrations.kubernetes.api",
+    ),
+    "gateway": ("triptych.media.fetch", "services.gateway.keys"),
+}
+"""What an image runs beside its service, or imports when it is used."""
+
+
+def dockerfile(service: str) -> str:
+    return (IMAGES / f"{service}.Dockerfile").read_text()
+
+
+def stage(text: str, name: str) -> str:
+    return re.split(r"^FROM ", text.split(f" AS {name}\n")[1], flags=re.MULTILINE)[0]
+
+
+def extras(service: str) -> set[str]:
+    found = re.search(r"'\.\[([a-z,]+)\]'", dockerfile(service))
+    assert found is not None
+    return set(found[1].split(","))
+
+
+def closure(distribution: str, wanted: set[str]) -> Iterator[str]:
+    """Names of all distributions that it requires with these extras, and theirs; markers are those of this platform."""
+    seen: set[tuple[str, str]] = set()
+    todo = [(distribution, extra) for extra in {"", *wanted}]
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        yield canonicalize_name(name)
+        for requirement in map(Requirement, requires(name) or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                todo += [(requirement.name, one) for one in ("", *requirement.extras)]
+
+
+def test_every_service_has_one_dockerfile() -> None:
+    assert sorted(path.name.removesuffix(".Dockerfile") for path in IMAGES.glob("*.Dockerfile")) == list(SERVICES)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("service", WITHOUT_TORCH)
+def test_a_service_without_torch_needs_only_what_its_image_installs(service: str) -> None:
+    installed = set(closure("triptych", extras(service)))
+    assert not installed & {"torch", "transformers", "numpy", "safetensors", "av", "pillow"}
+    absent = {
+        module
+        for module, owners in packages_distributions().items()
+        if not installed & {canonicalize_name(owner) for owner in owners}
+    }
+    assert {"torch", "transformers", "numpy", "safetensors", "av", "PIL"} <= absent
+    modules = (f"services.{service}.app", f"services.{service}.settings", *_MORE_MODULES.get(service, ()))
+    command = [sys.executable, "-c", _IMPORTS, ",".join(absent), *modules]
+    assert subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, cwd=ROOT).stderr == ""
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_runs_its_service_as_an_ordinary_user(service: str) -> None:
+    text = dockerfile(service)
+    last = text[text.rindex("\nFROM ") :]
+    assert "\nUSER 10001:10001\n" in last
+    assert f'\nENTRYPOINT ["/opt/triptych/bin/python", "-m", "triptych.services.{service}"]' in last
+    assert re.search(r"\nHEALTHCHECK [^\n]*\\\n    CMD \[.*ready\.py\"\]\n", last)
+    assert f"TRIPTYCH_{service.upper()}_ADMIN_PORT=9100" in last
+    assert "COPY --from=packages" in last
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_dockerfile_needs_more_than_its_base_image_and_pip(service: str) -> None:
+    text = dockerfile(service)
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${PYTHON}"] * 3
+    assert "ARG PYTHON=python:3.11-slim-bookworm\n" in text
+    assert "syntax=" not in text, "a frontend from a registry"
+    assert "://" not in text, "the address of an index"
+    assert not re.search(r"^ADD ", text, flags=re.MULTILINE)
+
+
+def test_common_stages_are_the_same_so_that_they_are_built_once() -> None:
+    assert len({stage(dockerfile(service), "code") for service in SERVICES}) == 1
+    assert stage(dockerfile("encoder"), "packages") == stage(dockerfile("text"), "packages")
+    named = {re.sub(r"'\.\[.*\]'", "", stage(dockerfile(service), "packages")) for service in WITHOUT_TORCH}
+    assert len(named) == 1
+
+
+def test_the_torch_of_the_images_is_the_one_that_is_tested() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    pinned = re.search(r"^TORCH \?= (\S+)$", makefile, flags=re.MULTILINE)
+    assert pinned is not None
+    assert f"ARG TORCH={pinned[1]}\n" in dockerfile("encoder")
+
+
+def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for service in SERVICES
+        for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(service), flags=re.MULTILINE)
+        for source in line.split()[:-1]
+    }
+    assert {source if source in allowed else str(Path(source).parent) for source in copied} == allowed
