@@ -102,11 +102,17 @@ def scale(
 
 
 @commands.command(
-    epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041`"
+    epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041 --wait 10m`"
 )
 def drain(
     instance: Annotated[str, typer.Argument(help="The instance's or router's id, as in `triptych status`.")],
     force: Annotated[bool, typer.Option("--force", help="Also the last one of its kind.")] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Wait until it has finished, at most *90s*, *10m*, *2h*.", show_default=False
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     pool_manager: PoolManager = None,
     tls_cert: TlsCert = None,
@@ -123,5 +129,6 @@ def drain(
     from triptych.cli.show import plain_console
 
     with failures():
+        wait_s = 0.0 if wait is None else pools.duration_s(wait)
         known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
-    run(pools.drain(instance, known, plain_console(), force=force))
+    run(pools.drain(instance, known, plain_console(), force=force, wait_s=wait_s))

@@ -1,7 +1,9 @@
 """``triptych scale`` and ``triptych drain``, and the pools of ``triptych status``."""
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -21,6 +23,7 @@ from triptych.errors import InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
 _SHOWN_DECISIONS = 3
+_POLL_S = 0.5
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
 _ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
@@ -33,7 +36,7 @@ def duration_s(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
     if not 0 < seconds <= MAX_OVERRIDE_S:
-        text = f"--for {text!r} is not a time such as 90s, 30m, 2h or 1d, of at most {in_words(MAX_OVERRIDE_S)}"
+        text = f"{text!r} is not a time such as 90s, 30m, 2h or 1d, of at most {in_words(MAX_OVERRIDE_S)}"
         raise CliError(text, caller=True)
     return seconds
 
@@ -41,9 +44,11 @@ def duration_s(text: str) -> float:
 # --- orders --------------------------------------------------------------------------------------------------------------
 
 
-async def drain(instance_id: str, managers: Managers, console: Console, *, force: bool = False) -> None:
+async def drain(
+    instance_id: str, managers: Managers, console: Console, *, force: bool = False, wait_s: float = 0.0
+) -> None:
     """Order an instance or a router to drain, and say how it is replaced. Without ``force`` one that nothing else of its model
-    can stand in for is refused. Raises CliError.
+    can stand in for is refused. Wait up to ``wait_s`` for it to finish. Raises CliError.
     """
 
     async def order(manager: PoolManagerStub) -> bool:
@@ -70,6 +75,23 @@ async def drain(instance_id: str, managers: Managers, console: Console, *, force
     else:
         line = "when it has drained, end its process; one that is started in its place gets work again"
     console.print(line, soft_wrap=True)
+    if not wait_s:
+        return
+    try:
+        async with asyncio.timeout(wait_s):
+            while await managers.call(partial(_is_busy, instance_id)):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise CliError(f"{instance_id} has not finished within {in_words(wait_s)}", caller=False) from None
+    console.print(f"{instance_id} has finished", soft_wrap=True)
+
+
+async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
+    """Whether this member has not drained. One that has left has."""
+    members = [member for pool in (await manager.status()).pools for member in pool.members]
+    return any(
+        one.registration.instance_id == instance_id and one.condition is not Condition.DRAINED for one in members
+    )
 
 
 def _ids(pool: PoolStatus) -> set[str]:

@@ -295,6 +295,33 @@ async def test_a_manager_without_members_and_one_that_is_away_are_said() -> None
     assert "none yet: no instance has registered" in out.getvalue()
 
 
+async def test_a_drain_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_POLL_S", 0.01)
+
+    def told(condition: Condition | None) -> ManagerStatus:
+        """``encoder-1`` in this condition; None once it has left."""
+        first, second = STATUS.pools[0].members
+        second = replace(second, suspected=False)
+        members = (second,) if condition is None else (replace(first, condition=condition), second)
+        return replace(STATUS, pools=(replace(STATUS.pools[0], members=members), *STATUS.pools[1:]))
+
+    async with serving(told(Condition.LEAVING)) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, out = console(200)
+        with pytest.raises(CliError, match="encoder-1 has not finished within") as caught:
+            await pools.drain("encoder-1", managers, shown, wait_s=0.2)
+        assert not caught.value.caller
+        assert "has finished" not in out.getvalue()
+        for end in (Condition.DRAINED, None):
+            manager.told = told(Condition.LEAVING)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(pools.drain("encoder-1", managers, shown, wait_s=30.0))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                manager.told = told(end)
+        assert out.getvalue().count("encoder-1 has finished") == 2
+
+
 def test_a_role_of_several_pools_is_ambiguous_without_the_model() -> None:
     there = [PoolName("a", Role.E), PoolName("owner/b", Role.E), PoolName("a", Role.PD)]
     assert pools.named("owner/b/E", there) == there[1]
