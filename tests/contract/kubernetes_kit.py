@@ -26,7 +26,7 @@ from triptych.integrations.kubernetes.api import DELETION_COST
 from triptych.integrations.kubernetes.settings import KubernetesSettings
 
 ROOT = Path(__file__).parents[2]
-RIGHTS = ROOT / "deploy" / "kubernetes" / "scaling.yaml"
+RIGHTS = ROOT / "deploy" / "kubernetes" / "base" / "scaling.yaml"
 ACCOUNT = "triptych-pool-manager"
 READY_S = 60.0
 _ADMIN = "admin-of-the-test"

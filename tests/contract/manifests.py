@@ -1,0 +1,109 @@
+"""The manifests of ``deploy/kubernetes``, rendered by kustomize, and what their pods see of them."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("demo", "gpu")
+COMPONENT = "app.kubernetes.io/component"
+SERVICES = ("encoder", "text", "router", "gateway", "pool-manager")
+"""Components that are services of Triptych."""
+
+Document = dict[str, Any]
+
+
+@cache
+def _text(overlay: str) -> str:
+    if (kustomize := shutil.which("kustomize")) is not None:
+        command = [kustomize, "build"]
+    elif (kubectl := shutil.which("kubectl")) is not None:
+        command = [kubectl, "kustomize"]
+    else:
+        pytest.skip("neither kustomize nor kubectl is on the PATH: the manifests for Kubernetes are not tested")
+    done = subprocess.run(
+        [*command, str(MANIFESTS / "overlays" / overlay)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rendered(overlay: str) -> list[Document]:
+    """All objects of an overlay, in the order in which they are to be applied."""
+    return list(yaml.load_all(_text(overlay), yaml.CSafeLoader))
+
+
+def workloads(documents: Iterable[Document]) -> dict[str, Document]:
+    """Deployments and StatefulSets by their component."""
+    found = [one for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    return {one["metadata"]["labels"][COMPONENT]: one for one in found}
+
+
+def of_kind(documents: Iterable[Document], kind: str) -> dict[str, Document]:
+    """Objects of a kind by name."""
+    return {one["metadata"]["name"]: one for one in documents if one["kind"] == kind}
+
+
+def pod_of(workload: Document) -> Document:
+    spec: Document = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(workload: Document) -> Document:
+    """Its only container."""
+    (container,) = pod_of(workload)["containers"]
+    found: Document = container
+    return found
+
+
+@dataclass(frozen=True)
+class PodIdentity:
+    """What the downward API tells a pod of itself."""
+
+    name: str
+    ip: str
+    namespace: str = "triptych"
+
+    def field(self, path: str) -> str:
+        return {"metadata.name": self.name, "status.podIP": self.ip, "metadata.namespace": self.namespace}[path]
+
+
+def environment(container: Document, documents: Iterable[Document], pod: PodIdentity) -> dict[str, str]:
+    """The environment of a container, as kubelets make it: ``env`` overrides ``envFrom``, and only earlier entries of ``env``
+    are expanded.
+    """
+    maps: Mapping[str, Document] = of_kind(documents, "ConfigMap")
+    taken: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        taken |= maps[source["configMapRef"]["name"]]["data"]
+    known: dict[str, str] = {}
+    for entry in container.get("env", ()):
+        origin = entry.get("valueFrom")
+        if origin is None:
+            value = re.sub(r"\$\(([A-Z0-9_]+)\)", lambda match: known.get(match[1], match[0]), entry["value"])
+        elif "fieldRef" in origin:
+            value = pod.field(origin["fieldRef"]["fieldPath"])
+        else:
+            of_map = origin["configMapKeyRef"]
+            value = maps[of_map["name"]]["data"][of_map["key"]]
+        known[entry["name"]] = value
+    return taken | known
+
+
+def selects(selector: Document, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector with ``In`` as its only operator selects an object."""
+    assert set(selector) <= {"matchLabels", "matchExpressions"}
+    expressions = selector.get("matchExpressions", ())
+    assert all(one["operator"] == "In" for one in expressions)
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        labels.get(one["key"]) in one["values"] for one in expressions
+    )
