@@ -1,6 +1,6 @@
 """The pool manager's gauges, read at every scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -25,6 +25,9 @@ class State(Protocol):
     @property
     def control(self) -> Control: ...
 
+    @property
+    def silences(self) -> Mapping[tuple[str, ...], int]: ...
+
     def members_by_state(self) -> dict[tuple[str, ...], int]: ...
 
 
@@ -34,6 +37,12 @@ def watch(metrics: Metrics, state: State) -> None:
     def read() -> Iterable[Metric]:
         control = state.control
         yield gauge("triptych_pool_members", "Members by role and state", state.members_by_state(), ("role", "state"))
+        yield total(
+            "triptych_pool_member_silences",
+            "Members that were not heard of in time, by role and what came of it",
+            state.silences,
+            ("role", "outcome"),
+        )
         yield gauge("triptych_pool_version", "Version of the list of members", state.version)
         yield gauge("triptych_pool_watchers", "Routers and gateways that watch", state.watchers)
         leads, store_fault = control.leading.leads, control.leading.store_fault

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -192,6 +192,11 @@ class PoolManagerService:
                 key = ("" if pool.role is None else pool.role.value, state)
                 found[key] = found.get(key, 0) + 1
         return found
+
+    @property
+    def silences(self) -> Mapping[tuple[str, ...], int]:
+        """Members that were silent since the start, by role (empty for routers) and what came of it."""
+        return self._machine.silences
 
     # --- ports.PoolManager -------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Load and SLO attainment of this router: feeds their machine from running requests, and shows them as metrics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric as Family
 
@@ -9,12 +9,13 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of, request_class
 from triptych.domain.timeline import Timeline
-from triptych.domain.windows import ClassWindow, Sketch, WindowReport, summed
+from triptych.domain.windows import ClassWindow, Judged, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
 from triptych.ports import Clock
-from triptych.runtime.metrics import gauge
+from triptych.runtime.metrics import gauge, total
 
+_LABELS = ("model_name", "metric", "modality")
 _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
 
 
@@ -82,35 +83,40 @@ class Attainment:
             {(model, metric.value, name): limit_s for (name, metric), limit_s in self._recorder.limits_s().items()},
             ("model_name", "metric", "class"),
         )
+        yield total(
+            "triptych_slo_judged",
+            "Requests judged by the SLO",
+            _verdicts(model, self._recorder.judged),
+            (*_LABELS, "verdict"),
+        )
 
 
 def _pixels(info: MediaInfo) -> int:
     return info.samples if info.modality is Modality.AUDIO else info.width * info.height * info.frames
 
 
-def _shown(windows: dict[str, ClassWindow], model: str) -> Iterable[Family]:
-    judged = {
-        (modality, metric): {Metric.TTFT: window.ttft, Metric.TBT: window.tbt, Metric.E2E: window.e2e}[metric]
-        for modality, window in windows.items()
-        for metric in Metric
+def _verdicts(model: str, judged: Mapping[tuple[str, Metric], Judged]) -> dict[tuple[str, ...], float]:
+    return {
+        (model, metric.value, modality, verdict): number
+        for (modality, metric), one in judged.items()
+        for verdict, number in (("met", one.met), ("missed", one.missed))
+        if one.count
     }
-    labels = ("model_name", "metric", "modality")
+
+
+def _shown(windows: dict[str, ClassWindow], model: str) -> Iterable[Family]:
+    judged = {(modality, metric): window.judged(metric) for modality, window in windows.items() for metric in Metric}
     yield gauge(
         "triptych_slo_attainment",
         "Share of requests that met the SLO, over the sliding window",
         {(model, m.value, name): one.met / one.count for (name, m), one in judged.items() if one.count},
-        labels,
+        _LABELS,
     )
     yield gauge(
         "triptych_slo_requests",
         "Requests judged by the SLO in the sliding window",
-        {
-            (model, metric.value, name, verdict): number
-            for (name, metric), one in judged.items()
-            for verdict, number in (("met", one.met), ("missed", one.missed))
-            if one.count
-        },
-        (*labels, "verdict"),
+        _verdicts(model, judged),
+        (*_LABELS, "verdict"),
     )
     yield gauge(
         "triptych_slo_stage_attainment",
@@ -133,7 +139,7 @@ def _shown(windows: dict[str, ClassWindow], model: str) -> Iterable[Family]:
             for shown, share in _QUANTILES.items()
             if (seconds := sketch.quantile_s(share)) is not None
         },
-        (*labels, "quantile"),
+        (*_LABELS, "quantile"),
     )
 
 

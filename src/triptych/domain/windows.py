@@ -173,6 +173,10 @@ class ClassWindow(Counts):
     tbt_s: Sketch = Sketch()
     e2e_s: Sketch = Sketch()
 
+    def judged(self, metric: Metric) -> Judged:
+        """Requests that were judged by an objective of this metric."""
+        return {Metric.TTFT: self.ttft, Metric.TBT: self.tbt, Metric.E2E: self.e2e}[metric]
+
     def missed_by(self, stage: ChargedStage) -> int:
         """Missed TTFTs that this stage is charged with."""
         return {

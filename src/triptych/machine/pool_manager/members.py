@@ -5,7 +5,7 @@ whoever uses them may still reach them. Ids and addresses belong to one process 
 older one at once, unless the older one is provably there.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -116,6 +116,8 @@ class MembersMachine:
         """Departures up to this version are no longer remembered."""
         self._version = 1
         self._last_tick_s = now_s
+        self.silences: Counter[tuple[str, ...]] = Counter()
+        """Members that were silent since the start, by role (empty for routers) and what came of it: ``suspected``, ``removed``."""
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -239,6 +241,7 @@ class MembersMachine:
         member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s)
         self._by_address[new.address] = name
         self._by_session[session] = name
+        self._count_silence(member, suspected=0, removed=0)  # so that both are known from the start
         self._changed(member)
         what = "joined" if old is None else "joined again"
         return [*effects, Logged(name, f"{what} at {new.address} as {_kind(new)} of {new.model}"), accepted]
@@ -326,9 +329,11 @@ class MembersMachine:
             silent_s = now_s - member.heard_s
             if silent_s >= self._limits.remove_s:
                 self._remove(name, Departure.LOST)
+                self._count_silence(member, removed=1)
                 effects.append(Logged(name, f"removed after {silent_s:.3g} s silence"))
             elif silent_s >= self._limits.suspect_s and not member.suspected:
                 member.suspected = True
+                self._count_silence(member, suspected=1)
                 self._changed(member)
                 effects.append(Logged(name, f"suspected after {silent_s:.3g} s silence"))
         return effects
@@ -340,6 +345,10 @@ class MembersMachine:
         member.version = self._version
         name = member.registration.instance_id
         self._members[name] = self._members.pop(name)
+
+    def _count_silence(self, member: _Member, **outcomes: int) -> None:
+        role = member.registration.role
+        self.silences.update({("" if role is None else role.value, what): number for what, number in outcomes.items()})
 
     def _remove(self, name: str, departure: Departure) -> None:
         member = self._members.pop(name)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
-from triptych.domain.slo import CLASSES, ChargedStage, Isolated, Metric, Slo
+from triptych.domain.slo import CLASSES, ChargedStage, Isolated, Metric, Slo, modality_of
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import (
     MAX_BLAMED,
+    NOTHING_JUDGED,
     ClassWindow,
     Judged,
     NamedClass,
@@ -146,6 +147,8 @@ class AttainmentRecorder:
         self._classes: dict[str, WindowBuilder] = {}
         self._instances: dict[str, list[int]] = {}
         self._refusals = Refusals()
+        self.judged: dict[tuple[str, Metric], Judged] = {}
+        """Requests judged since the start, by modality; those of the open window are missing."""
         self._closed: deque[tuple[float, WindowReport]] = deque()
         """When each window ended, and what was in it."""
 
@@ -353,6 +356,10 @@ class AttainmentRecorder:
             waiting_media_tokens=sum(one.counts.media_tokens for one in waiting if one.dispatched_s is None),
             waiting_prompt_tokens=sum(one.counts.prompt_tokens for one in waiting if one.dispatched_s is not None),
         )
+        for name, window in merged((report,)).items():
+            for metric in Metric:
+                key = modality_of(name), metric
+                self.judged[key] = self.judged.get(key, NOTHING_JUDGED) + window.judged(metric)
         self._opened_s, self._classes, self._instances, self._refusals = now_s, {}, {}, Refusals()
         self._closed.append((now_s, report))
         while len(self._closed) > KEPT_REPORTS and self._closed[0][0] <= self._slides_from_s:

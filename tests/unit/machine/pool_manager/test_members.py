@@ -131,6 +131,18 @@ def test_silence_makes_it_suspected_then_removes_it(manager: Manager) -> None:
     assert manager.machine.since(Watch(7, known)).removed == (Removal("a:1", Departure.LOST),)
 
 
+def test_silences_are_counted_from_zero_on_by_what_came_of_them(manager: Manager) -> None:
+    manager.joins(1)
+    role = manager.machine.pools(manager.now_s)[0].role
+    of_role = "" if role is None else role.value
+    assert manager.machine.silences == {(of_role, "suspected"): 0, (of_role, "removed"): 0}
+    manager.passes(5)
+    manager.beats(1)
+    assert manager.machine.silences == {(of_role, "suspected"): 1, (of_role, "removed"): 0}
+    manager.passes(10)
+    assert manager.machine.silences == {(of_role, "suspected"): 2, (of_role, "removed"): 1}
+
+
 def test_one_that_is_heard_again_is_no_longer_suspected(manager: Manager) -> None:
     manager.joins(1)
     manager.passes(5)

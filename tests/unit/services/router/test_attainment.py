@@ -44,6 +44,25 @@ def test_requests_of_each_class_are_counted_and_judged() -> None:
     run(test())
 
 
+def test_judged_requests_are_counted_since_the_start() -> None:
+    async def test() -> None:
+        async with bench(settings=SETTINGS) as made:
+            for name in "abc":
+                await collect(made.router, ask(name))
+                await asyncio.sleep(100)  # longer than the window that attainment is shown over
+            metrics = Metrics()
+            gauges.watch(metrics, made.router)
+            found = {
+                (sample.labels["metric"], sample.labels["verdict"]): sample.value
+                for family in text_string_to_metric_families(metrics.render().decode())
+                for sample in family.samples
+                if sample.name == "triptych_slo_judged_total"
+            }
+            assert found == {("ttft", "met"): 0, ("ttft", "missed"): 3, ("tbt", "met"): 3, ("tbt", "missed"): 0}
+
+    run(test())
+
+
 def test_a_request_that_waits_is_in_the_next_report() -> None:
     async def test() -> None:
         async with bench(settings=RouterSettings(slo=("ttft=0.5s",))) as made:
