@@ -1,25 +1,16 @@
 """The commands for operators: ``status``, ``scale`` and ``drain``."""
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from triptych.cli.options import (
-    DEFAULT_URL,
-    ApiKey,
-    PoolManager,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    TlsName,
-    Url,
-    failures,
-    managers,
-    run,
-)
+from triptych.cli.options import ApiKey, failures, of_managers, run
 from triptych.cli.outcome import CliError
+
+if TYPE_CHECKING:
+    from triptych.cli.managers import Managers
 
 commands = typer.Typer()
 
@@ -29,26 +20,20 @@ commands = typer.Typer()
     "- `triptych status --admin http://127.0.0.1:9100` adds the load of that process\n\n"
     "- `triptych status --json | jq .ready` in a script; the exit status is 0 when every stage has an instance"
 )
+@of_managers
 def status(
-    url: Url = DEFAULT_URL,
+    known: "Managers",
     api_key: ApiKey = None,
     admin: Annotated[
         list[str] | None,
         typer.Option(help="Address of a process's admin port; may be repeated.", show_default=False),
     ] = None,
-    pool_manager: PoolManager = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    tls_name: TlsName = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show whether a cluster is ready, its pools with their sizes, attainment and last decisions, and its instances."""
     from triptych.cli import status as looking
     from triptych.cli.show import plain_console
 
-    with failures():
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     ready = run(looking.status(known, api_key, tuple(admin or ()), plain_console(), as_json=as_json))
     raise typer.Exit(0 if ready else 1)
 
@@ -68,7 +53,9 @@ class _WithNumbers(TyperCommand):
     epilog="Examples:\n\n- `triptych scale encoder 3 --for 30m`\n\n- `triptych scale triptych-demo/PD 2`\n\n"
     "- `triptych scale encoder --auto` ends it",
 )
+@of_managers
 def scale(
+    known: "Managers",
     pool: Annotated[
         str,
         typer.Argument(
@@ -78,12 +65,6 @@ def scale(
     size: Annotated[int | None, typer.Argument(min=0, help="Number of instances.", show_default=False)] = None,
     for_: Annotated[str, typer.Option("--for", help="How long: *90s*, *30m*, *2h*, *1d*.")] = "1h",
     auto: Annotated[bool, typer.Option("--auto", help="End a size that was set by hand.")] = False,
-    url: Url = DEFAULT_URL,
-    pool_manager: PoolManager = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    tls_name: TlsName = "",
 ) -> None:
     """Set the size of a pool by hand for a time, or end that. With autoscaling it follows the load again afterwards."""
     from triptych.cli import pools
@@ -97,14 +78,15 @@ def scale(
                 f"how many instances is {pool} to have? (--auto ends a size that was set by hand)", caller=True
             )
         for_s = pools.duration_s(for_)
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     run(pools.scale(pool, size, for_s, known, plain_console()))
 
 
 @commands.command(
     epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041 --wait 10m`"
 )
+@of_managers
 def drain(
+    known: "Managers",
     instance: Annotated[str, typer.Argument(help="The instance's or router's id, as in `triptych status`.")],
     force: Annotated[bool, typer.Option("--force", help="Also the last one of its kind.")] = False,
     wait: Annotated[
@@ -113,12 +95,6 @@ def drain(
             metavar="TIME", help="Wait until it has finished, at most *90s*, *10m*, *2h*.", show_default=False
         ),
     ] = None,
-    url: Url = DEFAULT_URL,
-    pool_manager: PoolManager = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    tls_name: TlsName = "",
 ) -> None:
     """Let an instance or router finish what it has and get no new work, for good.
 
@@ -130,5 +106,4 @@ def drain(
 
     with failures():
         wait_s = 0.0 if wait is None else pools.duration_s(wait)
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     run(pools.drain(instance, known, plain_console(), force=force, wait_s=wait_s))

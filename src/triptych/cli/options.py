@@ -1,7 +1,8 @@
 """What the commands share: their common options, and how a failure ends them. Nothing here takes time to import."""
 
 import asyncio
-from collections.abc import Coroutine
+import inspect
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -20,54 +21,71 @@ DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 _INTERRUPTED = 130
 
 Url = Annotated[str, typer.Option(envvar="TRIPTYCH_URL", help="Address of the gateway.")]
-PoolManager = Annotated[
-    str | None,
-    typer.Option(
-        envvar="TRIPTYCH_POOL_MANAGER",
-        metavar="HOST:PORT,...",
-        help="Addresses of the pool managers; by default that of a local *triptych up*.",
-        show_default=False,
-    ),
-]
 ApiKey = Annotated[
     str | None,
     typer.Option(envvar="TRIPTYCH_API_KEY", help="API key, if the gateway requires one.", show_default=False),
 ]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(envvar="TRIPTYCH_TLS_CERT", help="Own certificate (PEM), for a cluster that uses mutual TLS."),
-]
-TlsKey = Annotated[Path | None, typer.Option(envvar="TRIPTYCH_TLS_KEY", help="Key of the certificate (PEM).")]
-TlsCa = Annotated[
-    Path | None, typer.Option(envvar="TRIPTYCH_TLS_CA", help="Authority that signed the certificates (PEM).")
-]
-TlsName = Annotated[
-    str,
-    typer.Option(
-        envvar="TRIPTYCH_TLS_NAME",
-        metavar="DOMAIN",
-        help="--tls-name of the services: the domain in their certificates; empty for their hosts.",
-        show_default=False,
-    ),
-]
 
 
 def managers(
-    url: str, named: str | None, tls: tuple[Path | None, Path | None, Path | None], tls_name: str = ""
+    url: Url = DEFAULT_URL,
+    pool_manager: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TRIPTYCH_POOL_MANAGER",
+            metavar="HOST:PORT,...",
+            help="Addresses of the pool managers; by default that of a local *triptych up*.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="TRIPTYCH_TLS_CERT", help="Own certificate (PEM), for a cluster that uses mutual TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="TRIPTYCH_TLS_KEY", help="Key of the certificate (PEM).")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="TRIPTYCH_TLS_CA", help="Authority that signed the certificates (PEM).")
+    ] = None,
+    tls_name: Annotated[
+        str,
+        typer.Option(
+            envvar="TRIPTYCH_TLS_NAME",
+            metavar="DOMAIN",
+            help="--tls-name of the services: the domain in their certificates; empty for their hosts.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> "Managers":
     """The pool managers of a command. Raises CliError for options that cannot be used."""
     from triptych.cli.managers import Managers
     from triptych.runtime.tls import TlsIdentity
 
-    certificate, key, authority = tls
-    if certificate is None or key is None or authority is None:
-        if any(tls) or tls_name:
+    if tls_cert is None or tls_key is None or tls_ca is None:
+        if tls_cert or tls_key or tls_ca or tls_name:
             raise CliError("--tls-cert, --tls-key and --tls-ca go together, and --tls-name with them", caller=True)
-        return Managers(url, named)
+        return Managers(url, pool_manager)
     try:
-        return Managers(url, named, TlsIdentity.load(certificate, key, authority, name=tls_name))
+        return Managers(url, pool_manager, TlsIdentity.load(tls_cert, tls_key, tls_ca, name=tls_name))
     except ValueError as error:
         raise CliError(str(error), caller=True) from None
+
+
+def of_managers(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is what ``managers`` returns, with the options of ``managers`` after its own."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = list(inspect.signature(managers).parameters.values())
+
+    def with_options(**given: Any) -> None:
+        with failures():
+            known = managers(**{one.name: given.pop(one.name) for one in shared})
+        command(known, **given)
+
+    with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+    with_options.__annotations__ = {}
+    with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return with_options
 
 
 class failures:  # noqa: N801 - used as a statement
