@@ -115,6 +115,38 @@ async def test_a_size_that_somebody_else_changed_is_set_again(site: Site) -> Non
         assert (await pool_when(scaler, running=4)).wanted == 2
 
 
+async def test_a_rollout_does_not_add_its_extra_pod_to_the_size(site: Site) -> None:
+    """Two templates are there at once: the new pod is ready before the Deployment deletes the old one."""
+    async with site.manager() as scaler:
+        await scaler.scale(POOL, 1, 1)
+        await pool_when(scaler, running=1)
+        site.controllers.paused = True
+        await asyncio.sleep(0.2)
+        labels = {"app": DEPLOYMENT, "pod-template-hash": "new"}
+        pods = f"/api/v1/namespaces/{site.settings.kubernetes_namespace}/pods"
+        body = {
+            "metadata": {"name": f"{DEPLOYMENT}-0", "labels": labels},
+            "spec": {"containers": [{"name": "main", "image": "unused"}]},
+        }
+        await site.server.request("POST", pods, body)
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        merge = "application/merge-patch+json"
+        await site.server.request("PATCH", f"{pods}/{DEPLOYMENT}-0/status", ready, kind=merge)
+        await pool_when(scaler, running=2)
+        await asyncio.sleep(0.5)  # several rounds of the scaler
+        assert await site.replicas() == 1
+        await scaler.scale(POOL, 3, 1)  # growing does not wait for its end
+        async with asyncio.timeout(10):
+            while await site.replicas() != 3:  # noqa: ASYNC110 - a real server
+                await asyncio.sleep(0.05)
+        await scaler.scale(POOL, 1, 1)  # shrinking does
+        await asyncio.sleep(0.5)
+        assert await site.replicas() == 3
+        await site.server.request("DELETE", f"{pods}/{DEPLOYMENT}-0")
+        site.controllers.paused = False
+        await pool_when(scaler, running=3)
+
+
 async def test_a_write_after_somebody_elses_is_a_conflict(site: Site) -> None:
     site.controllers.paused = True
     await asyncio.sleep(0.2)

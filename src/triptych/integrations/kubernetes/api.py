@@ -22,6 +22,9 @@ _MERGE = "application/merge-patch+json"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Of the ready pods of a ReplicaSet, the one with the lowest cost is deleted first."""
 
+_TEMPLATE_HASH = "pod-template-hash"
+"""Label by which a Deployment tells the pods of one template from those of another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -45,6 +48,8 @@ class Pod:
     reason: str
     """Why it is not ready, if Kubernetes says so."""
     deletion_cost: str
+    template: str
+    """Hash of the template that it was made from; empty if it is of no Deployment."""
 
 
 class KubernetesApi:
@@ -204,6 +209,7 @@ def _pod(item: Mapping[str, Any]) -> Pod:
         failed,
         reason[:200],
         (metadata.get("annotations") or {}).get(DELETION_COST, ""),
+        (metadata.get("labels") or {}).get(_TEMPLATE_HASH, ""),
     )
 
 

@@ -33,7 +33,8 @@ class KubernetesScaler:
     A Deployment gets as many replicas as are wanted, or as are ready and not named for removal, if those are more: ready pods
     are deleted only by name. Kubernetes deletes pods that are not ready first, and of the others the one with the
     lowest deletion cost, which the named ones get before the number of replicas is lowered. A named pod that must be replaced,
-    as no fewer are wanted, is deleted.
+    as no fewer are wanted, is deleted. While a rollout replaces pods of one template by those of another, one of each may be
+    ready, so ready pods do not count then, and the number of replicas is not lowered until it is over.
 
     Tokens are compared in an annotation of a Lease object, so that managers refuse each other's outdated orders. Each write
     to a Deployment depends on the version that was read before that comparison.
@@ -123,7 +124,8 @@ class KubernetesScaler:
                 await self._api.mark(name, _CHOSEN)
         kept = sum(pod.ready and pod.name not in target.removals for pod in present.values())
         wanted = scale.replicas if target.wanted is None else target.wanted
-        replicas = max(wanted, kept)
+        rollout = len({pod.template for pod in present.values()}) > 1
+        replicas = max(wanted, scale.replicas if rollout else kept)
         if replicas != scale.replicas:
             await self._api.set_replicas(target.deployment, replicas, scale.version)
             logger.info("pool %s: %s has %d replicas, %d before", pool, target.deployment, replicas, scale.replicas)
