@@ -28,7 +28,7 @@ COPY pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
-    && /opt/triptych/bin/pip install --quiet '.[encoder,text,telemetry,ucx]' \
+    && /opt/triptych/bin/pip install --quiet '.[cli,encoder,text,telemetry,ucx]' \
     && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
 
 FROM ${PYTHON}

@@ -14,6 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
+IMAGES = ROOT / "deploy" / "images"
 OVERLAYS = ("demo", "gpu")
 COMPONENT = "app.kubernetes.io/component"
 SERVICES = ("encoder", "text", "router", "gateway", "pool-manager")
@@ -97,6 +98,18 @@ def environment(container: Document, documents: Iterable[Document], pod: PodIden
             value = maps[of_map["name"]]["data"][of_map["key"]]
         known[entry["name"]] = value
     return taken | known
+
+
+def dockerfile(service: str) -> str:
+    return (IMAGES / f"{service.replace('-', '_')}.Dockerfile").read_text()
+
+
+def image_environment(service: str) -> dict[str, str]:
+    """What the image of a service sets."""
+    text = dockerfile(service)
+    last_stage = text[text.rindex("\nFROM ") :]
+    lines = re.findall(r"^ENV (.*)$", last_stage, re.MULTILINE)
+    return dict(pair.split("=", 1) for line in lines for pair in line.split())
 
 
 def selects(selector: Document, labels: Mapping[str, str]) -> bool:

@@ -1,5 +1,6 @@
 """The manifests of ``deploy/kubernetes``: valid for current versions of Kubernetes, and what they promise."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from services.pool_manager.settings import PoolManagerSettings
 from services.router.settings import RouterSettings
 from services.text.settings import TextSettings
 from tests.contract.manifests import (
+    IMAGES,
     OVERLAYS,
     SERVICES,
     Document,
     PodIdentity,
     container_of,
+    dockerfile,
     environment,
+    image_environment,
     of_kind,
     pod_of,
     rendered,
@@ -44,7 +48,7 @@ POD = PodIdentity("pod-1", "10.1.2.3")
 POOLS = ("encoder", "text")
 DATA_PORTS = (61_000, 65_535)
 """Ports of pulls, by TCP and by UCX."""
-ADMIN_PORT = 9090
+ADMIN_PORT = 9100
 DNS_PORT = 53
 
 
@@ -62,7 +66,7 @@ def documents(overlay: str) -> list[Document]:
 def settings_of(service: str, documents: list[Document]) -> ServiceSettings:
     """As the service reads them in its pod: an unknown variable is an error."""
     container = container_of(workloads(documents)[service])
-    return SETTINGS[service].load((), environment(container, documents, POD))
+    return SETTINGS[service].load((), image_environment(service) | environment(container, documents, POD))
 
 
 def service_settings(documents: list[Document]) -> Iterator[tuple[str, Any]]:
@@ -237,6 +241,7 @@ def test_probes_ask_the_admin_port_from_within(documents: list[Document], overla
         }
         # An instance that drains must stay ready: the scaler takes one that is not for one that starts.
         assert asked == {"startup": "/ready", "readiness": "/health", "liveness": "/health"}
+        assert settings.admin_port == ADMIN_PORT
         assert settings.admin_host == ("0.0.0.0" if overlay == "gpu" else "127.0.0.1")
 
 
@@ -466,3 +471,26 @@ def test_the_pod_monitor_finds_the_admin_ports() -> None:
     }
     assert selected == set(SERVICES)
     assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["admin"]
+
+
+def test_every_image_is_built_here() -> None:
+    built = {f"triptych-{path.stem.replace('_', '-')}" for path in IMAGES.glob("*.Dockerfile")}
+    used = {
+        container_of(workload)["image"].rpartition(":")[0]
+        for name, workload in workloads(rendered("demo")).items()
+        if name in SERVICES
+    }
+    assert used == built
+
+
+def test_images_have_what_the_manifests_call() -> None:
+    for service in SERVICES:
+        image = dockerfile(service)
+        container = container_of(workloads(rendered("demo"))[service])
+        assert "COPY deploy/images/ready.py /opt/triptych/ready.py" in image
+        assert f"useradd --uid {pod_of(workloads(rendered('demo'))[service])['securityContext']['runAsUser']} " in image
+        if "triptych drain" in str(container.get("lifecycle")):
+            assert re.search(r"install --quiet '\.\[cli,", image), "the command drain is in the extra cli"
+    directory = environment(container_of(workloads(rendered("demo"))["text"]), rendered("demo"), POD)["MODEL_DIRECTORY"]
+    assert re.search(r"^ARG PYTHON=python:3\.11-", image, re.MULTILINE)
+    assert directory == "/opt/triptych/lib/python3.11/site-packages/triptych/demo/model"
