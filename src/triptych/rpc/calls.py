@@ -44,10 +44,11 @@ def reader(message: type[MessageT], convert: Callable[[MessageT], Domain]) -> Ca
 
     def read(data: bytes) -> Domain:
         try:
-            parsed = parse(data)
+            return convert(parse(data))
         except DecodeError:
             raise errors.InternalError("a peer sent an answer that is not a valid message") from None
-        return converted(parsed, convert)
+        except errors.InvalidRequest as error:
+            raise _fault(error) from None
 
     return read
 
@@ -56,8 +57,13 @@ def converted(message: Wire, convert: Callable[[Wire], Domain]) -> Domain:
     """Raises InternalError for an invalid answer."""
     try:
         return convert(message)
-    except errors.InvalidRequest as error:  # the peer's answer is invalid, which is not this caller's fault
-        raise errors.InternalError(f"a peer sent an invalid answer: {error.message}") from None
+    except errors.InvalidRequest as error:
+        raise _fault(error) from None
+
+
+def _fault(error: errors.InvalidRequest) -> errors.InternalError:
+    """The peer's answer is invalid, which is not this caller's fault."""
+    return errors.InternalError(f"a peer sent an invalid answer: {error.message}")
 
 
 async def stream(

@@ -146,7 +146,7 @@ class _Stream:
             stream.cancel()
             self._unsent.clear()
             for call in self._calls.values():
-                call.end(fail())
+                call.take((), over=True, error=fail())
             self._calls.clear()
 
     async def _read(self, stream: "_GrpcStream") -> Callable[[], errors.TriptychError]:
@@ -176,9 +176,7 @@ class _Stream:
                 error = calls.from_peer(
                     error_from_status(answer.end.code, answer.end.message, answer.end.metadata.items())
                 )
-        call.take(answer.messages)
-        if over:
-            call.end(error)
+        call.take(answer.messages, over=over, error=error)
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
         if not self.over:
@@ -243,20 +241,17 @@ class _Call:
         if not self._over:
             self._stream.cancel(self.number)
 
-    def take(self, messages: Iterable[bytes]) -> None:
-        self._messages.extend(messages)
-        self._wake()
-
-    def end(self, error: errors.TriptychError | None) -> None:
-        self._over, self._error = True, error
-        self._timer.cancel()
-        self._wake()
-
     def _expire(self) -> None:
         self._stream.cancel(self.number)
-        self.end(errors.DeadlineExceeded("the call did not end within its deadline"))
+        late = errors.DeadlineExceeded("the call did not end within its deadline")
+        self.take((), over=True, error=late)
 
-    def _wake(self) -> None:
+    def take(self, messages: Iterable[bytes], *, over: bool, error: errors.TriptychError | None) -> None:
+        """Messages for the reader, and with ``over`` the end of the call."""
+        self._messages.extend(messages)
+        if over:
+            self._over, self._error = True, error
+            self._timer.cancel()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

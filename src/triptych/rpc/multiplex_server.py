@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
+from math import inf
 from typing import NoReturn, cast
 
 import grpc
@@ -29,8 +31,8 @@ class Handlers:
         self._by_path: dict[str, Handler] = {}
         register(cast("grpc.aio.Server", self))
 
-    def get(self, path: str) -> "Handler | None":
-        return self._by_path.get(path)
+    def __iter__(self) -> Iterator[tuple[str, Handler]]:
+        return iter(self._by_path.items())
 
     def add_registered_method_handlers(self, service: str, handlers: "Mapping[str, Handler]") -> None:
         """As on a server; generated code calls both methods."""
@@ -45,23 +47,16 @@ class CallsServicer(calls_pb2_grpc.CallsServicer):
     """Serves calls of ``handlers``, behind ``boundary`` like those that come by themselves; at most ``limit`` at once."""
 
     def __init__(self, handlers: Handlers, boundary: ErrorInterceptor, limit: int | None) -> None:
-        self._handlers = handlers
-        self._boundary = boundary
-        self.limit = limit
+        self.handlers = {
+            path: boundary.wrap(handler, path) for path, handler in handlers if not handler.request_streaming
+        }
+        """By rpc path."""
+        self.limit = inf if limit is None else limit
         self.open = 0
         """Calls of all streams."""
 
     def register(self, server: grpc.aio.Server) -> None:
         calls_pb2_grpc.add_CallsServicer_to_server(self, server)
-
-    @property
-    def full(self) -> bool:
-        return self.limit is not None and self.open >= self.limit
-
-    def handler(self, method: str) -> "Handler | None":
-        """None for a method that this server does not have, or that reads a stream of requests."""
-        handler = self._handlers.get(method)
-        return None if handler is None or handler.request_streaming else self._boundary.wrap(handler, method)
 
     async def Exchange(self, requests: object, context: Context) -> None:  # noqa: N802 - the name is the wire's
         del requests
@@ -122,16 +117,16 @@ class _Exchange:
         if number <= self._last:
             raise errors.InvalidRequest(f"call {number} started after call {self._last}", param="call")
         self._last = number
-        if self._servicer.full:
+        if self._servicer.open >= self._servicer.limit:
             status = error_to_status(errors.Overloaded(f"{self._servicer.limit} calls are open, which is the limit"))
             self._unsent.end(number, status.grpc_code, status.message, status.metadata)
             return
         call = self._calls[number] = _Call(number, start)
         self._servicer.open += 1
         call.task = group.create_task(self._serve(call, start))
-        call.task.add_done_callback(lambda _: self._ended(call))
+        call.task.add_done_callback(partial(self._ended, call))
 
-    def _ended(self, call: "_Call") -> None:
+    def _ended(self, call: "_Call", _: asyncio.Task[None]) -> None:
         call.timer.cancel()
         self._servicer.open -= 1
         del self._calls[call.number]
@@ -152,7 +147,7 @@ class _Exchange:
         self._unsent.end(call.number, call.code, call.message, call.metadata)
 
     async def _answer(self, call: "_Call", start: calls_pb2.StartCall) -> None:
-        handler = self._servicer.handler(start.method)
+        handler = self._servicer.handlers.get(start.method)
         if handler is None:
             await call.abort(grpc.StatusCode.UNIMPLEMENTED)
         serialize = cast("Callable[[object], bytes]", handler.response_serializer)
