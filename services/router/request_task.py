@@ -20,25 +20,20 @@ from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.request import Phase, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
-    Alarm,
-    CallerLeft,
-    DeadlinePassed,
+    After,
     Encode,
     End,
     Extend,
     Failed,
     Generate,
     LeaseGranted,
-    LeasesDue,
     LeasesExtended,
-    Pause,
     Prepared,
     Renew,
     RequestEffect,
     RequestEvent,
-    Resumed,
-    TextFinished,
-    TextReady,
+    Signal,
+    TextReported,
 )
 from triptych.machine.router.shared_events import (
     CallFailed,
@@ -63,7 +58,7 @@ from .stream_buffer import StreamBuffer
 
 logger = logging.getLogger(__name__)
 
-_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | Pause | Release
+_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | After | Release
 
 _LAST_CALL_S = 1.0
 """How long a text instance may take to end its call after the answer's end."""
@@ -139,7 +134,7 @@ class RequestTask:
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
         if not self.phase.over:
-            self.feed(CallerLeft())
+            self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +144,7 @@ class RequestTask:
             await self._drive(on_over)
 
     async def _drive(self, on_over: Callable[["RequestTask"], None]) -> None:
-        self._feed_after(self._left_s(), DeadlinePassed())
+        self._feed_after(self._left_s(), Signal.DEADLINE_PASSED)
         self._cluster.register(self._number, self)
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -158,7 +153,7 @@ class RequestTask:
                     await self._over.wait()
                 except asyncio.CancelledError:
                     # The process is ending: report it to whoever waits for the answer.
-                    self.feed(CallerLeft())
+                    self.feed(Signal.CALLER_LEFT)
                     raise
                 if self.phase is Phase.DONE:
                     # At most the end of the text instance's call is outstanding.
@@ -219,10 +214,8 @@ class RequestTask:
                         call.cancel()
                 case Release(name):
                     releases.setdefault(name, []).append(effect)
-                case Alarm(delay_s):
-                    self._feed_after(delay_s, LeasesDue())
-                case Pause(number, delay_s):
-                    self._feed_after(delay_s, Resumed(number))
+                case After(delay_s, event):
+                    self._feed_after(delay_s, event)
                 case End(error):
                     self.buffer.close(error)
                     self._over.set()
@@ -371,7 +364,7 @@ class RequestTask:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 begun = begun or self._begins(effect.credit, events)
                 for finished in answer.take(events):
-                    self.feed(TextFinished(effect.credit, finished))
+                    self.feed(TextReported(effect.credit, finished))
         if not answer.over:
             raise InstanceLost("the text instance's stream ended early")
 
@@ -382,7 +375,7 @@ class RequestTask:
                 self._feed_both(FirstToken(credit))
                 self._attainment.answering(self._number, self.timeline())
                 return True
-            self.feed(TextReady(credit, event))
+            self.feed(TextReported(credit, event))
         return False
 
     def _new_answer(self) -> Answer:

@@ -15,6 +15,7 @@ from enum import Enum
 from math import inf
 
 from triptych.domain.embedding import LeaseId
+from triptych.domain.generation import Finished, Ready
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
@@ -31,23 +32,19 @@ from triptych.errors import (
 )
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
-    Alarm,
-    CallerLeft,
-    DeadlinePassed,
+    After,
     Encode,
     End,
     Failed,
     Generate,
     LeaseGranted,
-    LeasesDue,
     LeasesExtended,
-    Pause,
     Prepared,
     RequestEffect,
     RequestEvent,
     Resumed,
-    TextFinished,
-    TextReady,
+    Signal,
+    TextReported,
 )
 from triptych.machine.router.request_item import RequestItem
 from triptych.machine.router.request_stats import RequestStats
@@ -145,7 +142,7 @@ class RequestMachine:
         self._items: list[RequestItem] = []
         self._answer_tokens = 0
         self._alarm_s = inf
-        """When ``LeasesDue`` will come."""
+        """When ``LEASES_DUE`` will come."""
         # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -229,28 +226,24 @@ class RequestMachine:
                 return self._call_failed(credit, error, now_s)
             case Resumed(number):
                 return self._resumed(number, now_s)
-            case LeasesDue():
+            case Signal.LEASES_DUE:
                 return self._leases_due(now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case TextPoolLost(error):
                 sent = self._phase in {Phase.DISPATCHING, Phase.STREAMING}
                 return [] if sent else self._end(Phase.FAILED, error, now_s)
-            case CallerLeft():
+            case Signal.CALLER_LEFT:
                 return self._end(Phase.CANCELLED, Cancelled("the client disconnected"), now_s)
-            case DeadlinePassed():
+            case Signal.DEADLINE_PASSED:
                 error = DeadlineExceeded(f"not done within {self._deadline_s - self._stats.started_s:.3f} s")
                 return self._end(Phase.FAILED, error, now_s)
             case _ if not self._text.has(event.credit):
                 return []
-            case TextReady(_, ready):
-                self._stats.ready = ready
-                return []
             case FirstToken():
                 return self._first_token(now_s)
-            case TextFinished(_, finished):
-                self._stats.finished[finished.choice] = finished
-                return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
+            case TextReported(_, what):
+                return self._text_reported(what, now_s)
 
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
         self._stats.prepared_s = now_s
@@ -313,7 +306,7 @@ class RequestMachine:
             return self._end(Phase.FAILED, error, now_s)
         self._pause_number += 1
         self._pauses[self._pause_number] = frozenset(items)
-        return [Pause(self._pause_number, delay_s, error.message)]
+        return [After(delay_s, Resumed(self._pause_number), error.message)]
 
     def _resumed(self, number: int, now_s: float) -> list[RequestEffect]:
         items = self._pauses.pop(number, None)
@@ -393,7 +386,7 @@ class RequestMachine:
         if due_s >= self._alarm_s:
             return []
         self._alarm_s = due_s
-        return [Alarm(max(0.0, due_s - now_s))]
+        return [After(max(0.0, due_s - now_s), Signal.LEASES_DUE, "half of the leases' time has passed")]
 
     def _holder_of(self, credit: int) -> RequestItem | None:
         """The item that holds this credit, if any."""
@@ -478,6 +471,13 @@ class RequestMachine:
         self._phase = Phase.STREAMING
         self._stats.first_token_s = now_s
         return self._release_all("the text instance has what it needs")
+
+    def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
+        if isinstance(what, Ready):
+            self._stats.ready = what
+            return []
+        self._stats.finished[what.choice] = what
+        return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         named = error.items if isinstance(error, TransferFailed) else ()

@@ -1,6 +1,8 @@
 """Events and effects of a request's machine. Calls are identified by their credit."""
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
@@ -40,11 +42,6 @@ class LeaseGranted:
 
 
 @dataclass(frozen=True, slots=True)
-class LeasesDue:
-    """The time of ``Alarm`` has come."""
-
-
-@dataclass(frozen=True, slots=True)
 class LeasesExtended:
     """Result of Extend: these leases, including the router's own, last ``lease_s`` from then on."""
 
@@ -55,17 +52,11 @@ class LeasesExtended:
 
 
 @dataclass(frozen=True, slots=True)
-class TextReady:
-    credit: int
-    ready: Ready
-
-
-@dataclass(frozen=True, slots=True)
-class TextFinished:
-    """One choice has finished."""
+class TextReported:
+    """The text instance has the request's embeddings, or has finished a choice."""
 
     credit: int
-    finished: Finished
+    what: Ready | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +66,14 @@ class Resumed:
     number: int
 
 
+class Signal(Enum):
+    """Events without data."""
+
+    LEASES_DUE = "leases are to be extended"
+    CALLER_LEFT = "the client disconnected, or the process is ending"
+    DEADLINE_PASSED = "the deadline has passed"
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The request is invalid, or the router failed."""
@@ -82,31 +81,18 @@ class Failed:
     error: TriptychError
 
 
-@dataclass(frozen=True, slots=True)
-class CallerLeft:
-    """The client disconnected, or the process is ending."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    pass
-
-
 RequestEvent = (
     Prepared
     | Answer
     | ItemEncoded
     | LeaseGranted
-    | LeasesDue
     | LeasesExtended
     | FirstToken
-    | TextReady
-    | TextFinished
+    | TextReported
     | CallFailed
     | Resumed
     | Failed
-    | CallerLeft
-    | DeadlinePassed
+    | Signal
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -169,18 +155,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
-    """Send LeasesDue after this delay."""
+class After:
+    """Send this event after the delay."""
 
     delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Send Resumed after this delay."""
-
-    number: int
-    delay_s: float
+    event: Resumed | Literal[Signal.LEASES_DUE]
     reason: str
 
 
@@ -194,4 +173,4 @@ class End:
 ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone
 """Effects that are events of the cluster machine."""
 
-RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Abort | Alarm | Pause | Release | End
+RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Abort | After | Release | End

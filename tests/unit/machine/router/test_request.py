@@ -30,25 +30,21 @@ from triptych.errors import (
 from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
-    Alarm,
-    CallerLeft,
-    DeadlinePassed,
+    After,
     Encode,
     End,
     Extend,
     Failed,
     Generate,
     LeaseGranted,
-    LeasesDue,
     LeasesExtended,
-    Pause,
     Prepared,
     Renew,
     RequestEffect,
     RequestEvent,
     Resumed,
-    TextFinished,
-    TextReady,
+    Signal,
+    TextReported,
 )
 from triptych.machine.router.shared_events import (
     CallFailed,
@@ -114,7 +110,7 @@ class World:
         self.named: set[LeaseId] = set()
         self.calls: list[Call] = []
         self.aborted: list[Call] = []
-        self.pauses: list[Pause] = []
+        self.pauses: list[After] = []
         self.alarmed = False
         self.extending: list[Extend] = []
         self.effects: list[RequestEffect] = []
@@ -129,10 +125,10 @@ class World:
             match effect:
                 case Encode() | Renew() | Generate() | TextWanted() | CreditsWanted():
                     self.calls.append(effect)
-                case Pause():
-                    self.pauses.append(effect)
-                case Alarm():
+                case After(_, Signal.LEASES_DUE):
                     self.alarmed = True
+                case After():
+                    self.pauses.append(effect)
                 case Extend():
                     assert all(lease_id in self.named for lease_id in effect.lease_ids)
                     self.extending.append(effect)
@@ -228,7 +224,7 @@ class World:
         """Lets the next pause elapse."""
         pause = self.pauses.pop(0)
         self.now_s += pause.delay_s
-        self.feed(Resumed(pause.number))
+        self.feed(pause.event)
 
     def dispatched(self) -> Generate:
         (call,) = self.take(TextWanted)
@@ -272,7 +268,7 @@ def test_a_text_only_request_uses_no_encoder() -> None:
     call = world.dispatched()
     assert call.placements == ()
     world.feed(FirstToken(call.credit))
-    world.feed(TextFinished(call.credit, finished()))
+    world.feed(TextReported(call.credit, finished()))
     world.assert_over(Phase.DONE)
 
 
@@ -285,13 +281,13 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_is_complete() ->
     call = world.dispatched()
     assert [(place.item, place.start, place.tokens) for place in call.placements] == [(0, 0, 4), (1, 10, 4)]
     pulls = tuple(PullReport(item, "tcp", 128, 0.01, cached=False) for item in range(2))
-    world.feed(TextReady(call.credit, Ready(pulls, 0.5, 0.6)))
+    world.feed(TextReported(call.credit, Ready(pulls, 0.5, 0.6)))
     assert len(world.leases) == 4
     world.now_s = 3.0
     world.feed(FirstToken(call.credit))
     assert not world.leases
     world.now_s = 5.0
-    world.feed(TextFinished(call.credit, finished()))
+    world.feed(TextReported(call.credit, finished()))
     world.assert_over(Phase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert timeline.outcome is Outcome.DONE
@@ -316,7 +312,7 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.encode_all()
     call = world.dispatched()
     pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
-    world.feed(TextReady(call.credit, Ready(pulls, 0.5, 0.6)))
+    world.feed(TextReported(call.credit, Ready(pulls, 0.5, 0.6)))
     running = machine.timeline(7.0, 11)
     assert (running.outcome, running.completion_tokens, running.ttft_s, running.total_s) == (
         Outcome.RUNNING,
@@ -328,10 +324,10 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 9.0
     world.feed(FirstToken(call.credit))
-    world.feed(TextFinished(call.credit, finished()))
+    world.feed(TextReported(call.credit, finished()))
     assert machine.phase is Phase.STREAMING, "one choice is left"
     world.now_s = 11.0
-    world.feed(TextFinished(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
+    world.feed(TextReported(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
     timeline = machine.timeline(99.0, 0)
     assert (timeline.prepare_s, timeline.encode_s, timeline.ttft_s, timeline.total_s) == (2.0, 3.0, 7.0, 10.0)
     assert (timeline.prefill_s, timeline.decode_s) == (0.3, 0.9)
@@ -359,7 +355,7 @@ def test_shards_of_an_item_are_placed_consecutively() -> None:
 def test_the_timeline_omits_failed_attempts() -> None:
     world = World(0)
     call = world.dispatched()
-    world.feed(TextReady(call.credit, Ready((), 0.5, 0.6)))
+    world.feed(TextReported(call.credit, Ready((), 0.5, 0.6)))
     world.feed(failed(call, InstanceLost("gone")))
     timeline = world.machine.timeline(1.0, 0)
     assert (timeline.queue_s, timeline.pull_s) == (0.0, 0.0)
@@ -381,14 +377,14 @@ def test_the_timeline_of_an_unfinished_request_has_only_its_past_steps() -> None
 def test_the_timeline_names_errors_of_failed_requests_only() -> None:
     failed, left = World(1), World(1)
     failed.feed(Failed(InternalError("defect")))
-    left.feed(CallerLeft())
+    left.feed(Signal.CALLER_LEFT)
     assert [world.machine.timeline(1.0, 0).error for world in (failed, left)] == [InternalError.code, ""]
 
 
 def test_an_answer_without_chunks_has_its_first_token_at_its_end() -> None:
     world = World(0)
     world.now_s = 2.0
-    world.feed(TextFinished(world.dispatched().credit, finished()))
+    world.feed(TextReported(world.dispatched().credit, finished()))
     assert world.machine.timeline(9.0, 0).ttft_s == 2.0
 
 
@@ -512,8 +508,8 @@ def test_a_requeue_ends_the_pause_of_an_item() -> None:
     world.feed(failed(first, Overloaded("busy")))
     world.feed(failed(second, ArenaFull("full")))
     one, everything = world.pauses
-    assert world.feed(Resumed(one.number)) == []
-    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, CreditsWanted)]
+    assert world.feed(one.event) == []
+    (again,) = [effect for effect in world.feed(everything.event) if isinstance(effect, CreditsWanted)]
     assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
 
 
@@ -542,7 +538,7 @@ def test_a_second_response_to_a_call_is_ignored() -> None:
 def test_a_finished_call_is_not_cancelled() -> None:
     world = World(2)
     world.up_to_text()
-    assert not [effect for effect in world.feed(CallerLeft()) if isinstance(effect, Abort)]
+    assert not [effect for effect in world.feed(Signal.CALLER_LEFT) if isinstance(effect, Abort)]
     world.assert_over(Phase.CANCELLED)
 
 
@@ -739,7 +735,7 @@ def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() ->
     world.feed(FirstToken(first.credit))
     assert world.machine.phase is Phase.DISPATCHING
     world.feed(FirstToken(second.credit))
-    world.feed(TextFinished(second.credit, finished()))
+    world.feed(TextReported(second.credit, finished()))
     world.assert_over(Phase.DONE)
 
 
@@ -914,7 +910,7 @@ def test_leases_that_arrive_after_the_end_are_released() -> None:
     first, second = world.take(Encode)
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
-    world.feed(CallerLeft())
+    world.feed(Signal.CALLER_LEFT)
     world.encoded(first)
     world.encoded(second)
     world.assert_over(Phase.CANCELLED)
@@ -925,7 +921,7 @@ def test_leaving_the_queue_is_reported_and_late_credits_are_released() -> None:
     world = World(2)
     (call,) = world.calls
     assert isinstance(call, CreditsWanted)
-    assert any(isinstance(effect, CreditsAbandoned) for effect in world.feed(DeadlinePassed()))
+    assert any(isinstance(effect, CreditsAbandoned) for effect in world.feed(Signal.DEADLINE_PASSED))
     world.place(call)
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
@@ -954,7 +950,7 @@ def test_leases_of_a_cancelled_encode_are_released_without_a_response() -> None:
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    assert released(world.feed(CallerLeft())) == {call.reader_lease, call.router_lease}
+    assert released(world.feed(Signal.CALLER_LEFT)) == {call.reader_lease, call.router_lease}
     world.assert_over(Phase.CANCELLED)
 
 
@@ -984,7 +980,7 @@ def test_unexpected_lease_ids_end_the_request_and_are_released() -> None:
 
 
 def alarms(effects: list[RequestEffect]) -> list[float]:
-    return [effect.delay_s for effect in effects if isinstance(effect, Alarm)]
+    return [one.delay_s for one in effects if isinstance(one, After) and one.event is Signal.LEASES_DUE]
 
 
 def extends(effects: list[RequestEffect]) -> list[Extend]:
@@ -999,7 +995,7 @@ def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> Non
     while delays_s := alarms(world.effects):
         world.effects.clear()
         world.now_s += delays_s[-1]
-        for extend in extends(world.feed(LeasesDue())):
+        for extend in extends(world.feed(Signal.LEASES_DUE)):
             assert set(extend.lease_ids) == set(world.leases)
             requested_s.append(world.now_s)
             world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
@@ -1014,7 +1010,7 @@ def test_one_alarm_serves_all_leases_and_fires_at_once_when_half_is_over() -> No
     world.up_to_text()
     assert alarms(world.effects) == [15.0]
     world.now_s = 15.0
-    first, second = extends(world.feed(LeasesDue()))
+    first, second = extends(world.feed(Signal.LEASES_DUE))
     world.now_s = 21.0
     world.effects.clear()
     world.feed(LeasesExtended(first.credit, first.lease_ids, 5.0, 30.0))
@@ -1032,11 +1028,11 @@ def test_only_the_leases_that_are_due_are_extended() -> None:
     world.encoded(second)
     world.feed(failed(first, Overloaded("busy")))
     world.now_s = 10.0
-    world.feed(Resumed(world.pauses.pop().number))
+    world.feed(world.pauses.pop().event)
     world.place_all()
     world.encode_all()
     world.now_s = 15.0
-    assert [extend.key[0] for extend in extends(world.feed(LeasesDue()))] == [1]
+    assert [extend.key[0] for extend in extends(world.feed(Signal.LEASES_DUE))] == [1]
 
 
 def test_failed_extensions_are_retried_until_the_lease_expires() -> None:
@@ -1046,7 +1042,7 @@ def test_failed_extensions_are_retried_until_the_lease_expires() -> None:
     while delays_s := alarms(world.effects):
         world.effects.clear()
         world.now_s += delays_s[-1]
-        tried_s += [world.now_s for _ in extends(world.feed(LeasesDue()))]
+        tried_s += [world.now_s for _ in extends(world.feed(Signal.LEASES_DUE))]
     assert tried_s == pytest.approx([15.0, 22.5, 26.25, 28.125, 29.0625, 29.53125])
 
 
@@ -1063,7 +1059,7 @@ def test_released_and_long_enough_leases_are_not_extended() -> None:
     call = world.up_to_text()
     world.feed(FirstToken(call.credit))
     world.now_s = 15.0
-    assert extends(world.feed(LeasesDue())) == []
+    assert extends(world.feed(Signal.LEASES_DUE)) == []
     late = LeasesExtended(1, (b"x" * 16,), 14.0, 30.0)
     assert world.feed(late) == []
 
@@ -1106,16 +1102,16 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             world.resume()
             continue
         if world.alarmed and rng.random() < 0.3:
-            world.feed(LeasesDue())
+            world.feed(Signal.LEASES_DUE)
         if world.extending and rng.random() < 0.5:
             extend = world.extending.pop()
             if rng.random() > failing:
                 world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s))
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
-            world.feed(DeadlinePassed())
+            world.feed(Signal.DEADLINE_PASSED)
             break
         if rng.random() < 0.01:
-            endings: list[RequestEvent] = [CallerLeft(), DeadlinePassed(), Failed(InternalError("defect"))]
+            endings: list[RequestEvent] = [Signal.CALLER_LEFT, Signal.DEADLINE_PASSED, Failed(InternalError("defect"))]
             world.feed(rng.choice(endings))
             break
         if world.calls and (dispatch is None or rng.random() < 0.5):
@@ -1179,10 +1175,10 @@ def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Ge
         world.feed(failed(dispatch, some_error(rng)))
         return None
     events: list[RequestEvent] = [
-        TextReady(dispatch.credit, Ready((), 0.0, 0.0)),
+        TextReported(dispatch.credit, Ready((), 0.0, 0.0)),
         FirstToken(dispatch.credit),
-        TextFinished(dispatch.credit, finished()),
+        TextReported(dispatch.credit, finished()),
     ]
     event = rng.choice(events)
     world.feed(event)
-    return None if isinstance(event, TextFinished) else dispatch
+    return None if isinstance(event, TextReported) and isinstance(event.what, Finished) else dispatch
