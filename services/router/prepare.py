@@ -103,7 +103,8 @@ class ModelPrepare:
             prompt = self.builder.build_raw(request.prompt)
         items: list[ItemPlan] = []
         for number, (info, span) in enumerate(zip(infos, prompt.runs, strict=True)):
-            tensors, units = self.builder.family.outputs(info, model.dtype), units_of(self.builder.family, info)
+            tensors = self.builder.family.outputs(info, model.dtype)
+            units = units_of(self.builder.family, info, span.tokens)
             items.append(
                 ItemPlan(
                     item=number,

@@ -5,11 +5,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
 from triptych.domain.instance import ModelInfo
@@ -305,7 +304,6 @@ class RequestTask:
                 error.param = error.param or plan.param
             self._failed(effect.credit, effect.name, error)
         else:
-            result = replace(result, ticket=_with_address(result.ticket, effect.name))
             self._feed_both(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
@@ -316,7 +314,7 @@ class RequestTask:
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
         else:
-            self.feed(LeaseGranted(effect.credit, effect.name, _with_address(ticket, effect.name)))
+            self.feed(LeaseGranted(effect.credit, effect.name, ticket))
 
     async def _extend(self, effect: Extend) -> None:
         """Extend the router's own lease first. If the reader's has expired, the reader has its data or asks again."""
@@ -388,11 +386,6 @@ class RequestTask:
             gaps=self._gaps,
             clock=self._clock,
         )
-
-
-def _with_address(ticket: Ticket, name: str) -> Ticket:
-    """Add the holder's address, where the text instance will connect. An instance's name is its address."""
-    return replace(ticket, address=name)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

@@ -136,9 +136,11 @@ def count_tokens(family: Family, info: MediaInfo) -> int:
     return filled(family.prompt_replacement(info))
 
 
-def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
-    """The number of positions of each unit of an item. Raises InvalidMedia."""
-    return family.units(info) if _is_shardable(family) else (count_tokens(family, info),)
+def units_of(family: Family, info: MediaInfo, tokens: int | None = None) -> tuple[int, ...]:
+    """The number of positions of each unit of an item; ``tokens`` are those of all, if counted. Raises InvalidMedia."""
+    if _is_shardable(family):
+        return family.units(info)
+    return (count_tokens(family, info) if tokens is None else tokens,)
 
 
 # On the path of every request: ``isinstance`` checks each protocol member, ``issubclass`` is cached.

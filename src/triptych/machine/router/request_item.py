@@ -1,6 +1,6 @@
 """The state of one item, or shard, of a request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Placement, Ready
@@ -50,11 +50,12 @@ class RequestItem:
 
     @property
     def placement(self) -> Placement:
-        """Where its embedding goes in the prompt, with an unsent ticket."""
+        """Where its embedding goes in the prompt, with an unsent ticket and the address where the reader will connect."""
         if self.held is None or self.held.unsent is None:
             raise AssertionError("dispatched without a ticket")
         shard = self.plan.shard
-        return Placement(self.index, self.plan.start, self.held.unsent, shard is not None and shard.first > 0)
+        ticket = replace(self.held.unsent, address=self.held.grant.name)  # an instance's name is its address
+        return Placement(self.index, self.plan.start, ticket, shard is not None and shard.first > 0)
 
     def release(self, reason: str) -> list[RequestEffect]:
         """Release the item's place and leases, if it has any."""
