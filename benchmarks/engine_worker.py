@@ -31,6 +31,7 @@ class Ours:
         import torch
 
         from triptych.domain.sampling import SamplingParams
+        from triptych.engine.compute import ComputeOptions
         from triptych.engine.decoder.options import EngineOptions
         from triptych.engine.decoder.text_engine import TransformersTextEngine
         from triptych.ports import EngineRequest
@@ -41,9 +42,7 @@ class Ours:
             EngineOptions(kv_cache_bytes=1 << 30, max_sequences=most, cross_cache_bytes=0),
             model_id="benchmark",
             max_embedding_bytes=0,
-            device="cpu",
-            dtype="float32",
-            threads=threads,
+            compute=ComputeOptions(torch_threads=threads),
         )
         assert torch.get_num_threads() == threads
 

@@ -22,6 +22,7 @@ from benchmarks import machine
 from benchmarks.engine import make
 from tests.unit.engine.decoder.reference_sampling import Sampler
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder import text_engine
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
@@ -80,9 +81,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
             EngineOptions(kv_cache_bytes=256 << 20, max_sequences=ROWS, cross_cache_bytes=0),
             model_id=model,
             max_embedding_bytes=0,
-            device="cpu",
-            dtype="float32",
-            threads=1,
+            compute=ComputeOptions(),
         )
         if model != "demo":
             _scale(engine._adapter)  # noqa: SLF001 - the only way to scale an untrained head

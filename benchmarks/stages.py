@@ -52,6 +52,7 @@ from triptych.engine.measuring import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.telemetry import Telemetry
+from triptych.transport.options import TransferOptions
 
 transformers: Any = untyped_transformers
 MIB = 1 << 20
@@ -118,17 +119,13 @@ def make(directory: Path, layers: int, hidden: int) -> None:
 def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, float]:
     """Time of a full decode step and two images together, and of each part."""
     checkpoint = open_checkpoint(model)
-    encoder = TransformersEncoderEngine(
-        checkpoint, model_id="random", device=settings.device, dtype=settings.dtype, threads=settings.torch_threads
-    )
+    encoder = TransformersEncoderEngine(checkpoint, model_id="random", compute=settings.compute)
     text = TransformersTextEngine(
         checkpoint,
         replace(settings.engine, token_budget=settings.engine.max_sequences, tpot_slo_s=None),
         model_id="random",
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.torch_threads,
+        compute=settings.compute,
     )
     media = picture(random.Random(0))
     item = encoder.prepare(media, inspect_media(media, MediaLimits()))
@@ -154,7 +151,9 @@ async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, 
 async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
     """Both services over one thread, each with its own loop."""
     compute = ThreadOffload(1, name="engine")
-    encoder_settings = EncoderSettings(model=settings.model, model_id=settings.model_id, transports=("shm",))
+    encoder_settings = EncoderSettings(
+        model=settings.model, model_id=settings.model_id, transfers=TransferOptions(("shm",))
+    )
     async with AsyncExitStack() as stack:
         stack.callback(compute.close)
         encoder = await stack.enter_async_context(
@@ -302,7 +301,7 @@ def main() -> None:
             port=0,
             engine=EngineOptions(kv_cache_bytes=64 * MIB, max_sequences=16),
             image_cache_bytes=16 * MIB,
-            transports=("shm",),
+            transfers=TransferOptions(("shm",)),
         )
         tpot_slo_s, decode_s, two_images_s = objective_s(Path(name), settings)
         results = asyncio.run(

@@ -122,9 +122,9 @@ async def opened(
             await prepare.run(decoders.start)
 
         record = EncoderRecord(telemetry.metrics)
-        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
-        arena = await compute.run(opening, settings.arena, settings.arena_bytes)
-        store = ArenaStore(arena, settings.leases, max_pull_s=settings.max_pull_s, clock=monotonic, copy=copy)
+        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device)
+        arena = await compute.run(opening, settings.transfers.arena, settings.arena_bytes)
+        store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
         transports = await _transports(settings, store, record, tls)
         stack.push_async_callback(transports.close)
 
@@ -152,13 +152,11 @@ async def _transports(
 ) -> TransportSet:
     try:
         return await start_transports(
-            settings.transports,
+            settings.transfers,
             store.arena,
             machine=machine_name(),
             host=settings.host,
-            advertise_host=settings.advertise_host,
             check=store.may_read,
-            max_pull_s=settings.max_pull_s,
             connect_timeout_s=_CONNECT_S,
             tls=tls,
             on_reset=record.transport_reset,
@@ -175,7 +173,7 @@ def _load(
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         if settings.delay_profile is not None:
             info = checkpoint.model_info(
-                model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.dtype]
+                model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.compute.dtype]
             )
             costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
             return DelayEncoderEngine(info, checkpoint.family, costs), costs.profile.identity
@@ -185,19 +183,10 @@ def _load(
         engine = TransformersEncoderEngine(
             checkpoint,
             model_id=settings.model_id or served_name(settings.model),
-            device=settings.device,
-            dtype=settings.dtype,
-            threads=settings.torch_threads,
+            compute=settings.compute,
             decoding=decoding,
         )
-        identity = part_identity(
-            checkpoint,
-            ModelPart.ENCODER,
-            dtype=settings.dtype,
-            device=settings.device,
-            threads=settings.torch_threads,
-            hardware=settings.hardware,
-        )
+        identity = part_identity(checkpoint, ModelPart.ENCODER, settings.compute)
         return engine, identity  # noqa: TRY300
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

@@ -123,8 +123,8 @@ async def opened(
 
         record = TextRecord(telemetry.metrics, engine.model)
         part = "" if mounted is None else "pulled"
-        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device, part=part)
-        arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
+        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device, part=part)
+        arena = await engine_thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
         transports = await _transports(settings, arena, record, tls, mounted)
         stack.push_async_callback(transports.close)
         peers = PeerPool(
@@ -202,7 +202,7 @@ def _receiver(
         releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
         limits=settings.tensor_cache,
         pulls=settings.pulls,
-        max_pull_s=settings.max_pull_s,
+        max_pull_s=settings.transfers.max_pull_s,
         scope=scope,
         offload=checks,
         clock=monotonic,
@@ -235,13 +235,11 @@ async def _transports(
 ) -> TransportSet:
     try:
         return await start_transports(
-            settings.transports,
+            settings.transfers,
             arena,
             machine=machine_name(),
             host=settings.host,
-            advertise_host=settings.advertise_host,
             check=_nobody_reads,
-            max_pull_s=settings.max_pull_s,
             connect_timeout_s=settings.connect_timeout_s,
             preferred=settings.prefer_transport,
             tls=tls,
@@ -275,21 +273,12 @@ def _load(
                 settings.engine,
                 model_id=model_id,
                 max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-                device=settings.device,
-                dtype=settings.dtype,
-                threads=settings.torch_threads,
+                compute=settings.compute,
             )
-            identity = part_identity(
-                checkpoint,
-                ModelPart.DECODER,
-                dtype=settings.dtype,
-                device=settings.device,
-                threads=settings.torch_threads,
-                hardware=settings.hardware,
-            )
+            identity = part_identity(checkpoint, ModelPart.DECODER, settings.compute)
         else:
             costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
-            info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.dtype])
+            info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
             engine = DelayTextEngine(info, checkpoint.family, costs, settings.engine)
             identity = costs.profile.identity
         tokenizer = Tokenizer.load(checkpoint.files)

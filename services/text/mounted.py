@@ -150,14 +150,14 @@ def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
     The encoder reads its environment and file as usual.
     """
     try:
-        loaded = EncoderSettings.load(["--model", str(settings.model), *shlex.split(settings.mount_encoder)])
+        whole = settings.flat(InstanceSettings)
+        loaded = EncoderSettings.load(shlex.split(settings.mount_encoder), below=whole)
     except (SettingsError, ValueError) as error:
         raise CannotStart(f"--mount-encoder: {error}") from None
-    shared = {name: getattr(settings, name) for name in InstanceSettings.model_fields}
-    for name in sorted(loaded.model_fields_set & shared.keys()):
-        if getattr(loaded, name) != shared[name]:
+    for name, value in loaded.flat(InstanceSettings).items():
+        if value != whole[name]:
             raise CannotStart(f"--mount-encoder: {name} belongs to the whole instance; set it outside --mount-encoder")
-    return loaded.model_copy(update=shared)
+    return loaded
 
 
 def _image_budget(

@@ -212,7 +212,9 @@ class EncoderNode(_Node):
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
         self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens, token_s=world.encode_token_s)
         copy = InlineOffload()
-        self.store = ArenaStore(arena, settings.leases, max_pull_s=settings.max_pull_s, clock=cluster.clock, copy=copy)
+        self.store = ArenaStore(
+            arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=cluster.clock, copy=copy
+        )
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
         self.service = EncoderService(
             self.engine,
@@ -280,7 +282,7 @@ class TextNode(_Node):
             releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
             limits=settings.tensor_cache,
             pulls=settings.pulls,
-            max_pull_s=settings.max_pull_s,
+            max_pull_s=settings.transfers.max_pull_s,
             scope=scope,
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,

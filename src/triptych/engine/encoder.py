@@ -17,6 +17,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.families.adapters import Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
@@ -51,25 +52,21 @@ class TransformersEncoderEngine:
         model_dir: Path | Checkpoint,
         *,
         model_id: str,
-        device: str,
-        dtype: str,
-        threads: int,
+        compute: ComputeOptions,
         decoding: Decoding | None = None,
     ) -> None:
-        """``threads`` are torch's, for the whole process. ``decoding`` decodes items; by default in the caller's
-        thread.
-        """
-        torch.set_num_threads(threads)
+        """``decoding`` decodes items; by default in the caller's thread."""
+        torch.set_num_threads(compute.torch_threads)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
         self._decoding = decoding or LocalDecoding()
-        self._device = torch.device(device)
-        model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[dtype], device=self._device)
+        self._device = torch.device(compute.device)
+        model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[compute.dtype], device=self._device)
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded."""
         self._adapter = adapters.encoder(model, checkpoint)
         self._family = checkpoint.family
-        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
+        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         settings = json.dumps(dict(self._adapter.settings), sort_keys=True, default=str)
         self._processor_digest = blake2b(settings.encode(), digest_size=32, person=b"triptych-proc").digest()
 

@@ -7,23 +7,21 @@ import triptych
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.runtime.host import cpu_name
 
 
-def part_identity(
-    checkpoint: Checkpoint, part: ModelPart, *, dtype: str, device: str, threads: int, hardware: str = ""
-) -> ProfileIdentity:
-    """``hardware`` replaces the name of the device."""
+def part_identity(checkpoint: Checkpoint, part: ModelPart, compute: ComputeOptions) -> ProfileIdentity:
     versions = {"triptych": triptych.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     stages = {Stage.ENCODE} if part is ModelPart.ENCODER else {Stage.PREFILL, Stage.DECODE}
     return ProfileIdentity(
         part=part,
         digest=checkpoint.part_digest(part),
         stages=frozenset(stages),
-        hardware=hardware or _name_of(device),
-        dtype=DTYPES[dtype],
+        hardware=compute.hardware or _name_of(compute.device),
+        dtype=DTYPES[compute.dtype],
         software=" ".join([part.value, *(f"{name}/{version}" for name, version in versions.items())]),
-        options={"device": device.partition(":")[0], "threads": str(threads)},
+        options={"device": compute.device.partition(":")[0], "threads": str(compute.torch_threads)},
     )
 
 

@@ -24,6 +24,7 @@ from triptych.domain.profile import LoadRow, Profile, parse_profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -109,9 +110,7 @@ class Options:
 
     model: Path
     part: ModelPart
-    dtype: str
-    device: str
-    threads: int
+    compute: ComputeOptions
     kv_cache_bytes: int
     effort: Effort
     slo_factor: float
@@ -169,9 +168,7 @@ class ProfiledEncoder(Profiled):
     def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
         self._effort = options.effort
         began_s = time.perf_counter()
-        self._engine = TransformersEncoderEngine(
-            checkpoint, model_id="profiled", device=options.device, dtype=options.dtype, threads=options.threads
-        )
+        self._engine = TransformersEncoderEngine(checkpoint, model_id="profiled", compute=options.compute)
         load_s = time.perf_counter() - began_s
         self._probe = EncoderProbe(self._engine)
         self._item = self._probe.item()
@@ -246,9 +243,7 @@ class ProfiledDecoder(Profiled):
             ),
             model_id="profiled",
             max_embedding_bytes=_MAX_EMBEDDING_BYTES,
-            device=options.device,
-            dtype=options.dtype,
-            threads=options.threads,
+            compute=options.compute,
         )
         load_s = time.perf_counter() - began_s
         self._probe = TextProbe(self._engine)
@@ -436,7 +431,7 @@ def run(options: Options, known: Profile | None, emit: Emit) -> None:
     checkpoint = open_checkpoint(options.model)
     made = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
     profiled = made(checkpoint, options)
-    one = part_identity(checkpoint, options.part, dtype=options.dtype, device=options.device, threads=options.threads)
+    one = part_identity(checkpoint, options.part, options.compute)
     identity = {
         "part": one.part.value,
         "digest": one.digest,
@@ -470,9 +465,7 @@ def main(arguments: Sequence[str]) -> int:
     options = Options(
         given.model,
         given.part,
-        given.dtype,
-        given.device,
-        given.threads,
+        ComputeOptions(given.device, given.dtype, torch_threads=given.threads),
         given.kv_cache_bytes,
         EFFORTS[given.effort],
         given.slo_factor,

@@ -28,11 +28,13 @@ from pydantic_settings import (
 )
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.engine.compute import ComputeOptions
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.host import own_address
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.tls import TlsSettings
 from triptych.runtime.watched_value import ReportIntervals
+from triptych.transport.options import TransferOptions
 
 _PREFIX = "TRIPTYCH_"
 
@@ -112,16 +114,19 @@ class ServiceSettings(BaseSettings):
         return (init_settings,)
 
     @classmethod
-    def load(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
+    def load(
+        cls, argv: Sequence[str], environ: Mapping[str, str] | None = None, *, below: Mapping[str, Any] | None = None
+    ) -> Self:
         """Read all sources and validate the result. Raises SettingsError; ``--help`` exits as usual.
 
-        Every service has the flags ``--config FILE`` and ``--print-config``.
+        ``below`` are settings by their own names, in place of defaults. Every service has the flags ``--config FILE``
+        and ``--print-config``.
         """
         environ = os.environ if environ is None else environ  # noqa: TID251 - the only place that reads the environment
         rest, config, print_config = _take_common_flags(argv)
         _refuse_unknown_environment(cls, environ)
         try:
-            merged: dict[str, Any] = {}
+            merged = _grouped(cls, below or {})
             for layer in (_read_file(cls, config), _read_environment(cls, environ), _read_command_line(cls, rest)):
                 _merge(merged, layer)
             settings = cls(**merged)
@@ -130,6 +135,13 @@ class ServiceSettings(BaseSettings):
         if print_config:
             settings.print_and_exit()
         return settings
+
+    def flat(self, cls: "type[ServiceSettings]") -> dict[str, Any]:
+        """The settings that ``cls``, this class or one above it, declares, by their own names."""
+        found, group_of = {}, _flat(cls)[1]
+        for name in _flat(cls)[0].model_fields:
+            found[name] = getattr(getattr(self, group_of[name]) if name in group_of else self, name)
+        return found
 
     def print_and_exit(self) -> NoReturn:
         sys.stdout.write(self.model_dump_json(indent=2) + "\n")
@@ -191,8 +203,6 @@ class InstanceSettings(MemberSettings):
 
     max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=MAX_MESSAGE_NBYTES)
     """Largest message of a call: one item or one prompt. It is received in full before it is checked."""
-    advertise_host: str = ""
-    """Address at which peers reach this instance's memory over TCP; empty means ``host``, which must then be reachable."""
     instance_id: str = Field(default="", max_length=128)
     """Name of this instance, unique in the cluster; empty means machine name and port."""
 
@@ -201,25 +211,14 @@ class InstanceSettings(MemberSettings):
     or demo for the bundled model."""
     model_id: str = ""
     """Name under which the model is served; empty means the directory's name."""
-    device: str = "cpu"
-    """Torch device on which this instance's part of the model runs."""
-    dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
-    """Data type of the computation: float32, float16 or bfloat16. Encoders and text instances must use the same."""
-    hardware: str = Field(default="", max_length=128)
-    """Kind of hardware, by which its profiles are found; empty means the name of the device."""
-    torch_threads: int = Field(default=1, ge=1, le=256)
-    """Threads of one batch of the encoder or one step of the text engine."""
+    compute: ComputeOptions = ComputeOptions()
+    """Device and data type of the engine."""
     delay_profile: Path | None = None
     """For demonstrations of scaling: a profile, or a directory with one per part. The engine then computes nothing, but takes as
     long as the profile predicts; answers have no meaning."""
 
-    transports: Strings = ("shm", "nixl", "tcp")
-    """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work."""
-    arena: str = Field(default="host", pattern="^(host|device)$")
-    """Where embeddings are kept: host memory, or memory of ``device``, which is reached over nixl or tcp only."""
-    max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Longest time to connect to an encoder, pull an embedding and verify it. An encoder keeps a slot this much longer than
-    its expired lease, so the value of a text instance must not exceed that of the encoders."""
+    transfers: TransferOptions = TransferOptions()
+    """How embeddings are transferred."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
     """How often expired leases and quarantined memory are checked for memory that can be reused."""
 

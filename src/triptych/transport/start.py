@@ -1,7 +1,6 @@
 """Start the transports that a process's settings name."""
 
 import logging
-from collections.abc import Sequence
 from ipaddress import ip_address
 
 from triptych.policy.transport import NIXL, SHM, TCP
@@ -10,6 +9,7 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.nixl import NixlTransport, OnReset
+from triptych.transport.options import TransferOptions
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
@@ -19,28 +19,27 @@ logger = logging.getLogger(__name__)
 
 
 async def start_transports(
-    names: Sequence[str],
+    options: TransferOptions,
     arena: Arena,
     *,
     machine: str,
     host: str,
-    advertise_host: str,
     check: LeaseCheck,
-    max_pull_s: float,
     connect_timeout_s: float,
     preferred: str = "",
     tls: TlsIdentity | None = None,
     on_reset: OnReset = lambda _backend, _cause: None,
     network: MemoryNetwork | None = None,
 ) -> TransportSet:
-    """Start those of ``names`` that work here. Listen on ``host``; peers use ``advertise_host`` (empty: the same).
+    """Start those of ``options.transports`` that work here. Listen on ``host``.
 
-    ``names`` are the allowed backends and ``preferred`` (one of them, or empty) is tried first; the best one is found
+    ``preferred`` (one of them, or empty) is tried first; the best one is found
     for each pair of hosts. A backend that is not installed or does not start is left out with a warning. ``on_reset``
     is called when a backend restarts. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
     arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
     left.
     """
+    names, max_pull_s, advertise_host = options.transports, options.max_pull_s, options.advertise_host
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
     transports: list[Transport] = []

@@ -17,6 +17,7 @@ from triptych.domain.slo import Slo
 from triptych.domain.stage import ModelPart
 from triptych.domain.windows import ClassWindow, merged
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.profiling import EFFORTS, Options, ProfiledEncoder
 from triptych.machine.router.attainment import WindowLimits
 from triptych.media.sniff import MediaLimits
@@ -70,7 +71,7 @@ def test_an_encoder_takes_as_long_as_the_profile_says_for_the_tokens_of_the_rout
 
 
 def test_a_measured_profile_counts_as_the_router_does(checkpoint: Checkpoint) -> None:
-    options = Options(checkpoint.directory, ModelPart.ENCODER, "float32", "cpu", 1, 1 << 20, EFFORTS["quick"], 5.0)
+    options = Options(checkpoint.directory, ModelPart.ENCODER, ComputeOptions(), 1 << 20, EFFORTS["quick"], 5.0)
     profiled = ProfiledEncoder(checkpoint, options)
     places = {task.place[0] for task in profiled.tasks() if task.table == "encode"}
     sides_px = EFFORTS["quick"].sides_px

@@ -22,6 +22,7 @@ from tests.e2e.reference import Question
 from triptych import demo
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tracing import Tracing
+from triptych.transport.options import TransferOptions
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER_SPAN_ID = "b7ad6b7169203331"
@@ -30,7 +31,7 @@ CALLER_SPAN_ID = "b7ad6b7169203331"
 @asynccontextmanager
 async def everything(telemetry: Telemetry) -> AsyncIterator[str]:
     """All four services on this event loop. Yields the gateway's URL once the router has seen all instances."""
-    model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transports": ("tcp",), "port": 0}
+    model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transfers": TransferOptions(("tcp",)), "port": 0}
     async with AsyncExitStack() as stack:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model), telemetry))  # type: ignore[arg-type]
         encoders = (f"127.0.0.1:{encoder.port}",)

@@ -29,6 +29,7 @@ from triptych.machine.encoder.arena import ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
+from triptych.transport.options import TransferOptions
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
@@ -196,13 +197,11 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
     arena = HostArena(said["nbytes"], instance_id=said["instance_id"], epoch=said["epoch"])
     site = Site(arena, said["max_pull_s"])
     site.transports = await start_transports(
-        said["backends"],
+        TransferOptions(tuple(said["backends"]), max_pull_s=said["max_pull_s"]),
         arena,
         machine=said["machine"],
         host=said["host"],
-        advertise_host="",
         check=site.check,
-        max_pull_s=said["max_pull_s"],
         connect_timeout_s=said["connect_timeout_s"],
         preferred=said["backends"][0],  # between hosts without RDMA, NIXL is tried only where it is preferred
         on_reset=site.was_reset,

@@ -25,6 +25,7 @@ from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
+from triptych.transport.options import TransferOptions
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
@@ -287,13 +288,11 @@ async def world(backend: str, seed: int) -> AsyncIterator[World]:
                 transports = TransportSet([memory], connect_timeout_s=5.0)
             else:
                 transports = await start_transports(
-                    [backend],
+                    TransferOptions((backend,), max_pull_s=MAX_PULL_S),
                     arena,
                     machine="here",
                     host="127.0.0.1",
-                    advertise_host="",
                     check=_Check(made),
-                    max_pull_s=MAX_PULL_S,
                     connect_timeout_s=5.0,
                 )
             stack.push_async_callback(transports.close)

@@ -28,6 +28,7 @@ from triptych.media.sniff import MediaLimits
 from triptych.rpc.stubs import InstanceStub
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
+from triptych.transport.options import TransferOptions
 
 MIB = 1 << 20
 
@@ -53,7 +54,12 @@ class Site:
 
 @asynccontextmanager
 async def site() -> AsyncIterator[Site]:
-    model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transports": ("shm", "tcp"), "port": 0}
+    model = {
+        "model": demo.MODEL_DIR,
+        "model_id": demo.MODEL_ID,
+        "transfers": TransferOptions(("shm", "tcp")),
+        "port": 0,
+    }
     async with AsyncExitStack() as stack:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model, arena_bytes=MIB)))  # type: ignore[arg-type]
         small = {"image_cache_bytes": MIB, "engine": EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0)}

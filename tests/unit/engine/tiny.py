@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -171,13 +172,17 @@ class Reference:
 def text_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersTextEngine:
     options: dict[str, Any] = {"kv_cache_bytes": 4 << 20, "max_sequences": 16, "token_budget": 64}
     options |= {one.name: changes.pop(one.name) for one in fields(EngineOptions) if one.name in changes}
-    rest: dict[str, Any] = {"max_embedding_bytes": 1 << 30, "device": "cpu", "dtype": "float32", "threads": 1}
+    rest: dict[str, Any] = {"max_embedding_bytes": 1 << 30, "compute": _compute(changes)}
     return TransformersTextEngine(directory, EngineOptions(**options), model_id="tiny", **(rest | changes))
 
 
 def encoder_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersEncoderEngine:
-    options: dict[str, Any] = {"model_id": "tiny", "device": "cpu", "dtype": "float32", "threads": 1}
+    options: dict[str, Any] = {"model_id": "tiny", "compute": _compute(changes)}
     return TransformersEncoderEngine(directory, **(options | changes))
+
+
+def _compute(changes: dict[str, Any]) -> ComputeOptions:
+    return ComputeOptions(**{one.name: changes.pop(one.name) for one in fields(ComputeOptions) if one.name in changes})
 
 
 def engine_request(

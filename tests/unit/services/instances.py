@@ -231,7 +231,7 @@ async def text_instance(
             releases=Releases(peers, scope=scope, timeout_s=said.release_timeout_s),
             limits=said.tensor_cache,
             pulls=said.pulls,
-            max_pull_s=said.max_pull_s,
+            max_pull_s=said.transfers.max_pull_s,
             scope=scope,
             offload=InlineOffload(2),
             clock=clock,

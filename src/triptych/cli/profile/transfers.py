@@ -13,6 +13,7 @@ from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import Arena
 from triptych.runtime.host import machine_name
 from triptych.transport.arena import HostArena
+from triptych.transport.options import TransferOptions
 from triptych.transport.slot import seal, verify
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
@@ -58,13 +59,11 @@ async def _measure(sizes: Sequence[int]) -> list[TransferRow]:
 
 async def _started(stack: AsyncExitStack, backend: str, arena: Arena) -> TransportSet:
     started = await start_transports(
-        (backend,),
+        TransferOptions((backend,), max_pull_s=_MAX_PULL_S),
         arena,
         machine=machine_name(),
         host="127.0.0.1",
-        advertise_host="",
         check=lambda _lease_id, _offset, _nbytes: True,
-        max_pull_s=_MAX_PULL_S,
         connect_timeout_s=_CONNECT_S,
     )
     stack.push_async_callback(started.close)

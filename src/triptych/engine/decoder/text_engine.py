@@ -14,6 +14,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_weights import pack
@@ -49,9 +50,7 @@ class TransformersTextEngine:
         *,
         model_id: str,
         max_embedding_bytes: int,
-        device: str,
-        dtype: str,
-        threads: int,
+        compute: ComputeOptions,
         kv: KvOptions | None = None,
     ) -> None:
         """With ``options.tpot_slo_s`` steps are measured. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
@@ -59,12 +58,12 @@ class TransformersTextEngine:
         ``kv``: layout of KV memory; None is the device's default.
         """
         max_sequences, token_budget = options.max_sequences, options.token_budget
-        torch.set_num_threads(threads)
+        torch.set_num_threads(compute.torch_threads)
         keep_freed()
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
-        self._device = torch.device(device)
-        model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[dtype], device=self._device)
+        self._device = torch.device(compute.device)
+        model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[compute.dtype], device=self._device)
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self._adapter = adapters.decoder(model, checkpoint)
@@ -72,7 +71,7 @@ class TransformersTextEngine:
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
-        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
+        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
         graphs = None if options.enforce_eager else GraphOptions(max_sequences, context_length)
         made = build_runner(

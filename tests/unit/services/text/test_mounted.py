@@ -13,9 +13,11 @@ from services.text.mounted import app, settings_of_encoder
 from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role, Stage
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.process import CannotStart
+from triptych.transport.options import TransferOptions
 
 MIB = 1 << 20
 
@@ -25,10 +27,14 @@ def told(**changes: object) -> TextSettings:
 
 
 def test_the_encoder_gets_its_own_settings_and_shares_those_of_the_instance() -> None:
-    settings = told(dtype="bfloat16", max_pull_s=3.0, mount_encoder="--arena-bytes 1048576 --max-batch-items=3")
+    settings = told(
+        compute=ComputeOptions(dtype="bfloat16"),
+        transfers=TransferOptions(max_pull_s=3.0),
+        mount_encoder="--arena-bytes 1048576 --max-batch-items=3",
+    )
     encoder = settings_of_encoder(settings)
     assert (encoder.arena_bytes, encoder.batches.max_batch_items) == (MIB, 3)
-    assert (encoder.model, encoder.dtype, encoder.max_pull_s) == (MODEL_DIR, "bfloat16", 3.0)
+    assert (encoder.model, encoder.compute.dtype, encoder.transfers.max_pull_s) == (MODEL_DIR, "bfloat16", 3.0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,7 @@ async def test_a_directory_without_a_model_is_one_line_at_start(tmp_path: Path) 
 
 @pytest.mark.process
 async def test_two_services_are_one_instance_on_one_port() -> None:
-    small = {"image_cache_bytes": MIB, "transports": ("shm",)}
+    small = {"image_cache_bytes": MIB, "transfers": TransferOptions(("shm",))}
     settings = told(
         **small,
         mount_encoder=f"--arena-bytes {MIB}",
@@ -87,7 +93,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
 async def test_the_process_fails_when_either_service_fails(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "image_cache_bytes": MIB,
-        "transports": ("shm",),
+        "transfers": TransferOptions(("shm",)),
         "engine": EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0),
     }
 

@@ -21,6 +21,7 @@ from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.transport.memory import MemoryNetwork
+from triptych.transport.options import TransferOptions
 
 PULL_S = 0.1
 ITEM_NBYTES = 1024 + 16
@@ -229,7 +230,10 @@ def test_a_hanging_encoder_does_not_block_pulls_from_others() -> None:
             encoder_instance(network=network, instance_id="good") as good,
             encoder_instance(network=network, instance_id="hung", settle=False) as hung,
             text_instance(
-                network, [good.service, hung.service], pulls=PullLimits(4 * ITEM_NBYTES), max_pull_s=5.0
+                network,
+                [good.service, hung.service],
+                pulls=PullLimits(4 * ITEM_NBYTES),
+                transfers=TransferOptions(max_pull_s=5.0),
             ) as text,
         ):
             stuck = question("stuck", await items(hung, "stuck", 20), timeout_s=2.0)

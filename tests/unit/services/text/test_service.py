@@ -44,6 +44,7 @@ from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
 from triptych.testing.offload import spend
 from triptych.transport.memory import MemoryNetwork
+from triptych.transport.options import TransferOptions
 
 
 def test_an_answer_depends_on_every_embedding_and_its_position() -> None:
@@ -295,7 +296,7 @@ def test_a_hanging_pull_times_out() -> None:
             if ticket.generation == 1:
                 await asyncio.sleep(1000)
 
-        async with instances(before_pull=hang, max_pull_s=2.0) as p:
+        async with instances(before_pull=hang, transfers=TransferOptions(max_pull_s=2.0)) as p:
             items = [
                 *await encode_and_keep_only_tickets(p.encoder, "cat"),
                 *await encode_and_keep_only_tickets(p.encoder, "dog"),

@@ -1,0 +1,24 @@
+"""How an instance's memory is reached, and how long a pull may take."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych.domain.limits import PositiveSeconds, check_limits
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Transports of embeddings."""
+
+    transports: tuple[str, ...] = ("shm", "nixl", "tcp")
+    """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work."""
+    arena: Literal["host", "device"] = "host"
+    """Where embeddings are kept: host memory, or memory of ``device``, which is reached over nixl or tcp only."""
+    advertise_host: str = ""
+    """Address at which peers reach this instance's memory over TCP; empty means ``host``, which must then be reachable."""
+    max_pull_s: PositiveSeconds = 10.0
+    """Longest time to connect to an encoder, pull an embedding and verify it. An encoder keeps a slot this much longer than
+    its expired lease, so the value of a text instance must not exceed that of the encoders."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
