@@ -89,7 +89,7 @@ class LocalCluster:
 
     def __init__(
         self,
-        model: str | Path | Sequence[str | Path] = "demo",
+        model: str | Path | Sequence[str | Path | Model] = "demo",
         *,
         encoders: int = 2,
         text: int = 1,

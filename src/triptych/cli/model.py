@@ -39,15 +39,16 @@ class Model:
         return cls(path, served_name(Path(model)))
 
     @classmethod
-    def all_named(cls, models: Sequence[str | Path]) -> tuple[Self, ...]:
+    def all_named(cls, models: Sequence["str | Path | Model"]) -> tuple["Model", ...]:
         """At least one, each under another name. Raises ClusterError."""
-        found = [cls.named(model) for model in models]
+        found = [model if isinstance(model, Model) else cls.named(model) for model in models]
         if not found:
             raise ClusterError("name at least one model")
         ids = [one.model_id for one in found]
         if twice := next((name for name in ids if ids.count(name) > 1), None):
             raise ClusterError(
-                f"two models would be served as {twice}: a model is served once, under the name of its directory"
+                f"two models would be served as {twice}: a model is served once, under the name of its directory",
+                caller=True,
             )
         if len(found) == 1:
             return (found[0],)

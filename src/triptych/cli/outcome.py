@@ -12,5 +12,5 @@ class CliError(Exception):
 class ClusterError(CliError):
     """The cluster did not start; the message names the obstacle, or the process and the end of its log."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, caller=False)
+    def __init__(self, message: str, *, caller: bool = False) -> None:
+        super().__init__(message, caller=caller)

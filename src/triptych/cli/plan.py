@@ -87,11 +87,9 @@ class ClusterPlan:
         options: Mapping[str, Sequence[str]],
     ) -> Self:
         """From the arguments of ``LocalCluster``; port 0 chooses a free one. Raises ClusterError."""
-        if not (encoders or hybrid) or not (text or hybrid):
-            raise ClusterError("--encoders 0 and --text 0 need --hybrid: every stage needs a process")
-        if mount_router and len(models) > 1:
-            raise ClusterError("--mount-router serves one model: a router of its own serves each of several")
-        roles = [*[Role.E] * encoders, *[Role.PD] * text, *[Role.EPD] * hybrid]
+        sizes = {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
+        refuse_impossible(models, sizes, mount_router=mount_router)
+        roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         chosen = ports.free(processes + 1, asked_for)
@@ -128,6 +126,20 @@ class ClusterPlan:
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
         if self.scaler_port is not None:
             yield ports.Wanted(self.scaler_port, "the scaler")
+
+
+SIZE_FLAGS = {Role.E: "--encoders", Role.PD: "--text", Role.EPD: "--hybrid"}
+"""The flag of ``triptych up`` for the first size of a model's pool."""
+
+
+def refuse_impossible(models: Sequence[Model], sizes: Mapping[Role, int], *, mount_router: bool) -> None:
+    """Raises ClusterError if a stage would have no process, or if the router cannot be mounted."""
+    for role, does in ((Role.E, "encode"), (Role.PD, "prefill and decode")):
+        if not (sizes[role] or sizes[Role.EPD]):
+            raise ClusterError(f"{SIZE_FLAGS[role]} 0 needs --hybrid 1 or more: nothing would {does}", caller=True)
+    if mount_router and len(models) > 1:
+        text = "--mount-router serves one model: a router of its own serves each of several"
+        raise ClusterError(text, caller=True)
 
 
 _NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: ("hybrid", "text")}
@@ -199,7 +211,8 @@ def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:
 def _with_admin_ports(plans: Sequence[ProcessPlan], first: int, others: Collection[int]) -> tuple[ProcessPlan, ...]:
     """Assign consecutive admin ports from ``first``, or free ones not in ``others`` when it is 0. Raises ClusterError."""
     if first + len(plans) - 1 > ports.MAX_PORT:
-        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many consecutive ports")
+        text = f"--admin-port {first}: {len(plans)} processes need as many consecutive ports"
+        raise ClusterError(text, caller=True)
     chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
     admin_ports = {plan.name: port for plan, port in zip(front_first(plans), chosen, strict=True)}
     return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -12,9 +11,7 @@ from rich.live import Live
 from triptych.cli.cluster import Event, Exit, LocalCluster
 from triptych.cli.decisions import follow
 from triptych.cli.live import LiveView, keep_fresh
-from triptych.cli.outcome import CliError
 from triptych.cli.running import noted
-from triptych.domain.slo import Slo
 from triptych.machine.process_pool_events import (
     GaveUp,
     KillProcess,
@@ -24,39 +21,6 @@ from triptych.machine.process_pool_events import (
     StopProcess,
 )
 from triptych.runtime.tasks import TaskScope
-
-_MAX_INSTANCES = 8
-"""Largest size of a pool by default: a machine has no room for the pool manager's own default."""
-
-
-def options_of(
-    initial: Sequence[int],
-    *,
-    delay_profile: Path | None,
-    profiles: Path | None,
-    max_instances: int | None,
-    pool_sizes: str | None,
-    slo: str | None,
-) -> dict[str, tuple[str, ...]]:
-    """Flags by service. ``initial`` are the sizes of the pools at the start. Raises CliError."""
-    most = max(_MAX_INSTANCES, *initial) if max_instances is None else max_instances
-    if max(initial) > most:
-        raise CliError(f"--max-instances {most}: a pool begins with {max(initial)} instances", caller=True)
-    if slo is not None:
-        try:
-            Slo.parse(slo.split(","))
-        except ValueError as error:
-            raise CliError(f"--{error}", caller=True) from None
-    delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
-    known = profiles or delay_profile
-    profiled = () if known is None else ("--profiles", str(known.absolute()))
-    sizes = () if pool_sizes is None else ("--pool-sizes", pool_sizes)
-    return {
-        "encoder": delayed,
-        "text": delayed,
-        "router": profiled if slo is None else (*profiled, "--slo", slo),
-        "pool_manager": (*profiled, "--max-instances", str(most), *sizes),
-    }
 
 
 async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:

@@ -1,7 +1,7 @@
 """Measures the costs of one part of a model, in a process of its own: ``python -m triptych.engine.profiling``.
 
 ``triptych profile`` starts it and reads one JSON object per line: ``ready``, then ``row`` and ``skipped`` for each row of
-the tables, with a ``control`` before and after them, and ``found`` for the search of the largest load and batch. Rows that
+the tables, with a ``control`` before, among and after them, and ``found`` for the search of the largest load and batch. Rows that
 an earlier run has measured (``--known``) are not measured again.
 """
 
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
@@ -35,6 +35,8 @@ from triptych.families.model_files import BadModel
 from triptych.policy.sizing import MARGIN
 from triptych.ports import EngineRequest
 
+_STRETCHES = 4
+"""Of the rows; the control is measured between them."""
 _STEPS = 8
 """Decode steps per sample."""
 _LEAST_ARRIVALS = 20
@@ -322,12 +324,15 @@ class ProfiledDecoder(Profiled):
 
 
 def measure_tables(profiled: Profiled, known: Profile | None, row_s: float, emit: Emit) -> None:
-    """Every row that is not known. After one that took too long or did not fit, its line ends."""
+    """Every row that is not known, and the control a few times. After a row that took too long or did not fit, its line ends."""
     done = {} if known is None else {(table, row[:2]): row[2] for table, row in _rows(known)}
     tasks = profiled.tasks()
     emit({"kind": "planned", "rows": len(tasks)})
     ended: set[tuple[str, int]] = set()
-    for task in tasks:
+    stretch = ceil(len(tasks) / _STRETCHES)
+    for number, task in enumerate(tasks):
+        if number and number % stretch == 0:
+            emit({"kind": "control", "seconds": profiled.control_s()})
         where = {"table": task.table, "place": task.place}
         if (task.table, task.line) in ended:
             emit({"kind": "skipped", **where})
@@ -445,6 +450,7 @@ def run(options: Options, known: Profile | None, emit: Emit) -> None:
     emit({"kind": "ready", "identity": identity, "facts": dict(profiled.facts)})
     emit({"kind": "control", "seconds": profiled.control_s()})
     measure_tables(profiled, known, options.effort.row_s, emit)
+    emit({"kind": "control", "seconds": profiled.control_s()})
     search_load(profiled, known, options.effort, options.slo_factor, emit)
     emit({"kind": "control", "seconds": profiled.control_s()})
 

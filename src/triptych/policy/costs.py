@@ -16,6 +16,8 @@ MAX_ERROR = 0.15
 """Median error on held-out rows above which a table's estimates have a warning."""
 MAX_DRIFT = 0.1
 """Change of the machine's speed during the measurement above which all estimates have a warning."""
+_INCONSISTENT = 0.5
+"""Median error on held-out rows that no coarse grid of sizes explains."""
 
 
 class CostWarning(Enum):
@@ -176,6 +178,18 @@ def _differences(one: ProfileIdentity, wanted: ProfileIdentity) -> frozenset[Cos
     if (one.software, dict(one.options)) != (wanted.software, dict(wanted.options)):
         found.add(CostWarning.OTHER_SOFTWARE)
     return frozenset(found)
+
+
+def disturbances(profile: Profile) -> tuple[str, ...]:
+    """Signs that something else used the machine while it was measured; empty without any."""
+    drift = profile.measured.drift
+    signs = [f"the machine's speed changed by {drift:+.0%}"] if abs(drift) > MAX_DRIFT else []
+    signs += [
+        f"a row of table {row.table} is {row.median:.0%} from what the others say"
+        for row in profile.errors
+        if row.median > _INCONSISTENT
+    ]
+    return tuple(signs)
 
 
 def _faults(profile: Profile) -> frozenset[CostWarning]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from triptych.domain.profile import MAX_PROFILE_BYTES, BadProfile, Profile, ProfileIdentity, dump_profile, parse_profile
+from triptych.domain.stage import ModelPart
 from triptych.policy.costs import Costs, costs_for
 
 MAX_PROFILES = 1024
@@ -36,6 +37,17 @@ def write_profile(path: Path, profile: Profile) -> None:
         whole.unlink(missing_ok=True)
 
 
+def the_profile(path: Path, part: ModelPart) -> Profile:
+    """The only profile of a part in a directory or file. Raises BadProfile."""
+    profiles, faults = read_profiles(path)
+    found = [profile for profile in profiles if profile.identity.part is part]
+    if faults:
+        raise BadProfile(faults[0])
+    if len(found) != 1:
+        raise BadProfile(f"{path.name}: {len(found)} profiles of a model's {part.value}, not one")
+    return found[0]
+
+
 def read_profiles(path: Path) -> tuple[list[Profile], list[str]]:
     """The profiles of a directory, or of a single file, and what is wrong with the files that are left out."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
@@ -58,10 +70,14 @@ class KnownProfiles:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Those of a directory or file; none without a path. Raises BadProfile if a file is not a valid profile."""
+        """Those of a directory or file; none without a path. Raises BadProfile if a file is not a valid profile, or there is
+        none.
+        """
         profiles, faults = ([], []) if path is None else read_profiles(path)
         if faults:
             raise BadProfile(faults[0])
+        if path is not None and not profiles:
+            raise BadProfile(f"{path.name}: there is no profile (*.json) in it")
         return cls(profiles)
 
     def __bool__(self) -> bool:

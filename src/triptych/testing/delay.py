@@ -15,7 +15,6 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.profile import (
-    BadProfile,
     DecodeRow,
     EncodeRow,
     Measured,
@@ -33,7 +32,7 @@ from triptych.families.base import Family, shard_outputs
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
-from triptych.runtime.profiles import read_profiles
+from triptych.runtime.profiles import the_profile
 
 logger = logging.getLogger(__name__)
 
@@ -232,14 +231,9 @@ class DelayTextEngine:
 
 def delay_costs(path: Path, part: ModelPart) -> Costs:
     """The costs of the only profile of a part at ``path``, a file or a directory. Raises BadProfile."""
-    profiles, faults = read_profiles(path)
-    found = [profile for profile in profiles if profile.identity.part is part]
-    if faults or len(found) != 1:
-        raise BadProfile(
-            faults[0] if faults else f"{path.name}: {len(found)} profiles of a model's {part.value}, not one"
-        )
+    found = the_profile(path, part)
     logger.warning("the %s computes nothing: it sleeps as a profile predicts, and answers have no meaning", part.value)
-    return Costs(found[0])
+    return Costs(found)
 
 
 def _prefill(one: _Sequence) -> Prefill:

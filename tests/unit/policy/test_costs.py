@@ -11,7 +11,7 @@ from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCOD
 from triptych.domain.embedding import DType
 from triptych.domain.profile import ErrorRow, LoadRow, Origin, Profile
 from triptych.domain.stage import ModelPart, Stage
-from triptych.policy.costs import Costs, CostWarning, Estimate, costs_for
+from triptych.policy.costs import Costs, CostWarning, Estimate, costs_for, disturbances
 
 ENCODE, TEXT = Costs(ENCODER), Costs(DECODER)
 
@@ -134,3 +134,11 @@ def test_another_part_dtype_or_degree_never_stands_in() -> None:
     )
     assert costs_for(others, ENCODER_IDENTITY) is None
     assert costs_for([], DECODER_IDENTITY) is None
+
+
+def test_a_disturbed_measurement_shows() -> None:
+    assert disturbances(ENCODER) == ()
+    drifted = replace(ENCODER, measured=replace(MEASURED, drift=-0.2))
+    assert disturbances(drifted) == ("the machine's speed changed by -20%",)
+    rows = (ErrorRow("encode", 1, 0.4, 0.9), ErrorRow("prepare", 2, 0.6, 0.7))
+    assert disturbances(replace(ENCODER, errors=rows)) == ("a row of table prepare is 60% from what the others say",)

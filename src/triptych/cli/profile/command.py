@@ -216,8 +216,8 @@ class PartRun:
     def _finished(self) -> Profile:
         assert self._profile is not None  # noqa: S101  # checked by the caller
         before = self._profile.measured.drift
-        first, last = self._controls[0], self._controls[-1]
-        drift = max(before, last / first - 1, key=abs)
+        first, *later = self._controls
+        drift = max(before, *(one / first - 1 for one in later), key=abs)
         done = self._timed(replace(self._profile, measured=replace(self._profile.measured, drift=drift)))
         done = replace(done, errors=held_out_errors(done))
         return parse_profile(dump_profile(done))

@@ -1,5 +1,6 @@
 """Profiles of the demo model, measured on this machine on first use and kept in the user's cache."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from triptych.domain.embedding import DType
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
+from triptych.policy.costs import disturbances
 from triptych.runtime.host import cpu_name
-from triptych.runtime.profiles import read_profiles
+from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _SLO_FACTOR = 5.0
+_ATTEMPTS = 2
+_MEASURING = "measuring"
+_DISTURBED = "disturbed"
 
 
 def cache_directory() -> Path:
@@ -23,42 +28,87 @@ def cache_directory() -> Path:
 
 
 def demo_profiles(
-    console: Console, *, threads: int, cache: Path, measure: Callable[[Job, Console], bool] = profile
+    console: Console,
+    *,
+    threads: int,
+    cache: Path,
+    again: bool = False,
+    measure: Callable[[Job, Console], bool] = profile,
 ) -> Path:
     """The directory with profiles of the demo model's parts on this machine. Measures those that are not there yet, which
-    takes about a minute. Raises CliError.
+    takes about a minute, or with ``again`` all. Raises CliError.
+
+    A part that was disturbed is measured once more. If that was disturbed as well, its profile is not kept: the directory
+    is then one for this run.
     """
     directory = cache / f"demo-{threads}"
-    found = read_profiles(directory)[0] if directory.is_dir() else []
+    measuring, disturbed = directory / _MEASURING, directory / _DISTURBED
+    found = read_profiles(directory)[0] if directory.is_dir() and not again else []
     checkpoint = open_checkpoint(MODEL_DIR)
-    parts = tuple(
+    parts = [
         part
         for part in ModelPart
         if not any(_describes(one, part, checkpoint.part_digest(part), threads) for one in found)
-    )
-    if parts:
-        console.print(
-            "measuring what the demo model costs here, once; this takes about a minute (--profiles DIR skips it)"
-        )
-        job = Job(
-            model="demo",
-            parts=parts,
-            out=directory,
-            quick=True,
-            dtype="float32",
-            device="cpu",
-            threads=threads,
-            kv_cache_bytes=_KV_CACHE_BYTES,
-            slo_factor=_SLO_FACTOR,
-            plot=False,
-        )
-        if not measure(job, Console(quiet=True)):
-            console.print("the machine was not steady meanwhile: decisions will say that their costs are not exact")
+    ]
+    if not parts:
+        return directory
+    console.print("measuring what the demo model costs here, once; this takes about a minute (--profiles DIR skips it)")
+    shutil.rmtree(disturbed, ignore_errors=True)
+    if again:
+        shutil.rmtree(measuring, ignore_errors=True)  # the rows of a measurement that was interrupted
+    for path in measuring.glob("*.json"):
+        path.unlink()
+    for part in parts:
+        _measured(part, directory, threads, console, measure)
+    shutil.rmtree(measuring, ignore_errors=True)
+    if not disturbed.is_dir():
         console.print(f"profiles written to {directory}", soft_wrap=True)
-    return directory
+        return directory
+    console.print(
+        "decisions on sizes will not be exact. These profiles serve for this run only: the next start measures again",
+        soft_wrap=True,
+    )
+    there = {path.name for path in disturbed.glob("*.json")}
+    for path in directory.glob("*.json"):
+        if path.name not in there:
+            shutil.copy(path, disturbed)
+    return disturbed
+
+
+def _measured(
+    part: ModelPart, directory: Path, threads: int, console: Console, measure: Callable[[Job, Console], bool]
+) -> None:
+    """Put a profile of the part into the directory, or into the one for disturbed ones below it."""
+    job = Job(
+        model="demo",
+        parts=(part,),
+        out=directory / _MEASURING,
+        quick=True,
+        dtype="float32",
+        device="cpu",
+        threads=threads,
+        kv_cache_bytes=_KV_CACHE_BYTES,
+        slo_factor=_SLO_FACTOR,
+        plot=False,
+    )
+    for attempt in range(1, _ATTEMPTS + 1):
+        measure(job, Console(quiet=True))
+        one = the_profile(job.out, part)
+        signs = disturbances(one)
+        if not signs:
+            break
+        then = "measuring it again" if attempt < _ATTEMPTS else "end what else runs for exact ones"
+        console.print(
+            f"something else used the machine while the {part.value} was measured ({'; '.join(signs)}): {then}"
+        )
+    place = directory / _DISTURBED if signs else directory
+    place.mkdir(exist_ok=True)
+    for path in job.out.glob("*.json"):
+        path.replace(place / path.name)
 
 
 def _describes(one: Profile, part: ModelPart, digest: str, threads: int) -> bool:
+    """Whether it is a profile of this part that can be used."""
     told = one.identity
     same = (told.part, told.digest, told.hardware, told.dtype) == (part, digest, cpu_name(), DType.F32)
-    return same and told.options.get("threads") == str(threads)
+    return same and told.options.get("threads") == str(threads) and not disturbances(one)

@@ -1,0 +1,94 @@
+"""What ``triptych up`` is told about sizes, objectives and profiles: checked before anything starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from triptych.cli.model import Model
+from triptych.cli.outcome import CliError
+from triptych.cli.plan import SIZE_FLAGS
+from triptych.domain.pool_sizes import bounds_of, parse_bounds
+from triptych.domain.profile import BadProfile
+from triptych.domain.scaling import PoolName
+from triptych.domain.slo import Slo
+from triptych.domain.stage import ModelPart, Role
+from triptych.runtime.profiles import KnownProfiles, the_profile
+
+_MAX_INSTANCES = 8
+"""Largest size of a pool by default: a machine has no room for the pool manager's own default."""
+
+
+def options_of(
+    models: Sequence[Model],
+    sizes: Mapping[Role, int],
+    *,
+    autoscale: bool = False,
+    delay_profile: Path | None = None,
+    profiles: Path | None = None,
+    max_instances: int | None = None,
+    pool_sizes: str | None = None,
+    slo: str | None = None,
+    measure: Callable[[], Path] | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """Flags by service. ``sizes`` are those of each model's pools at the start; ``measure`` makes profiles if none are named, once
+    everything else is known to be right. Raises CliError.
+    """
+    begins = max(sizes.values())
+    most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
+    if begins > most:
+        raise CliError(f"--max-instances {most}: a pool begins with {begins} instances", caller=True)
+    bounds = () if pool_sizes is None else tuple(entry.strip() for entry in pool_sizes.split(","))
+    _check_bounds(bounds, models, sizes, autoscale=autoscale)
+    if slo is not None:
+        try:
+            Slo.parse(slo.split(","))
+        except ValueError as error:
+            raise CliError(f"--{error}", caller=True) from None
+    try:
+        if delay_profile is not None:
+            for part in ModelPart:
+                the_profile(delay_profile, part)
+    except BadProfile as error:
+        raise CliError(f"--delay-profile {delay_profile}: {error}", caller=True) from None
+    try:
+        KnownProfiles.read(profiles)
+    except BadProfile as error:
+        raise CliError(f"--profiles {profiles}: {error}", caller=True) from None
+    known = profiles or delay_profile or (None if measure is None else measure())
+    delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
+    profiled = () if known is None else ("--profiles", str(known.absolute()))
+    return {
+        "encoder": delayed,
+        "text": delayed,
+        "router": profiled if slo is None else (*profiled, "--slo", slo),
+        "pool_manager": (
+            *profiled,
+            "--max-instances",
+            str(most),
+            *(("--pool-sizes", ",".join(bounds)) if bounds else ()),
+        ),
+    }
+
+
+def _check_bounds(
+    entries: Sequence[str], models: Sequence[Model], sizes: Mapping[Role, int], *, autoscale: bool
+) -> None:
+    """Whether each entry is of a pool that there will be, which begins within its bounds. Raises CliError."""
+    pools = {PoolName(model.model_id, role): size for model in models for role, size in sizes.items() if size}
+    try:
+        named = [(entry, parse_bounds(entry)[0]) for entry in entries]
+    except ValueError as error:
+        raise CliError(f"--pool-sizes {error}", caller=True) from None
+    for entry, name in named:
+        if name not in {text for pool in pools for text in (str(pool), pool.role.value)}:
+            there = ", ".join(map(str, pools))
+            raise CliError(f"--pool-sizes {entry!r}: there will be no such pool; there will be: {there}", caller=True)
+        if [one for _, one in named].count(name) > 1:
+            raise CliError(f"--pool-sizes names {name} more than once", caller=True)
+    for pool, size in pools.items():
+        found = bounds_of(pool, entries)
+        grows = found is not None and autoscale and size < found.least
+        if found is not None and not grows and not found.least <= size <= found.most:
+            raise CliError(
+                f"{SIZE_FLAGS[pool.role]} {size}: --pool-sizes lets pool {pool} have {found.least} to {found.most} instances",
+                caller=True,
+            )

@@ -1,0 +1,204 @@
+"""The command ``up``. Its heavy imports wait until it runs."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
+from triptych.cli.outcome import CliError
+
+EXAMPLES = (
+    "Examples:\n\n- `triptych up` serves the demo model\n\n"
+    "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --model demo --model ~/models/llava` serves two models at one address\n\n"
+    "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
+    "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
+    "- `triptych up --autoscale --pool-sizes E=1-6,PD=1-2` lets the pools follow the load\n\n"
+    "- `triptych up --no-live > up.log` for logs and service managers"
+)
+_PORTS = "Ports"
+_SIZES = "Sizes of pools"
+
+
+def up(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model, which is the default. "
+            "`NAME=` before it is the name it is served under. May be repeated: each model gets its own instances.",
+            show_default=False,
+        ),
+    ] = None,
+    encoders: Annotated[
+        int, typer.Option(min=0, max=64, help="Encoder processes of each model.", rich_help_panel=_SIZES)
+    ] = 2,
+    text: Annotated[
+        int,
+        typer.Option(min=0, max=64, help="Text processes (prefill and decode) of each model.", rich_help_panel=_SIZES),
+    ] = 1,
+    hybrid: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Processes that encode, prefill and decode (the whole model in each).",
+            rich_help_panel=_SIZES,
+        ),
+    ] = 0,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 picks a free one.", rich_help_panel=_PORTS),
+    ] = DEFAULT_PORT,
+    router_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="gRPC port of the (first) router, for the SDK; 0 picks a free one.",
+            rich_help_panel=_PORTS,
+        ),
+    ] = DEFAULT_ROUTER_PORT,
+    admin_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="First of the admin ports (metrics), one per process; 0 picks free ones.",
+            rich_help_panel=_PORTS,
+        ),
+    ] = 0,
+    mount_router: Annotated[
+        bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
+    delay_profile: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Engines compute nothing, but take as long as the profiles in this file or directory predict.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Profiles of the model's parts, for routers and the pool manager; with --delay-profile, by default those.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Let the pool manager start and stop instances as the load needs them.",
+            rich_help_panel=_SIZES,
+        ),
+    ] = False,
+    reprofile: Annotated[
+        bool,
+        typer.Option(
+            "--reprofile", help="With --autoscale: measure the demo model's costs again.", rich_help_panel=_SIZES
+        ),
+    ] = False,
+    max_instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Largest size of a pool; by default 8, or what it begins with.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    pool_sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE=LEAST-MOST,...",
+            help="Smallest and largest size of single pools: `E=1-8,PD=1-2`, or of a model's, `NAME/E=2-4`.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Service level objectives, such as `ttft=5x,image:ttft=2s`.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Show processes, load and problems as they change.")
+    ] = True,
+) -> None:
+    """Run a cluster of processes on this machine until Ctrl-C.
+
+    One gateway, one pool manager, and for each model a router with encoder and text processes, all on the loopback address.
+    A process that dies is started again; the cluster stops when the gateway or the only router crashes three times in a row
+    at its start.
+    """
+    from triptych.cli import up as running
+    from triptych.cli.cluster import LocalCluster
+    from triptych.cli.model import Model
+    from triptych.cli.plan import refuse_impossible
+    from triptych.cli.scaling import options_of
+    from triptych.cli.show import plain_console
+    from triptych.cli.terminal import unfailing_output
+    from triptych.domain.stage import Role
+
+    with unfailing_output(), failures():
+        models = Model.all_named(model or ["demo"])
+        sizes = {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
+        refuse_impossible(models, sizes, mount_router=mount_router)
+        measures = autoscale and profiles is None and delay_profile is None and model in (None, ["demo"])
+        if reprofile and not measures:
+            raise CliError("--reprofile is for --autoscale with the demo model, without other profiles", caller=True)
+        options = options_of(
+            models,
+            sizes,
+            autoscale=autoscale,
+            delay_profile=delay_profile,
+            profiles=profiles,
+            max_instances=max_instances,
+            pool_sizes=pool_sizes,
+            slo=slo,
+            measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
+        )
+        if delay_profile is not None:
+            plain_console().print(
+                "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
+            )
+        cluster = LocalCluster(
+            models,
+            encoders=encoders,
+            text=text,
+            hybrid=hybrid,
+            port=port,
+            router_port=router_port,
+            admin_port=admin_port,
+            mount_router=mount_router,
+            threads=threads,
+            log_dir=log_dir,
+            restart=True,
+            autoscale=autoscale,
+            options=options,
+        )
+        code = asyncio.run(running.up(cluster, plain_console(), live=live))
+    raise typer.Exit(code)
+
+
+def _demo_profiles(threads: int, *, again: bool) -> Path:
+    from triptych.cli.profile.first_use import cache_directory, demo_profiles
+    from triptych.cli.show import plain_console
+
+    return demo_profiles(plain_console(), threads=threads, cache=cache_directory(), again=again)

@@ -1,0 +1,123 @@
+"""What ``triptych up`` is told about sizes, objectives and profiles is checked before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from triptych.cli.main import app
+from triptych.cli.model import Model
+from triptych.cli.outcome import CliError
+from triptych.cli.scaling import options_of
+from triptych.demo import MODEL_DIR, MODEL_ID
+from triptych.domain.stage import Role
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_profiles
+
+DEMO = [Model.named("demo")]
+TWO = Model.all_named(["a=demo", "owner/b=demo"])
+
+
+def sizes(encoders: int = 2, text: int = 1, hybrid: int = 0) -> dict[Role, int]:
+    return {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("profiles")
+    for one in synthetic_profiles(MODEL_DIR):
+        write_profile(directory / one.file_name, one)
+    return directory
+
+
+def test_flags_of_scaling_are_those_of_the_services(profiles: Path) -> None:
+    plain = options_of(DEMO, sizes())
+    assert plain == {"encoder": (), "text": (), "router": (), "pool_manager": ("--max-instances", "8")}
+    more = options_of(DEMO, sizes(2, 12), delay_profile=profiles, pool_sizes="E=1-4, PD=1-12", slo="ttft=2s,tbt=5x")
+    told = ("--profiles", str(profiles), "--max-instances", "12", "--pool-sizes", "E=1-4,PD=1-12")
+    assert more["pool_manager"] == told
+    assert more["router"] == ("--profiles", str(profiles), "--slo", "ttft=2s,tbt=5x")
+    assert more["encoder"] == more["text"] == ("--delay-profile", str(profiles))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"max_instances": 1}, "--max-instances 1: a pool begins with 2 instances"),
+        ({"slo": "soon"}, "--slo 'soon' is not"),
+        ({"pool_sizes": "E"}, "--pool-sizes 'E' is not .* such as E=1-8"),
+        ({"pool_sizes": "X=1-2"}, r"--pool-sizes 'X=1-2' has no such role: it is E \(encoders\), PD .* or EPD"),
+        ({"pool_sizes": "EPD=1-2"}, f"there will be no such pool; there will be: {MODEL_ID}/E, {MODEL_ID}/PD$"),
+        ({"pool_sizes": "other/E=1-2"}, "there will be no such pool"),
+        ({"pool_sizes": "E=1-2,E=1-3"}, "--pool-sizes names E more than once"),
+        ({"pool_sizes": "E=1-1"}, f"--encoders 2: --pool-sizes lets pool {MODEL_ID}/E have 1 to 1 instances"),
+        ({"pool_sizes": "PD=2-3"}, f"--text 1: --pool-sizes lets pool {MODEL_ID}/PD have 2 to 3 instances"),
+    ],
+)
+def test_what_cannot_be_is_refused_as_a_mistake_of_usage(told: dict[str, Any], said: str) -> None:
+    with pytest.raises(CliError, match=said) as caught:
+        options_of(DEMO, sizes(), **told)
+    assert caught.value.caller
+
+
+def test_a_pool_that_grows_by_itself_may_begin_below_its_smallest_size() -> None:
+    assert "PD=2-3" in options_of(DEMO, sizes(), pool_sizes="PD=2-3", autoscale=True)["pool_manager"]
+
+
+def test_sizes_of_one_model_are_held_against_that_model() -> None:
+    options_of(TWO, sizes(), pool_sizes="a/E=1-2,owner/b/E=2-4")
+    with pytest.raises(CliError, match="--encoders 2: --pool-sizes lets pool a/E have 3 to 4 instances"):
+        options_of(TWO, sizes(), pool_sizes="a/E=3-4")
+
+
+def test_profiles_are_read_before_anything_starts(tmp_path: Path, profiles: Path) -> None:
+    with pytest.raises(CliError, match=f"--profiles {tmp_path}: .*there is no profile") as caught:
+        options_of(DEMO, sizes(), profiles=tmp_path)
+    assert caught.value.caller
+    with pytest.raises(CliError, match=f"--delay-profile {tmp_path}: .*0 profiles of a model's encoder, not one"):
+        options_of(DEMO, sizes(), delay_profile=tmp_path)
+    twice = tmp_path / "twice"
+    for one in synthetic_profiles(MODEL_DIR):
+        for hardware in ("a", "b"):
+            other = replace(one, identity=replace(one.identity, hardware=hardware))
+            write_profile(twice / other.file_name, other)
+    with pytest.raises(CliError, match="2 profiles of a model's encoder, not one"):
+        options_of(DEMO, sizes(), delay_profile=twice, profiles=profiles)
+    (twice / "bad.json").write_text("{")
+    with pytest.raises(CliError, match=r"--profiles .*bad\.json"):
+        options_of(DEMO, sizes(), profiles=twice)
+
+
+def test_nothing_is_measured_before_the_rest_is_known_to_be_right(tmp_path: Path) -> None:
+    measured: list[str] = []
+
+    def measure() -> Path:
+        measured.append("now")
+        return tmp_path
+
+    with pytest.raises(CliError):
+        options_of(DEMO, sizes(), pool_sizes="E=1-1", measure=measure)
+    assert measured == []
+    assert options_of(DEMO, sizes(), measure=measure)["router"] == ("--profiles", str(tmp_path))
+    assert measured == ["now"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--encoders", "0"), "--encoders 0 needs --hybrid 1 or more: nothing would encode"),
+        (("--text", "0"), "--text 0 needs --hybrid 1 or more: nothing would prefill and decode"),
+        (("--model", "demo", "--model", "demo"), "two models would be served as"),
+        (("--model", "a=demo", "--model", "b=demo", "--mount-router"), "--mount-router serves one model"),
+        (("--admin-port", "65535"), "--admin-port 65535: 6 processes need as many"),
+        (("--encoders", "3", "--pool-sizes", "E=1-2"), "--encoders 3: --pool-sizes lets"),
+        (("--reprofile",), "--reprofile is for --autoscale with the demo model"),
+        (("--reprofile", "--autoscale", "--model", "a=demo"), "--reprofile is for --autoscale with the demo model"),
+    ],
+)
+def test_mistakes_at_up_are_one_line_with_status_2(arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, ["up", *arguments])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"triptych: {said}")
