@@ -65,7 +65,7 @@ async def app(
 ) -> AsyncGenerator[RpcApp[EncoderService[Any]]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings)
+    tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
     async with AsyncExitStack() as stack:

@@ -22,7 +22,7 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.runtime.tls import TlsIdentity
+from triptych.runtime.tls import ServerCertificate, TlsIdentity
 
 from . import observe
 from .http import BoundedHttp
@@ -76,9 +76,9 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
     """A gateway that calls the router at ``settings.router``, or several."""
-    tls = tls_identity(settings)
+    telemetry = telemetry or Telemetry()
+    tls = tls_identity(settings, telemetry)
     if len(settings.router) > 1 or settings.managers.pool_manager:
-        telemetry = telemetry or Telemetry()
         routers = _several_routers(settings, tls, telemetry.metrics)
         async with routers as several, serve(settings, several, telemetry) as running:
             yield running
@@ -144,6 +144,9 @@ async def serve(
         connections=lambda: len(server.server_state.connections),
         metrics=telemetry.metrics,
     )
+    certificate = _certificate(settings)
+    if certificate is not None:
+        telemetry.certificates.watch("rest", lambda: certificate.validity)
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
         http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),
@@ -154,6 +157,7 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_context_factory=None if certificate is None else lambda _config, _default: certificate.listening(),
         timeout_graceful_shutdown=int(settings.drain_s + _ABORT_S),
     )
     server = _Server(config, settings.drain_s)
@@ -164,7 +168,7 @@ async def serve(
                 logger.warning(
                     "%s is not a loopback address and no keys are set: anyone can send requests", settings.host
                 )
-            logger.info("listening on http://%s:%d", settings.host, port)
+            logger.info("listening on %s://%s:%d", "http" if certificate is None else "https", settings.host, port)
             try:
                 yield GatewayApp(gateway, server, serving, port)
             finally:
@@ -179,6 +183,15 @@ async def serve(
 def _keys(settings: GatewaySettings) -> KeyRing:
     try:
         return KeyRing.load(settings.keys, monotonic)
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
+
+
+def _certificate(settings: GatewaySettings) -> ServerCertificate | None:
+    if settings.rest_tls.files is None:
+        return None
+    try:
+        return ServerCertificate(*settings.rest_tls.files)
     except ValueError as error:
         raise CannotStart(str(error)) from None
 

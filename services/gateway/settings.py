@@ -1,5 +1,6 @@
 """Settings of the gateway."""
 
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
@@ -16,11 +17,33 @@ from triptych.runtime.settings import ServiceSettings, Strings, service_config
 _MAX_ROUTERS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class RestTls:
+    """TLS of the REST port. Callers need no certificate; API keys tell who they are."""
+
+    rest_tls_cert: Path | None = None
+    """Certificate of the REST port (PEM). With it and rest_tls_key, the port takes https only. Files that are replaced are used
+    for new connections."""
+    rest_tls_key: Path | None = None
+    """Its private key (PEM)."""
+
+    def __post_init__(self) -> None:
+        if (self.rest_tls_cert is None) != (self.rest_tls_key is None):
+            raise ValueError("rest_tls_cert and rest_tls_key need each other")
+
+    @property
+    def files(self) -> tuple[Path, Path] | None:
+        """Certificate and key; None without TLS."""
+        if self.rest_tls_cert is None or self.rest_tls_key is None:
+            return None
+        return self.rest_tls_cert, self.rest_tls_key
+
+
 class GatewaySettings(ServiceSettings):
     model_config = service_config("gateway")
 
     host: str = "127.0.0.1"
-    """IP address to listen on. A non-loopback address needs keys or allow_anyone."""
+    """IP address to listen on. A non-loopback address needs keys or allow_anyone, and TLS or allow_network."""
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 picks a free one and logs it."""
     router: Strings = ("127.0.0.1:50051",)
@@ -35,6 +58,11 @@ class GatewaySettings(ServiceSettings):
     """File of API keys (python -m services.gateway.keys new NAME). With it, every route except /health needs a key."""
     allow_anyone: bool = False
     """Allow a non-loopback address without keys: anyone who reaches the port can send requests."""
+    rest_tls: RestTls = RestTls()
+    """TLS of the REST port."""
+    allow_network: bool = False
+    """Allow a non-loopback address without TLS: requests, answers and keys can then be read on the way, unless a proxy in
+    front of the port encrypts them."""
     allowed_hosts: Strings = ()
     """Further names for the Host header beside localhost and loopback addresses. Applies without keys on loopback, where
     other names are refused against DNS rebinding."""
@@ -99,10 +127,15 @@ class GatewaySettings(ServiceSettings):
         return host
 
     @model_validator(mode="after")
-    def _public_without_keys_is_explicit(self) -> Self:
+    def _public_without_keys_or_tls_is_explicit(self) -> Self:
         if not self.is_loopback and self.keys is None and not self.allow_anyone:
             raise ValueError(
                 f"host ({self.host}) is not a loopback address: set keys, or allow_anyone to serve without keys"
+            )
+        if not self.is_loopback and self.rest_tls.files is None and not self.allow_network:
+            raise ValueError(
+                f"host ({self.host}) is not a loopback address: set rest_tls_cert and rest_tls_key, or --allow-network to "
+                "serve without TLS"
             )
         return self
 

@@ -28,7 +28,7 @@ async def app(
 ) -> AsyncGenerator[RpcApp[PoolManagerService]]:
     """Listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings)
+    tls = tls_identity(settings, telemetry)
     incarnation = new_epoch()
     async with AsyncExitStack() as stack:
         try:

@@ -38,7 +38,7 @@ from .settings import RouterSettings
 async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[RouterService]]:
     """Load the model's tokenizer and template, connect to the instances, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings)
+    tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("router", settings.port, epoch)
     model = settings.model_id or served_name(settings.model)

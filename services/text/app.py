@@ -81,7 +81,7 @@ class MountedEncoder:
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings)
+    tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
     engine_thread = ThreadOffload(1, name="text-engine")

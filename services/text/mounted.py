@@ -90,7 +90,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     """Open the checkpoint once, load encoder and decoder from it, and serve both. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     encoder_settings = settings_of_encoder(settings)
-    tls = tls_identity(settings)
+    tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
     compute = ThreadOffload(1, name="engine")

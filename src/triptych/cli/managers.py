@@ -15,6 +15,7 @@ from triptych.errors import DeadlineExceeded, InstanceLost, InvalidRequest, NotF
 from triptych.policy.addresses import why_not_called
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.tls import TlsIdentity
+from triptych.wire.status import LOST
 
 T = TypeVar("T")
 
@@ -57,8 +58,9 @@ class Managers:
                 return await work(stub)
             except (InvalidRequest, NotFound):
                 raise
-            except InstanceLost:
-                faults.append(f"no pool manager can be reached at {address}")
+            except InstanceLost as error:
+                why = "" if error.message == LOST else f": {error.message}"
+                faults.append(f"no pool manager can be reached at {address}{why}")
             except DeadlineExceeded:
                 faults.append(f"the pool manager at {address} does not answer in time")
             except Unavailable as error:

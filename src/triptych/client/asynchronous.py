@@ -38,6 +38,7 @@ from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
+from triptych.wire.status import LOST
 
 T = TypeVar("T")
 
@@ -366,6 +367,8 @@ class AsyncClient:
                 unreached = isinstance(error, errors.Unavailable) and not routers.answering
             case _:
                 return error
+        if unreached and isinstance(error, errors.InstanceLost) and error.message != LOST:
+            return errors.Unavailable(f"no router can be called at {self._shown_target}: {error.message}")
         if unreached:
             return errors.Unavailable(
                 f"nothing answers at {self._shown_target}: is a router's gRPC there? `triptych up` shows where its own is"

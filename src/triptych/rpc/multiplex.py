@@ -71,6 +71,11 @@ class Multiplexer:
             raise errors.InternalError("a peer ended a call without an answer")
         return read(message)
 
+    @property
+    def busy(self) -> bool:
+        """Whether calls that share the stream are running."""
+        return self._stream is not None and self._stream.busy
+
     async def close(self) -> None:
         """Running calls fail."""
         self._closed = True
@@ -109,6 +114,10 @@ class _Stream:
         self._last = 0
         self._unsent: dict[int, calls_pb2.CallRequest] = {}
         self._wanted = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
 
     def start(self, start: calls_pb2.StartCall) -> "_Call":
         self._last += 1

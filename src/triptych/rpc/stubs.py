@@ -2,9 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, TypeVar
-
-import grpc.aio
+from typing import Any, TypeVar
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Ticket
@@ -16,9 +14,8 @@ from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.rpc import calls, limits
+from triptych.rpc.channel import Channel
 from triptych.rpc.context import outgoing
-from triptych.rpc.credentials import channel_credentials
-from triptych.rpc.multiplex import Multiplexer
 from triptych.runtime.tls import INSTANCE, POOL_MANAGER, ROUTER, SCALER, TlsIdentity
 from triptych.v1 import (
     encoder_pb2,
@@ -43,42 +40,11 @@ _LEASED = calls.reader(encoder_pb2.LeaseResponse, encoder.lease_response_from_wi
 _RELEASED = calls.reader(encoder_pb2.ReleaseResponse, lambda _: None)
 
 
-class _Channel:
-    """A connection to ``target`` (``host:port``), with mutual TLS if ``tls`` is given. It reconnects automatically."""
-
-    kind: ClassVar[str]
-    """What is called, for the name in its certificate."""
-
-    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(target, options=limits.channel_options())
-        else:
-            options = limits.channel_options(tls.name_of(self.kind))
-            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls.current), options=options)
-        self._calls = Multiplexer(self._channel)
-
-    @property
-    def refused(self) -> bool:
-        """Whether the last connection attempt failed, so that a call fails without being sent."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-
-    @property
-    def connected(self) -> bool:
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
-
-    async def close(self) -> None:
-        await self._calls.close()
-        await self._channel.close()
-
-
-class RouterStub(_Channel):
+class RouterStub(Channel):
     """``ports.Router`` at ``target``."""
 
     kind = ROUTER
-
-    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
-        super().__init__(target, tls)
-        self._stub = router_pb2_grpc.RouterStub(self._channel)
+    stub_class = router_pb2_grpc.RouterStub
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         return self._calls.stream(
@@ -110,21 +76,18 @@ class RouterStub(_Channel):
         return await calls.unary(call, router.READINESS.from_wire)
 
 
-class InstanceStub(_Channel):
+class InstanceStub(Channel):
     """``ports.Encoder`` and ``ports.Text`` at ``target``, for the stages that the instance serves."""
 
     kind = INSTANCE
-
-    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
-        super().__init__(target, tls)
-        self._instance = instance_pb2_grpc.InstanceStub(self._channel)
+    stub_class = instance_pb2_grpc.InstanceStub
 
     async def describe(self) -> InstanceInfo:
-        call = self._instance.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
+        call = self._stub.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
         return await calls.unary(call, instance.INSTANCE.from_wire)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        call = self._instance.WatchLoad(instance_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
+        call = self._stub.WatchLoad(instance_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
         return calls.stream(call, instance.LOAD.from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
@@ -164,14 +127,11 @@ class InstanceStub(_Channel):
         )
 
 
-class PoolManagerStub(_Channel):
+class PoolManagerStub(Channel):
     """``ports.PoolManagerClient`` at ``target``."""
 
     kind = POOL_MANAGER
-
-    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
-        super().__init__(target, tls)
-        self._stub = pool_manager_pb2_grpc.PoolManagerStub(self._channel)
+    stub_class = pool_manager_pb2_grpc.PoolManagerStub
 
     def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
         call = self._stub.Attend(_reports_to_wire(reports), timeout=limits.WATCH_TIMEOUT_S)
@@ -200,17 +160,17 @@ async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenera
             yield pool_manager.report_to_wire(report)
 
 
-class ScalerStub(_Channel):
+class ScalerStub(Channel):
     """``ports.Scaler`` at ``target``. Every method raises Unavailable when it is away. ``close`` leaves the scaler running."""
 
     kind = SCALER
+    stub_class = scaler_pb2_grpc.ScalerStub
 
     def __init__(
         self, target: str, tls: TlsIdentity | None = None, *, timeout_s: float = limits.QUERY_TIMEOUT_S
     ) -> None:
         """``timeout_s`` bounds each call."""
         super().__init__(target, tls)
-        self._stub = scaler_pb2_grpc.ScalerStub(self._channel)
         self._timeout_s = timeout_s
 
     async def scale(self, pool: PoolName, size: int, token: int) -> None:

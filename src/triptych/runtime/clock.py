@@ -8,6 +8,10 @@ monotonic: Clock = time.monotonic  # noqa: TID251 - the place that the rule allo
 """Seconds on a monotonic clock with an arbitrary zero."""
 
 
+unix_s: Clock = time.time  # noqa: TID251 - the place that the rule allows
+"""Seconds since the beginning of 1970, UTC, by the clock of this machine."""
+
+
 def hours() -> float:
     """Hours since the beginning of 1970, UTC, by the clock of this machine."""
-    return time.time() / 3600  # noqa: TID251 - the place that the rule allows
+    return unix_s() / 3600

@@ -33,14 +33,16 @@ class CannotStart(Exception):
     """The process cannot start for a reason outside the program, which the message names."""
 
 
-def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
-    """The TLS identity from the settings; None without TLS. Raises CannotStart."""
+def tls_identity(settings: ServiceSettings, telemetry: Telemetry) -> TlsIdentity | None:
+    """The TLS identity from the settings; None without TLS. ``telemetry`` tells when it expires. Raises CannotStart."""
     if settings.tls.files is None:
         return None
     try:
-        return TlsIdentity.load(*settings.tls.files, name=settings.tls.tls_name)
+        identity = TlsIdentity.load(*settings.tls.files, name=settings.tls.tls_name)
     except ValueError as error:
         raise CannotStart(str(error)) from None
+    telemetry.certificates.watch("services", lambda: identity.validity)
+    return identity
 
 
 def known_profiles(path: Path | None) -> KnownProfiles:

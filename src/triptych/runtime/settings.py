@@ -90,15 +90,26 @@ class ServiceSettings(BaseSettings):
     log_format: str = Field(default="text", pattern="^(text|json)$")
     """Format of log lines: text or json."""
     admin_host: str = "127.0.0.1"
-    """IP address of the admin port. It has no authentication: do not expose it."""
+    """IP address of the admin port. It has neither encryption nor authentication: do not expose it."""
     admin_port: int = Field(default=0, ge=0, le=65535)
     """TCP port for /health, /ready and /metrics of this process alone; 0 opens none."""
+    allow_admin_network: bool = False
+    """Allow a non-loopback address of the admin port, on a network that only monitoring reaches."""
     loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
     """Log a warning when the event loop was blocked for this long."""
     tls: TlsSettings = TlsSettings()
     """Mutual TLS between services."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
+
+    @model_validator(mode="after")
+    def _admin_network_is_meant(self) -> Self:
+        if self.admin_port and not ip_address(self.admin_host).is_loopback and not self.allow_admin_network:
+            raise ValueError(
+                f"admin_host {self.admin_host} is not a loopback address, and the admin port has no authentication: "
+                "set --allow-admin-network"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

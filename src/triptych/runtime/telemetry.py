@@ -10,6 +10,7 @@ from triptych.runtime import admin, metrics
 from triptych.runtime.lag import LoopLag
 from triptych.runtime.settings import ServiceSettings
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.tls_expiry import TlsExpiry
 from triptych.runtime.tracing import Tracing, TracingUnavailable
 
 Missing = Callable[[], Awaitable[Sequence[str]]]
@@ -33,6 +34,7 @@ class Telemetry:
             "/ready": self._ready,
             "/metrics": self._metrics,
         }
+        self.certificates = TlsExpiry(self.metrics)
         self._lag = LoopLag(self.metrics, warn_s=self._settings.loop_lag_warn_s)
 
     @classmethod
@@ -62,8 +64,9 @@ class Telemetry:
         async with AsyncExitStack() as stack:
             if self.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.tracing.close)
-            scope = await stack.enter_async_context(TaskScope("telemetry", limit=1))
+            scope = await stack.enter_async_context(TaskScope("telemetry", limit=2))
             scope.spawn(self._lag.run(), name="loop-lag")
+            scope.spawn(self.certificates.run(), name="certificates")
             if self._settings.admin_port:
                 await stack.enter_async_context(
                     admin.serve(self._settings.admin_host, self._settings.admin_port, self.routes())

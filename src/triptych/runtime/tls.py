@@ -19,6 +19,7 @@ ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS = "router", "instance", "pool-mana
 """What is called by name: the certificate of a router under ``--tls-name NAME`` is for ``router.NAME``, and so on."""
 
 _CHECK_S = 1.0
+_LOG_EVERY_S = 10.0
 _NAME = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
 
 T = TypeVar("T")
@@ -120,6 +121,14 @@ def _file_state(path: Path) -> tuple[int, int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Validity:
+    """From when to when a certificate is valid, in seconds since 1970."""
+
+    begins_s: float
+    ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TlsMaterial:
     """What a process uses for new connections."""
 
@@ -131,12 +140,7 @@ class TlsMaterial:
     """Requires a certificate of callers."""
     caller: ssl.SSLContext = field(repr=False, compare=False)
     """Presents the certificate. It checks the name that it is given."""
-    begins_s: float
-    """When the own certificate becomes valid, in seconds since 1970."""
-    ends_s: float
-    """When it expires."""
-    authority_ends_s: float
-    """When the last of the CA certificates expires."""
+    validity: Validity
 
 
 class TlsIdentity:
@@ -164,17 +168,21 @@ class TlsIdentity:
     def current(self) -> TlsMaterial:
         return self._material.current
 
+    @property
+    def validity(self) -> Validity:
+        return self.current.validity
+
     def name_of(self, kind: str) -> str | None:
         """The name that the certificate of a service of this kind carries; None if it carries its host's."""
         return f"{kind}.{self._name}" if self._name else None
 
     def listening(self) -> ssl.SSLContext:
         """For a server: each connection uses the files of its time."""
-        return _Following.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.current.listener)
+        return _Listening.made(lambda: self.current.listener)
 
     def calling(self, kind: str) -> ssl.SSLContext:
         """For connections to services of this kind: each uses the files of its time, and checks ``name_of`` the kind."""
-        return _Following.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.current.caller, self.name_of(kind))
+        return _Calling.made(lambda: self.current.caller, self.name_of(kind))
 
 
 def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
@@ -193,19 +201,43 @@ def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ss
 
     files = [file for file in (authority, certificate, key) if file is not None]
     following = Reloaded(files, make)
-    return _Following.made(ssl.PROTOCOL_TLS_CLIENT, lambda: following.current)
+    return _Calling.made(lambda: following.current)
 
 
-class _Following(ssl.SSLContext):
+class ServerCertificate:
+    """The certificate of a server whose callers need none."""
+
+    def __init__(self, certificate: Path, key: Path, *, clock: Clock = monotonic) -> None:
+        """Raises ValueError as ``TlsIdentity.load`` does."""
+
+        def make() -> tuple[ssl.SSLContext, Validity]:
+            with _explained(certificate, key):
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.minimum_version = ssl.TLSVersion.TLSv1_2
+                context.load_cert_chain(str(certificate), str(key))
+                return context, _validity(certificate, key, serves=True)
+
+        self._made = Reloaded((certificate, key), make, clock=clock)
+
+    @property
+    def validity(self) -> Validity:
+        return self._made.current[1]
+
+    def listening(self) -> ssl.SSLContext:
+        """Each connection uses the files of its time."""
+        return _Listening.made(lambda: self._made.current[0])
+
+
+class _Calling(ssl.SSLContext):
     """Stands for the context that ``source`` returns when a connection begins."""
 
     source: Callable[[], ssl.SSLContext]
     name: str | None
 
     @classmethod
-    def made(cls, protocol: int, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
+    def made(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
         """``name``, if given, is checked instead of the host."""
-        made = cls(protocol)
+        made = cls(ssl.PROTOCOL_TLS_CLIENT)
         made.source, made.name = source, name
         return made
 
@@ -214,6 +246,60 @@ class _Following(ssl.SSLContext):
         if self.name is not None:
             options["server_hostname"] = self.name
         return self.source().wrap_bio(*args, **options)
+
+
+class _Listening(ssl.SSLContext):
+    """Stands for the context that ``source`` returns when a connection begins, and logs those that it refuses."""
+
+    source: Callable[[], ssl.SSLContext]
+    refusals: "_Refusals"
+
+    @classmethod
+    def made(cls, source: Callable[[], ssl.SSLContext]) -> Self:
+        made = cls(ssl.PROTOCOL_TLS_SERVER)
+        made.source, made.refusals = source, _Refusals()
+        return made
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        """What event loops call for each connection."""
+        context = self.source()
+        context.sslobject_class = _Watched
+        made: Any = context.wrap_bio(*args, **options)
+        made.refusals = self.refusals
+        return made  # type: ignore[no-any-return]
+
+
+class _Watched(ssl.SSLObject):
+    """One connection of a server. Event loops drop a handshake that fails without a word."""
+
+    refusals: "_Refusals"
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.refusals.note(getattr(error, "verify_message", "") or error.reason or "no reason given")
+            raise
+
+
+class _Refusals:
+    """At most one line in ``_LOG_EVERY_S``."""
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._silent_until_s = float("-inf")
+        self._unlogged = 0
+
+    def note(self, reason: str) -> None:
+        now_s = self._clock()
+        if now_s < self._silent_until_s:
+            self._unlogged += 1
+            return
+        more = f" (and {self._unlogged} more before it)" if self._unlogged else ""
+        logger.warning("a TLS connection was refused: %s%s", reason, more)
+        self._silent_until_s, self._unlogged = now_s + _LOG_EVERY_S, 0
 
 
 def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
@@ -226,16 +312,13 @@ def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
         for context in (listener, caller):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_cert_chain(str(certificate), str(key))
-        own = _decoded(certificate, key)
         return TlsMaterial(
             certificate.read_bytes(),
             key.read_bytes(),
             authority.read_bytes(),
             listener,
             caller,
-            ssl.cert_time_to_seconds(own["notBefore"]),
-            ssl.cert_time_to_seconds(own["notAfter"]),
-            max(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in caller.get_ca_certs()),
+            _validity(certificate, key, serves=False),
         )
 
 
@@ -253,15 +336,17 @@ def _explained(*files: Path) -> Generator[None]:
         raise ValueError(f"a TLS file cannot be read: {name} ({error.strerror})") from None
 
 
-def _decoded(certificate: Path, key: Path) -> dict[str, Any]:
-    """The own certificate as the module ``ssl`` decodes it, which it does only for one that a peer presents: so it is
-    presented here, in memory. Raises SSLCertVerificationError if it is not valid now, or not for callers.
+def _validity(certificate: Path, key: Path, *, serves: bool) -> Validity:
+    """That of the own certificate. The module ``ssl`` decodes one only when a peer presents it: so it is presented here, in
+    memory, as a server's or a caller's. Raises SSLCertVerificationError if it is not valid now, or not for that.
     """
     listener, caller = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    listener.verify_mode = ssl.CERT_REQUIRED
-    listener.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by whom only its peers trust
-    listener.load_verify_locations(cafile=str(certificate))
-    caller.check_hostname, caller.verify_mode = False, ssl.CERT_NONE
+    caller.check_hostname = False
+    listener.verify_mode, caller.verify_mode = ssl.CERT_NONE, ssl.CERT_NONE
+    verifies = caller if serves else listener
+    verifies.verify_mode = ssl.CERT_REQUIRED
+    verifies.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by whom only its peers trust
+    verifies.load_verify_locations(cafile=str(certificate))
     for context in (listener, caller):
         context.load_cert_chain(str(certificate), str(key))
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -270,4 +355,5 @@ def _decoded(certificate: Path, key: Path) -> dict[str, Any]:
         for end in ends:
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-    return ends[1].getpeercert() or {}
+    own: dict[str, Any] = ends[0 if serves else 1].getpeercert() or {}
+    return Validity(ssl.cert_time_to_seconds(own["notBefore"]), ssl.cert_time_to_seconds(own["notAfter"]))

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triptych.domain.limits import PositiveSeconds, check_limits
+from triptych.policy.transport import NIXL, SHM, TCP
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """Transports of embeddings."""
 
-    transports: tuple[str, ...] = ("shm", "nixl", "tcp")
-    """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work."""
+    transports: tuple[str, ...] = ()
+    """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work. Empty means shm,
+    nixl and tcp, and under TLS, which does not cover nixl, shm and tcp."""
     arena: Literal["host", "device"] = "host"
     """Where embeddings are kept: host memory, or memory of ``device``, which is reached over nixl or tcp only."""
     advertise_host: str = ""
@@ -22,3 +24,7 @@ class TransferOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+    def allowed(self, *, under_tls: bool) -> tuple[str, ...]:
+        """The transports to start."""
+        return self.transports or ((SHM, TCP) if under_tls else (SHM, NIXL, TCP))

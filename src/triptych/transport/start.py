@@ -1,6 +1,7 @@
 """Start the transports that a process's settings name."""
 
 import logging
+from collections.abc import Sequence
 from ipaddress import ip_address
 
 from triptych.policy.transport import NIXL, SHM, TCP
@@ -31,7 +32,7 @@ async def start_transports(
     on_reset: OnReset = lambda _backend, _cause: None,
     network: MemoryNetwork | None = None,
 ) -> TransportSet:
-    """Start those of ``options.transports`` that work here. Listen on ``host``.
+    """Start those of the allowed transports that work here. Listen on ``host``.
 
     ``preferred`` (one of them, or empty) is tried first; the best one is found
     for each pair of hosts. A backend that is not installed or does not start is left out with a warning. ``on_reset``
@@ -39,9 +40,11 @@ async def start_transports(
     arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
     left.
     """
-    names, max_pull_s, advertise_host = options.transports, options.max_pull_s, options.advertise_host
+    names, max_pull_s = options.allowed(under_tls=tls is not None), options.max_pull_s
+    advertise_host = options.advertise_host
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
+    _warn_of_open(names, tls)
     transports: list[Transport] = []
     for name in names:
         match name:
@@ -80,6 +83,11 @@ async def start_transports(
         logger.warning("preferred transport %s is not available: the others are ranked as usual", preferred)
         preferred = ""
     return TransportSet(transports, connect_timeout_s=connect_timeout_s, preferred=preferred or None)
+
+
+def _warn_of_open(names: Sequence[str], tls: TlsIdentity | None) -> None:
+    if tls is not None and NIXL in names:
+        logger.warning("transport nixl is not covered by TLS: only its network can protect it")
 
 
 async def _shm(arena: Arena, *, machine: str, max_pull_s: float) -> ShmTransport:

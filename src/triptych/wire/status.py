@@ -1,5 +1,6 @@
 """Conversion between the error tree and gRPC statuses."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ _MAX_MESSAGE_CHARS = 1024
 _MAX_ITEMS_NAMED = 512
 """Message and items become headers, which gRPC limits to 8 KiB together."""
 _TREE = errors.tree()
+_TLS_FAULT = re.compile(r"handshake failed.{0,200}OPENSSL_internal:([A-Z0-9_]{1,80})(?:: ([a-z ]{1,80}))?", re.ASCII)
+LOST = "the connection to the instance was lost"
 _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
     cls.grpc_code: cls
     for cls in (
@@ -66,10 +69,21 @@ def error_from_status(
     return cls(message, param=param, retry_after_s=retry_after_s)
 
 
+def _lost(message: str) -> str:
+    """Why there is no connection, from what gRPC says of it."""
+    if (fault := _TLS_FAULT.search(message)) is not None:
+        return f"the TLS handshake failed: {(fault[2] or fault[1].replace('_', ' ').lower()).strip()}"
+    if "Hostname Verification Check failed" in message:
+        return "the TLS handshake failed: the peer's certificate has another name"
+    if "failed to connect" in message and "Socket closed" in message:
+        return "the peer closes each connection: it may want TLS, or refuse the certificate"
+    return LOST
+
+
 def _foreign_status(grpc_code: str, message: str) -> errors.TriptychError:
     match grpc_code:
         case "UNAVAILABLE":
-            return errors.InstanceLost("the connection to the instance was lost")
+            return errors.InstanceLost(_lost(message))
         case "DEADLINE_EXCEEDED":
             return errors.DeadlineExceeded("the call did not end within its deadline")
         case "RESOURCE_EXHAUSTED" if "larger than max" in message:

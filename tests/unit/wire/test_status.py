@@ -41,6 +41,29 @@ def test_a_grpc_status_becomes_the_nearest_error_without_addresses(
     assert "127.0.0.1" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            ("last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:"
+            "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate: OK"),
+            "the TLS handshake failed: unable to get local issuer certificate",
+        ),
+        (
+            "UNKNOWN: ipv4:127.0.0.1:1: Ssl handshake failed (TSI_PROTOCOL_FAILURE): SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER",
+            "the TLS handshake failed: wrong version number",
+        ),
+        ("ipv4:127.0.0.1:1: Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification Check failed.", "another name"),
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", "refuse the certificate"),
+        ("Socket closed", "the connection to the instance was lost"),
+    ],
+)  # fmt: skip
+def test_a_refused_certificate_is_told(message: str, told: str) -> None:
+    error = error_from_status("UNAVAILABLE", message, ())
+    assert told in error.message
+    assert "127.0.0.1" not in error.message
+
+
 def test_a_message_above_the_grpc_size_limit_is_too_large() -> None:
     too_large = error_from_status("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 4)", ())
     assert type(too_large) is errors.RequestTooLarge

@@ -12,7 +12,7 @@ import pytest
 from services.gateway.app import serve
 from services.gateway.keys import new_key
 from services.gateway.routes import make_routes
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import GatewaySettings, RestTls
 from tests.integration.gateway.door import make_gateway
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
@@ -407,11 +407,15 @@ async def test_a_timeline_is_visible_only_to_the_key_of_its_request(
             assert (await client.get(f"/v1/requests/{name}/timeline", headers=bob)).status_code == 404
 
 
-def test_listening_beyond_loopback_requires_keys_or_a_setting(tmp_path: Path) -> None:
+def test_listening_beyond_loopback_requires_keys_and_tls_or_settings(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allow_anyone"):
         GatewaySettings(host="0.0.0.0")
-    GatewaySettings(host="0.0.0.0", allow_anyone=True)
-    GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml")
+    with pytest.raises(ValueError, match="rest_tls_cert"):
+        GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml")
+    GatewaySettings(host="0.0.0.0", allow_anyone=True, allow_network=True)
+    GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml", allow_network=True)
+    tls = RestTls(tmp_path / "cert.pem", tmp_path / "key.pem")
+    GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml", rest_tls=tls)
 
 
 async def test_an_unreadable_key_file_stops_the_start(router: FakeRouter, tmp_path: Path) -> None:
