@@ -19,7 +19,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-transformers soak mutants lint format proto bench vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-transformers soak mutants lint format dashboards proto bench vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -61,16 +61,20 @@ soak: $(STAMP)  ## Run pulls for half an hour while encoders die and links break
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES)
 
-lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts and generated code
+lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, generated code and dashboards
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	PYTHON=$(BIN)/python proto/generate.sh --check
+	$(BIN)/python scripts/dashboards.py --check
 
 format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dashboards: $(STAMP)  ## Write Grafana's dashboards from scripts/dashboards.py
+	$(BIN)/python scripts/dashboards.py
 
 proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
