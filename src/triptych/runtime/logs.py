@@ -18,12 +18,16 @@ FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 FIELDS = "fields"
 """Key of ``extra`` for a record's own fields in the JSON format."""
 
+_HTTP_CLIENT = "httpx"
+"""It logs every call as INFO, and the scaler of Kubernetes calls every second."""
+
 
 def configure(level: str, log_format: str = "text") -> None:
     """Set up the process's logging; arguments as in the settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger(_HTTP_CLIENT).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
 
 
 class TextFormatter(logging.Formatter):

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from io import StringIO
 
 import pytest
@@ -83,3 +85,14 @@ def test_configure_sets_level_and_format(log_format: str, capsys: pytest.Capture
     (line,) = capsys.readouterr().err.splitlines()
     assert "this" in line
     assert line.startswith("{") is (log_format == "json")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("level", "said"), [("INFO", {"own"}), ("DEBUG", {"own", "call"})])
+def test_calls_of_the_http_client_are_logged_for_debugging_only(level: str, said: set[str]) -> None:
+    script = (
+        "import logging; from triptych.runtime import logs; "
+        f"logs.configure({level!r}); logging.getLogger('httpx').info('call'); logging.getLogger('services').info('own')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert {line.rsplit(" ", 1)[1] for line in done.stderr.splitlines()} == said
