@@ -37,6 +37,7 @@ import psutil
 import uvloop
 
 from benchmarks import machine
+from triptych.cli.bench.report import percentile
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.stage import Role
@@ -329,7 +330,7 @@ async def at_rate(site: Site, settings: Settings, rate: int) -> Rate:
         len(made),
         len(made) * len(site.watchers) - len(took_ms),
         statistics.median(took_ms),
-        _quantile(took_ms, 0.99),
+        percentile(took_ms, 99),
         max(took_ms),
         suspected,
         handled / seconds >= _KEEPS_UP * rate,
@@ -411,11 +412,6 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind((HOST, 0))
         return int(one.getsockname()[1])
-
-
-def _quantile(values: Sequence[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def _print_rate(row: Rate) -> None:

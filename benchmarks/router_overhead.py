@@ -42,6 +42,7 @@ import uvloop
 
 from benchmarks import machine
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
+from triptych.cli.bench.report import percentile
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.encoding import EncodeRequest
@@ -379,7 +380,7 @@ async def first_tokens(on: Running, settings: Settings, images: int, interval_s:
             took[name].append(await on.ask[name](images, settings.outputs[0]))
     base_s = statistics.median(took[DIRECT])
     added = {name: [seconds - base_s for seconds in took[name]] for name in SYSTEMS}
-    p50, p99 = ({name: _quantile(added[name], q) for name in SYSTEMS} for q in (0.5, 0.99))
+    p50, p99 = ({name: percentile(added[name], q) for name in SYSTEMS} for q in (50, 99))
     return [
         FirstToken(
             name,
@@ -448,11 +449,6 @@ async def saturations(
         )
         _print_saturation(rows[-1])
     return rows
-
-
-def _quantile(values: Sequence[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def _print_first_token(row: FirstToken) -> None:

@@ -19,7 +19,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
@@ -39,6 +39,7 @@ from services.text import app as text_app
 from services.text import mounted
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from triptych.cli.bench.report import percentile
 from triptych.demo import MODEL_DIR
 from triptych.domain.encoding import EncodeRequest
 from triptych.domain.generation import TextRequest, TokenChunk
@@ -266,7 +267,7 @@ def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, 
                 "system": system,
                 "tpot_mean_ms": round(1e3 * statistics.median(statistics.fmean(one.gaps_s) for one in rounds), 2),
                 "gap_p50_ms": round(1e3 * statistics.median(gaps_s), 2),
-                "gap_p99_ms": round(1e3 * _quantile(gaps_s, 0.99), 2),
+                "gap_p99_ms": round(1e3 * percentile(gaps_s, 99), 2),
                 "gap_max_ms": round(1e3 * max(gaps_s), 2),
                 "gaps_within_objective": round(sum(gap <= tpot_slo_s for gap in gaps_s) / len(gaps_s), 4),
                 "first_token_p50_ms": round(1e3 * statistics.median([t for one in rounds for t in one.first_s]), 2),
@@ -274,10 +275,6 @@ def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, 
             }
         )
     return rows
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ class PoolManagerSettings(RpcServiceSettings):
     """TCP port to listen on; 0 picks a free one and logs it."""
     max_message_bytes: int = Field(default=1 << 20, ge=1 << 20, le=MAX_MESSAGE_NBYTES)
     """Largest message of a call."""
+    admin_port: int = Field(default=0, ge=0, le=65535)
+    """TCP port for /pools (the state of all pools as JSON), /health, /ready and /metrics; 0 opens none."""
     max_concurrent_calls: int = Field(default=16_384, ge=1)
     """Most calls at the same time: streams of members, of watchers, and queries."""
 

@@ -1,12 +1,13 @@
 """The commands that measure: ``bench`` and ``profile``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
+from triptych.domain.stage import ModelPart
 
 commands = typer.Typer()
 
@@ -107,12 +108,12 @@ def profile(
         typer.Option(help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model."),
     ] = "demo",
     part: Annotated[
-        list[str] | None,
-        typer.Option(help="*encoder* or *decoder*; may be repeated. By default both.", show_default=False),
+        list[ModelPart] | None,
+        typer.Option(help="One part only; may be repeated. By default both.", show_default=False),
     ] = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Directory for the profiles.")] = Path("profiles"),
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and few repetitions.")] = False,
-    dtype: Annotated[str, typer.Option(help="*float32*, *float16* or *bfloat16*.")] = "float32",
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="Of the computation.")] = "float32",
     device: Annotated[str, typer.Option(help="*cpu* or *cuda*.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     kv_cache_mib: Annotated[int, typer.Option(min=1, help="KV memory of the decoder, in MiB.")] = 256,
@@ -131,17 +132,14 @@ def profile(
     from triptych.cli.profile.command import Job
     from triptych.cli.profile.command import profile as measure
     from triptych.cli.show import plain_console
-    from triptych.domain.stage import ModelPart
 
     with failures():
-        try:
-            parts = tuple(ModelPart(one) for one in part or [one.value for one in ModelPart])
-        except ValueError as error:
-            raise CliError(f"--part: {error}; name encoder or decoder", caller=True) from None
         needed = [("torch", "encoder,text"), *([("matplotlib", "bench")] if plot else [])]
         for module, extra in needed:
             if importlib.util.find_spec(module) is None:
                 raise CliError(f"this needs {module}: pip install 'triptych[{extra}]'", caller=True)
-        job = Job(model, parts, out, quick, dtype, device, threads, kv_cache_mib << 20, slo_factor, plot)
+        job = Job(
+            model, tuple(part or ModelPart), out, quick, dtype, device, threads, kv_cache_mib << 20, slo_factor, plot
+        )
         steady = measure(job, plain_console())
     raise typer.Exit(0 if steady else 1)

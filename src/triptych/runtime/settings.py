@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from pydantic_settings import SettingsError as InvalidCommandLine
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.engine.compute import ComputeOptions
@@ -339,7 +341,13 @@ def _read_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) ->
 
 def _read_command_line(cls: type[ServiceSettings], argv: list[str]) -> dict[str, Any]:
     flat = _flat(cls)[0]
-    source: CliSettingsSource[Any] = CliSettingsSource(flat, cli_parse_args=argv)
+    try:
+        source: CliSettingsSource[Any] = CliSettingsSource(flat, cli_parse_args=argv, cli_exit_on_error=False)
+    except InvalidCommandLine as error:
+        flags = [f"--{name.replace('_', '-')}" for name in flat.model_fields]
+        told = str(error).removeprefix("error parsing CLI: ")
+        wrong = next((flag for one in argv if (flag := one.split("=")[0]) in told and flag.startswith("-")), "")
+        raise SettingsError(f"{told}{_meant(wrong, flags)} (--help lists all settings)") from None
     return _grouped(cls, InitSettingsSource(flat, init_kwargs=source())())
 
 
@@ -348,7 +356,13 @@ def _refuse_unknown_environment(cls: type[ServiceSettings], environ: Mapping[str
     known = {prefix + name.upper() for name in _flat(cls)[0].model_fields}
     unknown = sorted(key for key in environ if key.upper().startswith(prefix) and key.upper() not in known)
     if unknown:
-        raise SettingsError(f"unknown environment variable {', '.join(unknown)}")
+        meant = _meant(unknown[0].upper(), sorted(known))
+        raise SettingsError(f"unknown environment variable {', '.join(unknown)}{meant}")
+
+
+def _meant(wrong: str, known: Sequence[str]) -> str:
+    close = get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]}?" if close and wrong not in known else ""
 
 
 def _explain(error: ValidationError) -> str:

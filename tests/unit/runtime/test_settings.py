@@ -67,7 +67,11 @@ def test_lists_are_separated_by_commas_in_every_source(config: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "message"),
     [
-        ([], {"TRIPTYCH_DOOR_PROT": "3"}, "unknown environment variable TRIPTYCH_DOOR_PROT"),
+        (
+            [],
+            {"TRIPTYCH_DOOR_PROT": "3"},
+            "unknown environment variable TRIPTYCH_DOOR_PROT; did you mean TRIPTYCH_DOOR_PORT",
+        ),
         ([], {"TRIPTYCH_DOOR_PORT": "many"}, "port: Input should be a valid integer"),
         (["--port", "70000"], {}, "port: Input should be less than or equal to 65535"),
         (["--config", "nowhere.toml"], {}, "cannot read nowhere.toml"),
@@ -131,11 +135,22 @@ def test_an_invalid_toml_file_is_named(tmp_path: Path) -> None:
         DoorSettings.load(["--config", str(path)], {})
 
 
-def test_unknown_flags_end_the_process_with_a_usage_message(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prot", "2"], "unrecognized arguments: --prot 2; did you mean --port? (--help lists all settings)"),
+        (["--prot=2"], "unrecognized arguments: --prot=2; did you mean --port? (--help lists all settings)"),
+        (["--port", "2", "--zzz"], "unrecognized arguments: --zzz (--help lists all settings)"),
+        (["stray"], "unrecognized arguments: stray (--help lists all settings)"),
+        (["--port"], "argument --port: expected one argument (--help lists all settings)"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        DoorSettings.load(["--prot", "2"], {})
-    assert stop.value.code == 2
-    assert "unrecognized arguments: --prot 2" in capsys.readouterr().err
+        load_or_exit(DoorSettings, arguments)
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"services.door: {said}\n")
 
 
 def test_print_config_prints_all_settings_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
