@@ -63,6 +63,8 @@ _DECIDE_S = 1.0
 """Between two decisions on the size of pools."""
 _INTERVALS = ReportIntervals(load_min_interval_s=0.05, load_max_interval_s=1.0)
 """Between two deltas to one watcher."""
+_MOST_DELTAS_PER_S = 2000.0
+"""To all watchers together: while the list changes all the time, many of them must not keep members from registering."""
 
 
 class _Session:
@@ -122,7 +124,7 @@ class PoolManagerService:
         self._scope = scope
         self._began_s = clock()
         self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
-        self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
+        self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS, most_per_s=_MOST_DELTAS_PER_S)
         profiles = KnownProfiles() if profiles is None else profiles
         store = MemoryStore(clock=clock, first_revision=incarnation << 20) if store is None else store
         self._shared_profiles = SharedProfiles(profiles, store)

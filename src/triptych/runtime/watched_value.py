@@ -1,6 +1,7 @@
 """A watched value: sent at once, after each change, and periodically without one."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,9 +33,11 @@ class WatchedValue(Generic[T]):
     heartbeat.
     """
 
-    def __init__(self, read: Callable[[], T], intervals: ReportIntervals) -> None:
+    def __init__(self, read: Callable[[], T], intervals: ReportIntervals, *, most_per_s: float = math.inf) -> None:
+        """``most_per_s``: changes per second to all watchers together; many of them hear of changes less often."""
         self._read = read
         self._intervals = intervals
+        self._most_per_s = most_per_s
         self._watchers: set[asyncio.Event] = set()
         self._listeners: list[Callable[[], None]] = []
 
@@ -56,7 +59,7 @@ class WatchedValue(Generic[T]):
             while True:
                 changed.clear()
                 yield self._read()
-                await asyncio.sleep(self._intervals.load_min_interval_s)
+                await asyncio.sleep(max(self._intervals.load_min_interval_s, len(self._watchers) / self._most_per_s))
                 try:
                     async with asyncio.timeout(self._intervals.load_max_interval_s):
                         await changed.wait()

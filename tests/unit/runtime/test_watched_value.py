@@ -32,6 +32,33 @@ def test_a_watcher_gets_the_value_at_once_then_changes_at_a_bounded_rate_and_hea
     assert run(scenario()) == [(0.0, 0), (0.1, 5), (0.3, 6), (1.4, 6)]
 
 
+def test_many_watchers_share_a_rate_of_changes() -> None:
+    async def scenario(watchers: int) -> int:
+        watched = WatchedValue(lambda: 0, ReportIntervals(0.01, 60.0), most_per_s=100.0)
+        sent = 0
+
+        async def watch() -> None:
+            nonlocal sent
+            async with aclosing(watched.watch()) as values:
+                async for _ in values:
+                    sent += 1
+
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(watch()) for _ in range(watchers)]
+            await asyncio.sleep(0.001)
+            assert sent == watchers, "the first value comes at once"
+            sent = 0
+            for _ in range(1000):
+                await asyncio.sleep(0.01)
+                watched.notify()
+            for one in watching:
+                one.cancel()
+        return sent
+
+    assert 900 <= run(scenario(50)) <= 1000
+    assert 300 <= run(scenario(1)) <= 1000
+
+
 def test_waiting_ends_when_the_condition_holds() -> None:
     async def scenario() -> float:
         value = 3

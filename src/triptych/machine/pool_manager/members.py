@@ -96,8 +96,9 @@ class _Member:
 @dataclass(frozen=True, slots=True)
 class _Departed:
     version: int
-    registration: Registration
-    departure: Departure
+    kind: MemberKind
+    model: str
+    removal: Removal
 
 
 class MembersMachine:
@@ -145,9 +146,9 @@ class MembersMachine:
             listed = tuple(one.listed for one in self._wanted(watch, 0))
             return MembershipDelta(self.incarnation, self._version, full=True, members=listed)
         removed = tuple(
-            Removal(one.registration.address, one.departure)
+            one.removal
             for one in takewhile(lambda one: one.version > known, reversed(self._departed))
-            if watch.wants(one.registration.kind, one.registration.model)
+            if watch.wants(one.kind, one.model)
         )
         changed = tuple(one.listed for one in self._wanted(watch, known))
         return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed[::-1])
@@ -358,7 +359,8 @@ class MembersMachine:
         self._version += 1
         if len(self._departed) == self._departed.maxlen:
             self._forgotten = self._departed[0].version
-        self._departed.append(_Departed(self._version, member.registration, departure))
+        told = member.registration
+        self._departed.append(_Departed(self._version, told.kind, told.model, Removal(told.address, departure)))
 
 
 def _by_id(status: MemberStatus) -> str:
