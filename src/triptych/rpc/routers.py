@@ -1,6 +1,7 @@
 """Several routers as one (``ports.Router``): each serves one model, and a model may have several."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 ASK_S = 1.0
 """How often routers that do not answer are asked for their models, and how long an answer may take."""
+_INTRODUCTION_S = 2.0
+"""How long a refused request waits for a router that has not named its models: it is asked in this time."""
 
 
 class RouterClient(Router, Protocol):
@@ -49,8 +52,8 @@ class _Router:
 class Routers:
     """Sends each request to a router of its model: one that answers, with the fewest calls of this process.
 
-    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. One that was
-    sent and lost is not repeated, as it may have been computed.
+    A request that a router refuses as unavailable, or that could not be sent, goes to the next one, which may be one that
+    was added just now: it is waited for. One that was sent and lost is not repeated, as it may have been computed.
     """
 
     def __init__(self, connect: Callable[[str], RouterClient]) -> None:
@@ -58,6 +61,8 @@ class Routers:
         self._routers: dict[str, _Router] = {}
         self._turns = 0
         self._asked = asyncio.Event()
+        self._added = asyncio.Event()
+        self._named = asyncio.Event()
 
     # --- which routers there are -------------------------------------------------------------------------------------
 
@@ -67,6 +72,7 @@ class Routers:
         for address in sorted(wanted - self._routers.keys()):
             logger.info("router %s is used", address)
             self._routers[address] = _Router(address, self._connect(address))
+            self._added.set()
         for router in self._routers.values():
             router.leaving = router.address in going or router.address not in wanted
 
@@ -83,25 +89,29 @@ class Routers:
         return any(router.answers for router in self._routers.values())
 
     async def keep_asking(self, every_s: float = ASK_S) -> None:
-        """Ask all routers for their models, again and again, and those that do not answer each second; forget those that are
-        gone and have no calls.
+        """Ask all routers for their models, again and again; those that have named none, or do not answer, each second, and
+        new ones at once. Forget those that are gone and have no calls.
         """
         left_s = 0.0
         while True:
-            left_s -= ASK_S
+            self._added.clear()
             await self.ask(all_of_them=left_s <= 0)
             left_s = left_s if left_s > 0 else every_s
-            await asyncio.sleep(ASK_S)
+            try:
+                async with asyncio.timeout(ASK_S):
+                    await self._added.wait()
+            except TimeoutError:
+                left_s -= ASK_S
 
     async def asked(self) -> None:
         """Return when one router has named its models, or none will for now."""
         await self._asked.wait()
 
     async def ask(self, *, all_of_them: bool = True) -> None:
-        """Ask routers for their models once: all, or those that do not answer."""
+        """Ask routers for their models once: all, or those that do not answer or have named none."""
         async with asyncio.TaskGroup() as group:
             for router in self._routers.values():
-                if all_of_them or not router.answers:
+                if all_of_them or not router.answers or not router.models:
                     group.create_task(self._ask(router))
         self._asked.set()
         for router in list(self._routers.values()):
@@ -127,7 +137,7 @@ class Routers:
                         begun = True
                         yield events
             except Unavailable as error:
-                if begun or not self._may_try_another(router, error, request.model, tried):
+                if begun or not await self._may_try_another(router, error, request.model, tried):
                     raise
                 logger.info("request %s: router %s refused it: %s", request.request_id, router.address, error.message)
             else:
@@ -142,7 +152,7 @@ class Routers:
             try:
                 return await router.client.tokenize(request, return_token_strs=return_token_strs)
             except Unavailable as error:
-                if not self._may_try_another(router, error, request.model, tried):
+                if not await self._may_try_another(router, error, request.model, tried):
                     raise
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -213,11 +223,17 @@ class Routers:
             if address not in tried and any(one.model_id == model for one in router.models)
         ]
 
-    def _may_try_another(self, router: _Router, error: Unavailable, model: str, tried: set[str]) -> bool:
+    async def _may_try_another(self, router: _Router, error: Unavailable, model: str, tried: set[str]) -> bool:
+        """Waits, while there is none, for routers that have not named their models yet."""
         if isinstance(error, InstanceLost):
             if not router.client.refused:
                 return False
             router.answers = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_INTRODUCTION_S):
+                while not self._candidates(model, tried) and not all(one.models for one in self._routers.values()):
+                    self._named.clear()
+                    await self._named.wait()
         return bool(self._candidates(model, tried))
 
     async def _ask(self, router: _Router) -> None:
@@ -233,3 +249,4 @@ class Routers:
             router.models = models or router.models
             if router.models:
                 self._asked.set()
+                self._named.set()

@@ -212,6 +212,47 @@ async def test_routers_come_and_go_with_the_membership() -> None:
     assert (here.clients["a"].is_closed, here.clients["b"].is_closed) == (True, False)
 
 
+@pytest.mark.parametrize("has_instances", [True, False], ids=["ready", "sees its first instance later"])
+def test_a_request_that_a_leaving_router_refuses_goes_to_one_that_was_added_just_now(has_instances: bool) -> None:
+    """As in a rolling upgrade: the new one has registered, and the old one drains at once."""
+
+    async def test() -> None:
+        here = Site(a=MODEL)
+        here._models["b"] = MODEL
+        async with TaskScope("asking") as scope:
+            scope.spawn(here.routers.keep_asking(10.0), name="asking")
+            await asyncio.sleep(0.5)
+            here.clients["a"].script = [Unavailable("the router drains")]
+            here.routers.use(["a", "b"], ["a"])
+            if not has_instances:
+                here.clients["b"].served = ()
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(here.chat("1"))
+                await asyncio.sleep(0.6)
+                here.clients["b"].served = (MODEL,)
+            assert tuple(asked.result()) == HELLO
+            assert (await here.routers.tokenize(request())).token_ids == (5, 6, 7)
+        assert here.counts["b"] == 2
+
+    virtual_time.run(test())
+
+
+def test_a_refusal_waits_no_longer_than_two_seconds_for_a_router_that_names_no_model() -> None:
+    async def test() -> None:
+        here = Site(a=MODEL, b=MODEL)
+        here.clients["a"].script = [Unavailable("no text instance")]
+        here.clients["b"].goes_away()
+        async with TaskScope("asking") as scope:
+            scope.spawn(here.routers.keep_asking(10.0), name="asking")
+            await asyncio.sleep(0.5)
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(Unavailable, match="no text instance"):
+                await here.chat("1")
+            assert asyncio.get_running_loop().time() - began_s == pytest.approx(2)
+
+    virtual_time.run(test())
+
+
 def test_routers_that_do_not_answer_are_asked_each_second_and_the_others_seldom() -> None:
     async def test() -> None:
         here = Site(a=MODEL, b=MODEL)
