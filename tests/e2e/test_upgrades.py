@@ -1,0 +1,227 @@
+"""Services of the release before beside those of this one: an upgrade and its rollback, one service at a time, under load."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+import httpx
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+
+from tests.e2e.client import REST_TIMEOUT_S
+from tests.e2e.reference import Question, answer, questions
+from tests.e2e.revisions import THIS, Processes, Service, Tree, before
+from triptych.demo import MODEL_DIR, MODEL_ID
+from triptych.domain.pool import Condition
+from triptych.errors import TriptychError
+from triptych.rpc.stubs import PoolManagerStub
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+FRONT_FIRST = ("pool_manager", "gateway", "router", "encoder", "text")
+"""So that the upgrade passes through a new front before old instances, and the rollback through the opposite."""
+AT_LEAST = 6
+"""Requests that must begin and be answered in each mixture."""
+PAUSE_S = 0.15
+ASKED_EACH_S = 2.0
+"""The gateway of ``BEFORE`` asks for the models of a new router within a second, and fails requests if there is no other then."""
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return before(tmp_path_factory.mktemp("before"))
+
+
+@dataclass
+class Load:
+    """Questions all the time to the gateway at ``url``; every second answer is streamed. Any that is wrong ends the test."""
+
+    url: str
+    answers: list[tuple[Question, str]] = field(default_factory=list)
+
+    async def ask(self, http: httpx.AsyncClient, question: Question, *, streamed: bool) -> None:
+        url, body = f"{self.url}/v1/chat/completions", question.body(stream=streamed)
+        if streamed:
+            async with http.stream("POST", url, json=body) as response:
+                said = (await response.aread()).decode()
+            lines = [line for line in said.splitlines() if line.startswith("data: ")]
+            assert (response.status_code, lines[-1:]) == (200, ["data: [DONE]"]), said
+            deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-1]]
+            text = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            response = await http.post(url, json=body)
+            assert response.status_code == 200, response.text
+            text = response.json()["choices"][0]["message"]["content"]
+        self.answers.append((question, text))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=REST_TIMEOUT_S, limits=limits, trust_env=False) as http:
+
+            async def keep_asking() -> None:
+                for question, streamed in zip(cycle(questions((1, 2, 0, 4), 24)), cycle((True, False)), strict=False):
+                    asked.create_task(self.ask(http, question, streamed=streamed))
+                    await asyncio.sleep(PAUSE_S)
+
+            async with asyncio.TaskGroup() as asked:
+                asking = asked.create_task(keep_asking())
+                yield
+                asking.cancel()
+        for question, text in self.answers:
+            assert text == answer(question).text, question
+
+    async def more(self) -> None:
+        """Wait until some that were asked from now on are answered."""
+        known = len(self.answers) + 2 * AT_LEAST
+        async with asyncio.timeout(60):
+            while len(self.answers) < known:  # noqa: ASYNC110 - other tasks add them
+                await asyncio.sleep(0.05)
+
+
+class Cluster:
+    """One process of each kind, each replaceable by one of another tree as docs/operations.md says."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.now: dict[str, Service] = {}
+        self._numbers = iter(range(1, 100))
+
+    async def start(self, kind: str, tree: Tree, *arguments: str, port: int = 0) -> Service:
+        name = f"{kind.replace('_', '-')}-{next(self._numbers)}-{tree.name}"
+        model = ("--model", str(MODEL_DIR), "--model-id", MODEL_ID)
+        identity = ("--instance-id", name)
+        follow = () if kind == "pool_manager" else ("--pool-manager", self.now["pool_manager"].target)
+        torch = ("--torch-threads", "1")
+        told = {
+            "pool_manager": (),
+            "gateway": (),
+            "router": (*identity, *model),
+            "encoder": (*identity, *model, *torch),
+            "text": (*identity, *model, *torch),
+        }
+        return await self.processes.start(kind, name, tree, *told[kind], *follow, *arguments, port=port)
+
+    @asynccontextmanager
+    async def manager(self) -> AsyncIterator[PoolManagerStub]:
+        stub = PoolManagerStub(self.now["pool_manager"].target)
+        try:
+            yield stub
+        finally:
+            await stub.close()
+
+    async def conditions(self) -> dict[str, Condition]:
+        """Of the members that the manager knows, by name; none while it is away."""
+        async with self.manager() as stub:
+            try:
+                pools = (await stub.status()).pools
+            except TriptychError:
+                return {}
+        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+
+    async def until_used(self, name: str) -> None:
+        """Wait until the gateway's router says that an instance is ready for requests."""
+        url = f"http://{self.now['gateway'].target}/ready"
+        async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as http:
+            while f"{name}: ready" not in (await http.get(url)).json()["instances"]:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.1)
+
+    async def until(self, name: str, condition: Condition) -> None:
+        async with asyncio.timeout(60):
+            while (await self.conditions()).get(name) is not condition:  # noqa: ASYNC110 - asked over gRPC
+                await asyncio.sleep(0.1)
+
+    async def replace(self, kind: str, tree: Tree, load: Load, *arguments: str) -> None:
+        former = self.now[kind]
+        if kind == "pool_manager":
+            await former.end()
+            self.now[kind] = await self.start(kind, tree, port=former.port)
+            await self.now[kind].until_ready()
+            for name in [one.name for one in self.now.values() if one.kind in ("router", "encoder", "text")]:
+                await self.until(name, Condition.ACTIVE)
+            return
+        new = await self.start(kind, tree, *arguments)
+        await new.until_ready()
+        if kind == "gateway":
+            self.now[kind], load.url = new, f"http://{new.target}"
+        else:
+            if kind == "router":
+                await self.until(new.name, Condition.ACTIVE)
+                if self.now["gateway"].tree is not THIS:
+                    await asyncio.sleep(ASKED_EACH_S)
+            else:
+                await self.until_used(new.name)
+            async with self.manager() as stub:
+                await stub.drain_instance(former.name)
+            await self.until(former.name, Condition.DRAINED)
+            self.now[kind] = new
+        await former.end()
+
+
+async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed_request(
+    old: Tree, tmp_path: Path
+) -> None:
+    async with Processes.running(tmp_path) as processes:
+        cluster = Cluster(processes)
+        cluster.now["pool_manager"] = await cluster.start("pool_manager", old)
+        for kind in FRONT_FIRST[1:]:
+            cluster.now[kind] = await cluster.start(kind, old)
+        for service in cluster.now.values():
+            await service.until_ready()
+        load = Load(f"http://{cluster.now['gateway'].target}")
+        async with load.running():
+            for tree, over in ((THIS, "tcp"), (old, "shm")):
+                for kind in FRONT_FIRST:
+                    preferred = ("--prefer-transport", over) if kind == "text" else ()
+                    await cluster.replace(kind, tree, load, *preferred)
+                    await load.more()
+        for service in cluster.now.values():
+            await service.end()
+        assert processes.faults() == {}
+
+
+DESCRIBE = """
+import base64, importlib, pkgutil, triptych.v1
+for module in pkgutil.iter_modules(triptych.v1.__path__):
+    if module.name.endswith("_pb2"):
+        file = importlib.import_module(f"triptych.v1.{module.name}").DESCRIPTOR
+        print(base64.b64encode(file.serialized_pb).decode())
+"""
+
+
+def protocol(tree: Tree) -> list[FileDescriptorProto]:
+    return [FileDescriptorProto.FromString(base64.b64decode(line)) for line in tree.run(DESCRIBE).splitlines()]
+
+
+def messages(within: Iterable[DescriptorProto], prefix: str = "") -> Iterator[tuple[str, DescriptorProto]]:
+    for message in within:
+        yield prefix + message.name, message
+        yield from messages(message.nested_type, f"{prefix}{message.name}.")
+
+
+def facts(tree: Tree) -> dict[str, object]:
+    """What a peer relies on, by where it is."""
+    found: dict[str, object] = {}
+    for file in protocol(tree):
+        for name, message in messages(file.message_type):
+            for one in message.field:
+                of = message.oneof_decl[one.oneof_index].name if one.HasField("oneof_index") else ""
+                found[f"field {one.number} of {name}"] = (one.name, one.type, one.label, one.type_name, of)
+        for enum in file.enum_type:
+            found |= {f"{value.number} of {enum.name}": value.name for value in enum.value}
+        for service in file.service:
+            for rpc in service.method:
+                streams = rpc.client_streaming, rpc.server_streaming
+                found[f"rpc {service.name}.{rpc.name}"] = (rpc.input_type, rpc.output_type, *streams)
+    return found
+
+
+def test_the_protocol_keeps_everything_that_services_of_the_release_before_use(old: Tree) -> None:
+    before_it, now = facts(old), facts(THIS)
+    assert len(before_it) > 400
+    assert {where: (what, now.get(where)) for where, what in before_it.items() if now.get(where) != what} == {}
