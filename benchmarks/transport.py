@@ -28,6 +28,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,7 +46,6 @@ from triptych.transport.nixl import NixlTransport
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
-from triptych.transport.transport_set import available_backends
 
 MEMCPY, SOCKET, SOCKETS, GRPC = "memcpy", "socket", "sockets", "grpc"
 CONNECTIONS = {SOCKET: 1, SOCKETS: 4}
@@ -63,6 +63,13 @@ _RANGE = struct.Struct("<QQ")
 
 Pull = Callable[[int, int], Awaitable[None]]
 """(slot, payload bytes): pull from a holder's slot to the reader's slot of the same number."""
+
+
+def available_backends() -> tuple[str, ...]:
+    """Backends that are installed here."""
+    nixl = find_spec("nixl_cu12") is not None or find_spec("nixl_cu13") is not None
+    here = {MEMORY: True, SHM: hasattr(os, "memfd_create"), NIXL: nixl, TCP: True}
+    return tuple(backend for backend, usable in here.items() if usable)
 
 
 @dataclass(frozen=True, slots=True)

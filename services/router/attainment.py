@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric as Family
 
-from triptych.domain.embedding import embedding_tokens
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of, request_class
+from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of
 from triptych.domain.timeline import Timeline
 from triptych.domain.windows import ClassWindow, Judged, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
+from triptych.policy.attainment import arrival
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
 
@@ -43,21 +42,9 @@ class Attainment:
 
     def prepared(self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float) -> Gaps:
         """Count an arrival. Returns where the gaps between its tokens are counted."""
-        tokens: dict[Modality, int] = {}
-        for item in items:
-            tokens[item.info.modality] = tokens.get(item.info.modality, 0) + embedding_tokens(item.tensors)
-        counts = ClassWindow(
-            arrivals=1,
-            items=len(items),
-            media_tokens=sum(tokens.values()),
-            prompt_tokens=prompt_tokens,
-            media_bytes=sum(item.info.nbytes for item in items),
-            pixels=sum(_pixels(item.info) for item in items),
-        )
+        class_name, counts = arrival(items, prompt_tokens)
         isolated = None if self._isolated is None else self._isolated(counts)
-        return self._recorder.prepared(
-            number, request_class(tokens), counts, isolated, waited_s=waited_s, now_s=self._clock()
-        )
+        return self._recorder.prepared(number, class_name, counts, isolated, waited_s=waited_s, now_s=self._clock())
 
     def dispatched(self, number: int, instance_id: str) -> None:
         self._recorder.dispatched(number, instance_id, self._clock())
@@ -89,10 +76,6 @@ class Attainment:
             _verdicts(model, self._recorder.judged),
             (*_LABELS, "verdict"),
         )
-
-
-def _pixels(info: MediaInfo) -> int:
-    return info.samples if info.modality is Modality.AUDIO else info.width * info.height * info.frames
 
 
 def _verdicts(model: str, judged: Mapping[tuple[str, Metric], Judged]) -> dict[tuple[str, ...], float]:

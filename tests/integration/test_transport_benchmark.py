@@ -1,7 +1,7 @@
 from pathlib import Path
 
+from benchmarks.transport import available_backends
 from tests.integration.quick_benchmark import figures_of
-from triptych.transport.transport_set import available_backends
 
 
 def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:

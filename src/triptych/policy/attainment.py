@@ -1,8 +1,35 @@
-"""What a missed objective is charged to, and how sure a measured attainment is."""
+"""How a request is counted and judged: its class and load, what a missed objective is charged to, and how sure a measured
+attainment is.
+"""
 
 import math
+from collections.abc import Sequence
 
-from triptych.domain.slo import ChargedStage, Isolated
+from triptych.domain.embedding import embedding_tokens
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import Modality
+from triptych.domain.slo import ChargedStage, Isolated, request_class
+from triptych.domain.windows import ClassWindow
+
+
+def arrival(items: Sequence[ItemPlan], prompt_tokens: int) -> tuple[str, ClassWindow]:
+    """The class of a prepared request, and a window with nothing but its arrival."""
+    tokens: dict[Modality, int] = {}
+    media_bytes = pixels = 0
+    for item in items:
+        info = item.info
+        tokens[info.modality] = tokens.get(info.modality, 0) + embedding_tokens(item.tensors)
+        media_bytes += info.nbytes
+        pixels += info.samples if info.modality is Modality.AUDIO else info.pixels * info.frames
+    counts = ClassWindow(
+        arrivals=1,
+        items=len(items),
+        media_tokens=sum(tokens.values()),
+        media_bytes=media_bytes,
+        pixels=pixels,
+        prompt_tokens=prompt_tokens,
+    )
+    return request_class(tokens), counts
 
 
 def charged(

@@ -2,27 +2,17 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TransferFailed, TriptychError
-from triptych.policy.transport import MEMORY, NIXL, SHM, TCP, Endpoint, rank_backends
+from triptych.policy.transport import Endpoint, rank_backends
 from triptych.ports import Peer, Transport
 from triptych.transport.nixl_offer import offers_rdma
 
 logger = logging.getLogger(__name__)
 
 _MAX_OFFERS = 16
-
-
-def available_backends() -> tuple[str, ...]:
-    """Backends that are installed here."""
-    nixl = find_spec("nixl_cu12") is not None or find_spec("nixl_cu13") is not None
-    shm = hasattr(os, "memfd_create")
-    here = {MEMORY: True, SHM: shm, NIXL: nixl, TCP: True}
-    return tuple(backend for backend, usable in here.items() if usable)
 
 
 class TransportSet:

@@ -2,11 +2,7 @@ import pytest
 
 from tests.contract.transport_kit import Kit
 from triptych.errors import TransferFailed
-from triptych.transport.transport_set import TransportSet, available_backends
-
-
-def test_memory_and_tcp_are_always_available() -> None:
-    assert {"memory", "tcp"} <= set(available_backends())
+from triptych.transport.transport_set import TransportSet
 
 
 async def test_a_backend_that_fails_its_probe_is_replaced_by_the_next() -> None:
