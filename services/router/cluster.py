@@ -14,7 +14,7 @@ from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
-from triptych.machine.router.cluster import ENCODE, TEXT, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -31,6 +31,7 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
 from triptych.policy.policies import Policies
 from triptych.policy.routing import Pool
@@ -99,17 +100,17 @@ class Cluster:
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._machine.model
+        return self._machine.instances.model
 
     @property
     def kv_tokens(self) -> int:
         """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
-        return self._machine.kv_tokens
+        return self._machine.instances.kv_tokens
 
     @property
     def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
         """The parts of the model, as instances run them: by these their profiles are found."""
-        return self._machine.parts
+        return self._machine.instances.parts
 
     @property
     def text_lost(self) -> bool:
@@ -132,7 +133,10 @@ class Cluster:
 
     def instances_by_state(self) -> dict[tuple[str, ...], int]:
         """Number of instances by role (``E``, ``PD`` ...; empty until it is known) and state."""
-        return {("" if role is None else role.value, state): n for (role, state), n in self._machine.states().items()}
+        return {
+            ("" if role is None else role.value, state): n
+            for (role, state), n in self._machine.instances.states().items()
+        }
 
     @property
     def membership(self) -> MembershipSnapshot:
@@ -147,15 +151,15 @@ class Cluster:
     @property
     def encoders(self) -> Pool:
         """The instances that encode, with their estimated load."""
-        return self._machine.pool(ENCODE, self._clock())
+        return self._machine.instances.pool(ENCODE, self._clock())
 
     @property
     def texts(self) -> Pool:
         """The instances that prefill and decode, with their estimated load."""
-        return self._machine.pool(TEXT, self._clock())
+        return self._machine.instances.pool(TEXT, self._clock())
 
     def readiness(self) -> Readiness:
-        return self._machine.readiness()
+        return self._machine.instances.readiness()
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

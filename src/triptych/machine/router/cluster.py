@@ -1,8 +1,7 @@
 """The router's state of its instances: membership, load, and the credits that it has granted.
 
 Members join and leave at any time. A leaving member gets no new work and is forgotten once it has no credits; one that
-has left is forgotten at once, with its credits. Events about forgotten members are ignored. A pool is a query: the
-instances that serve certain stages.
+has left is forgotten at once, with its credits. Events about forgotten members are ignored.
 
 Load reports lag, so everything that the router has assigned since the last report is added: bursts between two reports
 spread evenly (ModServe section 4.3). Arena bytes are granted as *credits*, for all items of a request at once or for
@@ -10,20 +9,15 @@ none. Until then a request waits in a bounded queue, ordered by the policies, an
 """
 
 from bisect import insort
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.instance import InstanceInfo
 from triptych.domain.item_plan import Content
 from triptych.domain.limits import Count, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
-from triptych.domain.profile import ProfileIdentity
 from triptych.domain.rng import Rng
-from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.domain.timeline import Readiness
+from triptych.domain.stage import Stage
 from triptych.errors import (
     ArenaFull,
     EngineFailure,
@@ -49,7 +43,7 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
-from triptych.machine.router.instance import Instance, Stages
+from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
@@ -66,11 +60,7 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.policy.policies import Policies
 from triptych.policy.queueing import Turn, longest_waits
-from triptych.policy.routing import Pool, Shortage, Why, assign_items, choose_text
-
-ENCODE: Stages = (Stage.ENCODE,)
-TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
-"""One instance prefills and decodes a request; its credit counts at the first of the two stages."""
+from triptych.policy.routing import Shortage, Why, assign_items, choose_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,43 +115,23 @@ class ClusterMachine:
         self._policies = policies
         self._rng = rng
         self._arrivals = 0
-        self._instances: dict[str, Instance] = {}
-        """Ordered by name."""
-        self._pools: dict[Stages, list[Instance]] = {ENCODE: [], TEXT: []}
-        self._turns: dict[Stages, int] = {ENCODE: 0, TEXT: 0}
-        self._model: ModelInfo | None = None
+        self._instances = Instances(limits.max_embedding_hints)
         self._credits: dict[int, _Credit] = {}
         self._next_credit = 0
         self._waiting: list[_Waiting] = []
         """In the order in which they are served."""
         self._unplaceable: set[int] = set()
         """Those of them that the encoders could not take even without load, since the last review."""
-        self._hints: OrderedDict[Content, str] = OrderedDict()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
-        self._ready_encoders: frozenset[str] = frozenset()
-        self._encoder_lost_s = float("-inf")
-        self._has_text = False
-        self._kv_tokens = 0
-        self._parts: dict[ModelPart, ProfileIdentity] = {}
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> ModelInfo | None:
-        """The model that the instances serve; None until one has been seen."""
-        return self._model
-
-    @property
-    def kv_tokens(self) -> int:
-        """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
-        return self._kv_tokens
-
-    @property
-    def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
-        """The parts of the model, as a usable instance runs them, or ran them last."""
-        return self._parts
+    def instances(self) -> Instances:
+        """For reading."""
+        return self._instances
 
     @property
     def waiting(self) -> int:
@@ -187,31 +157,10 @@ class ClusterMachine:
         """Whether no text instance has been usable for the whole grace period, and TextPoolLost was sent."""
         return self._text_lost
 
-    def pool(self, stages: Stages, now_s: float) -> Pool:
-        """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
-        instances = self._pools[stages]
-        candidates = tuple([instance.candidate(stages, now_s) for instance in instances])
-        return Pool(candidates, self._turns[stages], MappingProxyType(self._hints))
-
-    def states(self) -> dict[tuple[Role | None, str], int]:
-        """Number of instances by role (None: not seen yet) and state."""
-        return dict(Counter((instance.role, instance.state.value) for instance in self._instances.values()))
-
-    def readiness(self) -> Readiness:
-        """Whether every stage has a usable instance, and one line per instance seen."""
-        lines = tuple(
-            f"{one.info.instance_id}: {one.state}" for one in self._instances.values() if one.info is not None
-        )
-        missing: list[str] = []
-        if not self._ready_encoders:
-            missing.append(Stage.ENCODE.value)
-        if not self._has_text:
-            missing += [Stage.PREFILL.value, Stage.DECODE.value]
-        return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
-
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        for name, instance in self._instances.items():
+        self._instances.validate()
+        for name, instance in self._instances.by_name.items():
             out = [credit for credit in self._credits.values() if credit.name == name]
             assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
             assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
@@ -221,15 +170,10 @@ class ClusterMachine:
                 assert one.own_tokens == sum(credit.tokens for credit in working), f"{name}: tokens"  # noqa: S101
                 assert one.own_pending == len(working), f"{name}: pending"  # noqa: S101
                 assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
-            assert instance.state == instance.state_under(self._model), f"{name}: state"  # noqa: S101
-        used = Counter(one.process for one in self._instances.values() if one.process and not one.duplicate)
-        assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
-        known = self._instances.keys()
+        known = self._instances.by_name.keys()
         assert {credit.name for credit in self._credits.values()} <= known, "credits of an unknown instance"  # noqa: S101
-        assert set(self._hints.values()) <= known, "hints to an unknown instance"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
         assert self._unplaceable <= {one.wanted.request for one in self._waiting}, "unplaceable but gone"  # noqa: S101
-        assert len(self._hints) <= self._limits.max_embedding_hints, "hints above their bound"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -246,7 +190,7 @@ class ClusterMachine:
             case InstanceSeen(name, info):
                 effects = self._seen(name, info, now_s)
             case LoadReported(name, load):
-                instance = self._instances.get(name)
+                instance = self._instances.by_name.get(name)
                 if instance is not None and instance.info is not None and instance.reported(load):
                     self._review(now_s)
             case InstanceSuspected(name):
@@ -264,7 +208,7 @@ class ClusterMachine:
                 effects = self._failed(event, now_s)
             case FirstToken(credit):
                 if (placed := self._credits.get(credit)) is not None:
-                    self._instances[placed.name].worked(placed.stage)
+                    self._instances.by_name[placed.name].worked(placed.stage)
             case EmbeddingGone(credit):
                 self._embedding_gone(credit)
             case CreditReturned(credit):
@@ -273,73 +217,44 @@ class ClusterMachine:
                 self._wake_at_s = None
         if self._waiting:
             effects += self._serve_waiting(now_s)
-        if not self._has_text or self._textless_s is not None:
+        if not self._instances.has_text or self._textless_s is not None:
             effects += self._check_text_pool(now_s)
         return effects
 
     # --- members -----------------------------------------------------------------------------------------------------
 
     def _joined(self, member: Member, now_s: float) -> list[ClusterEffect]:
-        effects: list[ClusterEffect] = []
-        instance = self._instances.get(member.address)
-        if instance is None:
-            instance = self._instances[member.address] = Instance(member)
-            self._instances = dict(sorted(self._instances.items()))
-            effects.append(Connect(member.address))
-        instance.member, instance.leaving = member, False
+        is_new = self._instances.join(member)
         self._review(now_s)
-        return effects
+        return [Connect(member.address)] if is_new else []
 
     def _leaving(self, name: str, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.get(name)
+        instance = self._instances.by_name.get(name)
         if instance is None or instance.leaving:
             return []
         if not instance.credits:
             return self._forget(name, "has left", now_s)
-        instance.leaving = True
-        self._forget_hints(name)
-        self._adopt_model()
+        self._instances.leave(instance)
         self._review(now_s)
         return [Logged(name, f"leaving, {instance.credits} credits in use")]
 
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
-        if self._instances.pop(name, None) is None:
+        if not self._instances.forget(name):
             return []
-        self._forget_hints(name)
         self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
-        self._adopt_model()
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
 
-    def _adopt_model(self) -> bool:
-        """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
-        served = [
-            one.info.model
-            for one in self._instances.values()
-            if one.reachable and not one.leaving and one.info is not None and one.member.agrees_with(one.info)
-        ]
-        if not served or self._model in served:
-            return False
-        self._model = served[0]
-        return True
-
-    def _forget_hints(self, name: str) -> None:
-        for content in [content for content, held_by in self._hints.items() if held_by == name]:
-            del self._hints[content]
-
     def _seen(self, name: str, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.get(name)
+        instance = self._instances.by_name.get(name)
         if instance is None:
             return []
-        restarted = instance.seen(info)
-        if restarted:
-            self._forget_hints(name)
-        self._adopt_model()
+        restarted = self._instances.see(instance, info)
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.get(name)
+        instance = self._instances.by_name.get(name)
         if instance is None or not instance.reachable:
             return []
         instance.reachable = False
@@ -347,42 +262,15 @@ class ClusterMachine:
         return [Logged(name, instance.state)]
 
     def _review(self, now_s: float) -> None:
-        """Update all states, as one instance's change may change the model. Only such events visit all instances."""
-        self._mark_duplicates()
-        instances = self._instances.values()
-        for instance in instances:
-            instance.review(self._model)
-        self._pools = {
-            ENCODE: [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)],
-            TEXT: [one for one in instances if one.serves(TEXT) and not one.duplicate],
-        }
-        ready = frozenset(one.name for one in self._pools[ENCODE] if one.usable)
-        if not self._ready_encoders <= ready:
-            self._encoder_lost_s = now_s
-        self._ready_encoders = ready
-        kept = [one.info.kv_tokens for one in self._pools[TEXT] if one.info is not None and one.usable]
-        self._has_text = bool(kept)
-        self._kv_tokens = max(kept, default=0) if all(kept) else 0
-        for one in instances:
-            if one.info is not None and one.usable:
-                self._parts |= {part.identity.part: part.identity for part in one.info.parts}
+        self._instances.review(now_s)
         self._unplaceable.clear()
-
-    def _mark_duplicates(self) -> None:
-        """Use each process under one address: the one used so far, else the first."""
-        used: set[tuple[str, int]] = set()
-        for instance in sorted(self._instances.values(), key=lambda one: (one.duplicate, not one.usable)):
-            process = instance.process
-            instance.duplicate = process in used
-            if process is not None:
-                used.add(process)
 
     # --- results of calls --------------------------------------------------------------------------------------------
 
     def _failed(self, event: CallFailed, now_s: float) -> list[ClusterEffect]:
         """What a failed call means for its instance: arena full, engine backoff, or suspected until described again."""
         self._stop_work(event.credit)
-        credit, instance, error = self._credits.get(event.credit), self._instances.get(event.name), event.error
+        credit, instance, error = self._credits.get(event.credit), self._instances.by_name.get(event.name), event.error
         if instance is None:
             return []
         if isinstance(error, ArenaFull):
@@ -397,19 +285,16 @@ class ClusterMachine:
         credit = self._credits.get(number)
         if credit is None:
             return
-        instance = self._instances[credit.name]
+        instance = self._instances.by_name[credit.name]
         instance.worked(credit.stage)
-        if credit.content is not None and not instance.leaving:
-            self._hints[credit.content] = credit.name
-            self._hints.move_to_end(credit.content)
-            while len(self._hints) > self._limits.max_embedding_hints:
-                self._hints.popitem(last=False)
+        if credit.content is not None:
+            self._instances.remember(credit.content, instance)
         self._stop_work(number)
 
     def _embedding_gone(self, number: int) -> None:
-        credit = self._credits.get(number)
-        if credit is not None and credit.content is not None and self._hints.get(credit.content) == credit.name:
-            del self._hints[credit.content]
+        credit, hints = self._credits.get(number), self._instances.hints
+        if credit is not None and credit.content is not None and hints.get(credit.content) == credit.name:
+            del hints[credit.content]
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -452,7 +337,7 @@ class ClusterMachine:
                 index += 1
                 continue
             if outcome is Shortage.NO_CREDIT:
-                times = [at_s for one in self._pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
+                times = [at_s for one in self._instances.pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
             effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
@@ -462,13 +347,15 @@ class ClusterMachine:
 
     def _grace_until_s(self, waiting: _Waiting) -> float:
         """Counts from the loss of an encoder, however long the request has already waited."""
-        return max(waiting.since_s, self._encoder_lost_s) + self._limits.pool_grace_s
+        return max(waiting.since_s, self._instances.encoder_lost_s) + self._limits.pool_grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
-        choices = assign_items(self.pool(ENCODE, now_s), wanted.wants, self._policies.encoder_routing, self._rng)
+        choices = assign_items(
+            self._instances.pool(ENCODE, now_s), wanted.wants, self._policies.encoder_routing, self._rng
+        )
         if isinstance(choices, Shortage):
             return choices
-        self._turns[ENCODE] += 1
+        self._instances.turns[ENCODE] += 1
         content = {want.item: want.content for want in wanted.wants}
         grants = []
         for choice in choices:
@@ -477,7 +364,7 @@ class ClusterMachine:
         return Granted(wanted.request, tuple(grants))
 
     def _grant(self, credit: _Credit, item: int | None, reason: str) -> Grant:
-        instance = self._instances[credit.name]
+        instance = self._instances.by_name[credit.name]
         if instance.info is None:
             raise AssertionError("a chosen instance has been described")
         self._next_credit += 1
@@ -491,30 +378,34 @@ class ClusterMachine:
         if credit is None or not credit.working:
             return
         credit.working = False
-        self._instances[credit.name].work_ended(credit.stage, credit.tokens, credit.report)
+        self._instances.by_name[credit.name].work_ended(credit.stage, credit.tokens, credit.report)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._stop_work(number)
         credit = self._credits.pop(number, None)
         if credit is None:
             return []
-        instance = self._instances[credit.name]
+        instance = self._instances.by_name[credit.name]
         instance.take_back(credit.stage, credit.nbytes)
         return self._forget(credit.name, "has left", now_s) if instance.leaving and not instance.credits else []
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         chosen = choose_text(
-            self.pool(TEXT, now_s), self._policies.text_routing, self._rng, avoid=event.avoid, holders=event.holders
+            self._instances.pool(TEXT, now_s),
+            self._policies.text_routing,
+            self._rng,
+            avoid=event.avoid,
+            holders=event.holders,
         )
         if chosen is None:
             return [Refused(event.request, self._no_text())]
-        self._turns[TEXT] += 1
+        self._instances.turns[TEXT] += 1
         place = _Credit(chosen.name, TEXT[0], None, event.tokens, 0)
         return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value),))]
 
     def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:
         """Send TextPoolLost once when no text instance has been usable for the whole grace period."""
-        if self._has_text:
+        if self._instances.has_text:
             self._textless_s, self._text_lost = None, False
             return []
         if self._textless_s is None:
@@ -523,7 +414,7 @@ class ClusterMachine:
             return []
         if now_s < self._textless_s + self._limits.pool_grace_s:
             return self._wake(self._textless_s + self._limits.pool_grace_s, "no text instance within the grace")
-        if self._adopt_model():
+        if self._instances.adopt_model():
             self._review(now_s)
             return self._check_text_pool(now_s) + self._serve_waiting(now_s)
         self._text_lost = True
@@ -540,12 +431,12 @@ class ClusterMachine:
 
     def _error(self, shortage: Shortage) -> TriptychError:
         if shortage is Shortage.NEVER_FITS:
-            arena_bytes = sum(one.info.arena_bytes for one in self._pools[ENCODE] if one.info is not None)
+            arena_bytes = sum(one.info.arena_bytes for one in self._instances.pools[ENCODE] if one.info is not None)
             return InvalidRequest(
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
             )
         if shortage is Shortage.TOO_MANY_ITEMS:
-            items = sum(one.info.max_items for one in self._pools[ENCODE] if one.info is not None)
+            items = sum(one.info.max_items for one in self._instances.pools[ENCODE] if one.info is not None)
             return InvalidRequest(
                 f"the request has more images, or parts of videos, than the {items} that the encoders take at once",
                 param="messages",

@@ -21,7 +21,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster import ENCODE, TEXT, ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -39,6 +39,7 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
 )
 from triptych.machine.router.instance import InstanceState
+from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
@@ -114,11 +115,11 @@ def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
 
 
 def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.pool(ENCODE, now_s).candidates if one.name == name)
+    return next(one for one in machine.instances.pool(ENCODE, now_s).candidates if one.name == name)
 
 
 def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.pool(TEXT, now_s).candidates if one.name == name)
+    return next(one for one in machine.instances.pool(TEXT, now_s).candidates if one.name == name)
 
 
 def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
@@ -252,14 +253,14 @@ def test_ties_between_encoders_start_at_the_first() -> None:
 
 def test_the_kv_limit_is_known_only_when_every_usable_text_instance_reports_it() -> None:
     machine = cluster("a")
-    assert machine.kv_tokens == 0
+    assert machine.instances.kv_tokens == 0
     machine.handle(InstanceSeen("t", replace(info("t"), kv_tokens=100)), 0)
     machine.handle(InstanceSeen("u", replace(info("u"), kv_tokens=50)), 0)
-    assert machine.kv_tokens == 100
+    assert machine.instances.kv_tokens == 100
     machine.handle(InstanceSeen("u", info("u")), 0)
-    assert machine.kv_tokens == 0
+    assert machine.instances.kv_tokens == 0
     machine.handle(InstanceSuspected("u"), 0)
-    assert machine.kv_tokens == 100
+    assert machine.instances.kv_tokens == 100
 
 
 def test_an_encoder_announces_its_maximum_number_of_items() -> None:
@@ -271,7 +272,7 @@ def test_an_encoder_announces_its_maximum_number_of_items() -> None:
 def test_instances_are_counted_by_role_and_by_state() -> None:
     machine = cluster("a", "t", "u")
     machine.handle(InstanceSuspected("u"), 0)
-    assert machine.states() == {
+    assert machine.instances.states() == {
         (Role.E, "ready"): 1,
         (None, "not seen yet"): 1,
         (Role.PD, "ready"): 1,
@@ -280,10 +281,13 @@ def test_instances_are_counted_by_role_and_by_state() -> None:
 
 
 def test_missing_stages_are_named() -> None:
-    assert (cluster().readiness().ready, cluster().readiness().missing) == (False, ("encode", "prefill", "decode"))
-    assert cluster("a").readiness().missing == ("prefill", "decode")
-    assert cluster("t").readiness().missing == ("encode",)
-    assert cluster("a", "t").readiness().missing == ()
+    assert (cluster().instances.readiness().ready, cluster().instances.readiness().missing) == (
+        False,
+        ("encode", "prefill", "decode"),
+    )
+    assert cluster("a").instances.readiness().missing == ("prefill", "decode")
+    assert cluster("t").instances.readiness().missing == ("encode",)
+    assert cluster("a", "t").instances.readiness().missing == ()
 
 
 def test_losing_an_unseen_or_lost_instance_has_no_effect() -> None:
@@ -323,7 +327,7 @@ def test_finished_work_is_not_counted_and_load_of_other_routers_is() -> None:
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     assert grant.name == "b"
     machine.handle(encoded(grant), 0)
-    view = {one.name: one for one in machine.pool(ENCODE, 0).candidates}
+    view = {one.name: one for one in machine.instances.pool(ENCODE, 0).candidates}
     assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
     machine.handle(CreditReturned(grant.credit), 0)
     assert encoder(machine, "b").available_bytes == 100
@@ -521,9 +525,9 @@ def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
     machine = Checked(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     machine.handle(MemberJoined(Member("h")), 0)
     machine.handle(InstanceSeen("h", replace(info("h"), role=Role.EPD)), 0)
-    readiness = machine.readiness()
+    readiness = machine.instances.readiness()
     assert (readiness.ready, readiness.instances) == (True, ("i-h: ready",))
-    assert machine.states() == {(Role.EPD, "ready"): 1}
+    assert machine.instances.states() == {(Role.EPD, "ready"): 1}
     machine.handle(LoadReported("h", InstanceLoad({**load(40).stages, **text_load(7, 1, 0).stages})), 0)
     assert (encoder(machine, "h").pending_tokens, text(machine, "h").pending_tokens) == (40, 7)
     engine_fails_at = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0].credit
@@ -531,7 +535,7 @@ def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
     assert encoder(machine, "h").backoff
     assert not text(machine, "h").backoff, "the other engine works"
     machine.handle(InstanceSuspected("h"), 0)
-    assert machine.readiness().instances == ("i-h: not reachable",)
+    assert machine.instances.readiness().instances == ("i-h: not reachable",)
     assert not encoder(machine, "h").usable
     assert not text(machine, "h").usable
 
@@ -539,9 +543,9 @@ def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
 def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
     machine = cluster("a", "t")
     machine.handle(InstanceSeen("a", replace(info("a", epoch=2), role=Role.PD)), 0)
-    assert machine.readiness().missing == ("encode",)
+    assert machine.instances.readiness().missing == ("encode",)
     assert text(machine, "a").usable
-    assert [one.name for one in machine.pool(ENCODE, 0).candidates] == ["b", "u"], (
+    assert [one.name for one in machine.instances.pool(ENCODE, 0).candidates] == ["b", "u"], (
         "an unseen instance may be an encoder"
     )
 
@@ -550,7 +554,7 @@ def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
 def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> None:
     machine = cluster("a")
     machine.handle(InstanceSeen("t", replace(info("t"), role=role)), 0)
-    assert machine.readiness().missing == ("prefill", "decode")
+    assert machine.instances.readiness().missing == ("prefill", "decode")
     assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], Refused)
 
 
@@ -571,28 +575,35 @@ def test_a_joining_member_is_connected_once_and_gets_work_after_its_first_report
 def test_an_instance_that_differs_from_its_member_entry_gets_no_work(member: Member) -> None:
     machine = cluster("a", "b", "t")
     machine.handle(MemberJoined(member), 0)
-    assert "i-a: is not the member that is expected there" in machine.readiness().instances
+    assert "i-a: is not the member that is expected there" in machine.instances.readiness().instances
     grants = granted(machine.handle(CreditsWanted(1, wants(9, 9), wait=True), 0)).grants
     assert {grant.name for grant in grants} == {"b"}
     machine.handle(MemberJoined(Member("a", role=Role.E, model="m", epoch=1)), 0)
-    assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
+    assert machine.instances.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
 
 
 def test_one_process_under_two_addresses_is_used_once() -> None:
     machine = cluster("a", "t")
     same = replace(info("b"), instance_id="i-a")
     machine.handle(InstanceSeen("b", same), 0)
-    assert machine.states() == {(Role.E, "ready"): 1, (Role.E, SAME): 1, (Role.PD, "ready"): 1, (None, UNSEEN): 1}
-    assert [one.name for one in machine.pool(ENCODE, 0).usable] == ["a"]
+    assert machine.instances.states() == {
+        (Role.E, "ready"): 1,
+        (Role.E, SAME): 1,
+        (Role.PD, "ready"): 1,
+        (None, UNSEEN): 1,
+    }
+    assert [one.name for one in machine.instances.pool(ENCODE, 0).usable] == ["a"]
     machine.handle(InstanceSeen("u", info("u")), 0)
     error = refused(machine.handle(CreditsWanted(1, wants(150), wait=True), 0)).error
     assert isinstance(error, InvalidRequest), "its arena counts once"
     machine.handle(InstanceSuspected("a"), 1)
-    assert [one.name for one in machine.pool(ENCODE, 1).usable] == ["b"]
+    assert [one.name for one in machine.instances.pool(ENCODE, 1).usable] == ["b"]
     machine.handle(InstanceSeen("a", info("a")), 2)
-    assert [one.name for one in machine.pool(ENCODE, 2).usable] == ["b"], "the address in use stays in use"
+    assert [one.name for one in machine.instances.pool(ENCODE, 2).usable] == ["b"], "the address in use stays in use"
     machine.handle(InstanceSeen("b", info("b", epoch=2)), 3)
-    assert [one.name for one in machine.pool(ENCODE, 3).usable] == ["a", "b"], "another process has taken over"
+    assert [one.name for one in machine.instances.pool(ENCODE, 3).usable] == ["a", "b"], (
+        "another process has taken over"
+    )
 
 
 def test_the_new_address_of_a_process_is_used_while_the_old_one_leaves() -> None:
@@ -600,15 +611,15 @@ def test_the_new_address_of_a_process_is_used_while_the_old_one_leaves() -> None
     granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0))
     machine.handle(InstanceSeen("b", replace(info("b"), instance_id="i-a")), 0)
     machine.handle(MemberLeaving("a"), 0)
-    assert [one.name for one in machine.pool(ENCODE, 0).usable] == ["b"]
+    assert [one.name for one in machine.instances.pool(ENCODE, 0).usable] == ["b"]
 
 
 def test_a_leaving_member_without_work_is_removed_at_once() -> None:
     machine = cluster("a", "b", "t")
     machine.handle(CreditReturned(hold(machine, "a", b"0").credit), 0)
     assert Disconnect("a") in machine.handle(MemberLeaving("a"), 0)
-    assert not machine.pool(ENCODE, 0).held
-    assert machine.readiness().instances == ("i-b: ready", "i-t: ready")
+    assert not machine.instances.pool(ENCODE, 0).held
+    assert machine.instances.readiness().instances == ("i-b: ready", "i-t: ready")
 
 
 def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit() -> None:
@@ -618,11 +629,11 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
     for name in ("a", "t"):
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
         assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "it is logged once"
-    assert machine.readiness().instances == ("i-a: leaving", "i-t: leaving")
+    assert machine.instances.readiness().instances == ("i-a: leaving", "i-t: leaving")
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
     machine.handle(encoded(grants[0]), 0)
-    assert not machine.pool(ENCODE, 0).held, "its cached embeddings attract no request"
+    assert not machine.instances.pool(ENCODE, 0).held, "its cached embeddings attract no request"
     machine.handle(CreditReturned(grants[0].credit), 0)
     assert Disconnect("a") in machine.handle(CreditReturned(grants[1].credit), 0)
     machine.handle(CallFailed(dispatch.credit, "t", Unavailable("draining")), 0)
@@ -644,7 +655,7 @@ def test_a_member_that_left_loses_its_credits_and_hints() -> None:
     first, second = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
     machine.handle(encoded(first), 0)
     assert Disconnect("a") in machine.handle(MemberLeft("a"), 0)
-    assert (machine.outstanding, dict(machine.pool(ENCODE, 0).held)) == (0, {})
+    assert (machine.outstanding, dict(machine.instances.pool(ENCODE, 0).held)) == (0, {})
     for event in (
         CreditReturned(first.credit),
         encoded(second),
@@ -688,8 +699,8 @@ def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSusp
     machine.handle(event, 0)
     grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
     assert {grant.name for grant in grants} == {"b"}
-    assert "i-a: ready" not in machine.readiness().instances
-    assert machine.readiness().ready
+    assert "i-a: ready" not in machine.instances.readiness().instances
+    assert machine.instances.readiness().ready
 
 
 def test_an_instance_that_is_seen_again_gets_work_again() -> None:
@@ -703,10 +714,10 @@ def test_the_new_model_becomes_current_when_no_instance_serves_the_old_one() -> 
     machine = cluster("a", "t")
     new = replace(MODEL, revision="new")
     machine.handle(InstanceSeen("a", info("a", model=new)), 0)
-    assert machine.model == MODEL
+    assert machine.instances.model == MODEL
     machine.handle(InstanceSeen("t", info("t", model=new)), 0)
-    assert machine.model == new
-    assert machine.readiness().ready
+    assert machine.instances.model == new
+    assert machine.instances.readiness().ready
 
 
 def test_an_unreachable_instance_does_not_keep_the_old_model_current() -> None:
@@ -714,14 +725,14 @@ def test_an_unreachable_instance_does_not_keep_the_old_model_current() -> None:
     machine.handle(InstanceSuspected("a"), 0)
     new = replace(MODEL, revision="new")
     machine.handle(InstanceSeen("b", info("b", model=new)), 0)
-    assert machine.model == new
+    assert machine.instances.model == new
 
 
 def test_models_are_compared_by_their_identity() -> None:
     machine = cluster("t")
     machine.handle(InstanceSeen("a", info("a", model=replace(MODEL))), 0)
     machine.handle(InstanceSeen("b", info("b", model=replace(MODEL))), 0)
-    assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
+    assert machine.instances.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
 
 
 def test_hints_are_used_until_they_are_wrong_or_the_holder_restarts() -> None:
@@ -755,7 +766,7 @@ def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
 
     def known() -> list[bytes]:
-        return sorted(digest for digest, _ in machine.pool(ENCODE, 0).held)
+        return sorted(digest for digest, _ in machine.instances.pool(ENCODE, 0).held)
 
     for number in range(5):
         hold(machine, "a", b"%d" % number)
@@ -771,7 +782,7 @@ def test_hints_are_bounded() -> None:
     machine.handle(CreditReturned(elsewhere.credit), 0)
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
     machine.handle(encoded(elsewhere), 0)
-    assert machine.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does an event for a returned credit"
+    assert machine.instances.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does an event for a returned credit"
 
 
 @pytest.mark.parametrize(
@@ -936,7 +947,7 @@ class Traffic(RuleBasedStateMachine):
         self.machine.validate()
         assert self.machine.waiting == len(self.waiting)
         assert self.machine.outstanding == len(self.credits)
-        for encoder in self.machine.pool(ENCODE, self.now_s).candidates:
+        for encoder in self.machine.instances.pool(ENCODE, self.now_s).candidates:
             assert encoder.pending_tokens >= 0
             assert encoder.available_bytes <= encoder.arena_bytes
 
@@ -968,15 +979,15 @@ def test_instances_of_a_new_model_serve_when_those_of_the_former_are_gone(
     for name in ("b", "u"):
         machine.handle(MemberJoined(Member(name)), 1)
         machine.handle(InstanceSeen(name, info(name, model=replace(MODEL, revision="new"))), 1)
-    assert machine.model == MODEL
+    assert machine.instances.model == MODEL
     for name in ("a", "t"):
         machine.handle(end(name), 2)
     for now_s in range(3, 10):
         machine.handle(LoadReported("u", load()), now_s)
         machine.handle(Tick(), now_s)
-    assert machine.model is not None
-    assert machine.model.revision == "new"
-    assert machine.readiness().ready
+    assert machine.instances.model is not None
+    assert machine.instances.model.revision == "new"
+    assert machine.instances.readiness().ready
     assert not machine.text_lost
 
 
@@ -988,4 +999,4 @@ def test_instances_of_a_new_model_serve_while_one_that_leaves_still_streams() ->
     for name in ("b", "u"):
         machine.handle(MemberJoined(Member(name)), 2)
         machine.handle(InstanceSeen(name, info(name, model=replace(MODEL, revision="new"))), 2)
-    assert machine.readiness().ready
+    assert machine.instances.readiness().ready

@@ -1,0 +1,167 @@
+"""The instances that a router knows: their membership and states, the pools they form, and the model they serve.
+
+A pool is a query: the instances that serve certain stages. One process is used under one address.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.item_plan import Content
+from triptych.domain.membership import Member
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.timeline import Readiness
+from triptych.machine.router.instance import Instance, Stages
+from triptych.policy.routing import Pool
+
+ENCODE: Stages = (Stage.ENCODE,)
+TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
+"""One instance prefills and decodes a request; its credit counts at the first of the two stages."""
+
+
+@dataclass(slots=True)
+class Instances:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+
+    max_hints: int
+    by_name: dict[str, Instance] = field(default_factory=dict)
+    """By address, in this order."""
+    model: ModelInfo | None = None
+    """The model that they serve; None until one has been seen."""
+    pools: dict[Stages, list[Instance]] = field(default_factory=lambda: {ENCODE: [], TEXT: []})
+    turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0})
+    """Decisions over each pool."""
+    hints: OrderedDict[Content, str] = field(default_factory=OrderedDict)
+    """Which instance is believed to hold an embedding."""
+    ready_encoders: frozenset[str] = frozenset()
+    encoder_lost_s: float = float("-inf")
+    """When an encoder was lost last."""
+    has_text: bool = False
+    """Whether one is usable for text."""
+    kv_tokens: int = 0
+    """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
+    parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
+    """The parts of the model, as a usable instance runs them, or ran them last."""
+
+    # --- membership: ``review`` follows --------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> bool:
+        """Add or update a member. Returns whether it is new."""
+        instance = self.by_name.get(member.address)
+        is_new = instance is None
+        if instance is None:
+            instance = self.by_name[member.address] = Instance(member)
+            self.by_name = dict(sorted(self.by_name.items()))
+        instance.member, instance.leaving = member, False
+        return is_new
+
+    def leave(self, instance: Instance) -> None:
+        """It gets no new work."""
+        instance.leaving = True
+        self._forget_hints(instance.name)
+        self.adopt_model()
+
+    def forget(self, name: str) -> bool:
+        """Returns whether it was known."""
+        if self.by_name.pop(name, None) is None:
+            return False
+        self._forget_hints(name)
+        self.adopt_model()
+        return True
+
+    def see(self, instance: Instance, info: InstanceInfo) -> bool:
+        """Store its description. Returns whether the process has restarted."""
+        restarted = instance.seen(info)
+        if restarted:
+            self._forget_hints(instance.name)
+        self.adopt_model()
+        return restarted
+
+    def adopt_model(self) -> bool:
+        """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
+        served = [
+            one.info.model
+            for one in self.by_name.values()
+            if one.reachable and not one.leaving and one.info is not None and one.member.agrees_with(one.info)
+        ]
+        if not served or self.model in served:
+            return False
+        self.model = served[0]
+        return True
+
+    def review(self, now_s: float) -> None:
+        """Update all states, as one instance's change may change the model. Only such events visit all instances."""
+        self._mark_duplicates()
+        instances = self.by_name.values()
+        for instance in instances:
+            instance.review(self.model)
+        self.pools = {
+            ENCODE: [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)],
+            TEXT: [one for one in instances if one.serves(TEXT) and not one.duplicate],
+        }
+        ready = frozenset(one.name for one in self.pools[ENCODE] if one.usable)
+        if not self.ready_encoders <= ready:
+            self.encoder_lost_s = now_s
+        self.ready_encoders = ready
+        kept = [one.info.kv_tokens for one in self.pools[TEXT] if one.info is not None and one.usable]
+        self.has_text = bool(kept)
+        self.kv_tokens = max(kept, default=0) if all(kept) else 0
+        for one in instances:
+            if one.info is not None and one.usable:
+                self.parts |= {part.identity.part: part.identity for part in one.info.parts}
+
+    def _mark_duplicates(self) -> None:
+        """Use each process under one address: the one used so far, else the first."""
+        used: set[tuple[str, int]] = set()
+        for instance in sorted(self.by_name.values(), key=lambda one: (one.duplicate, not one.usable)):
+            process = instance.process
+            instance.duplicate = process in used
+            if process is not None:
+                used.add(process)
+
+    # --- embeddings --------------------------------------------------------------------------------------------------
+
+    def remember(self, content: Content, instance: Instance) -> None:
+        """It holds this embedding."""
+        if instance.leaving:
+            return
+        self.hints[content] = instance.name
+        self.hints.move_to_end(content)
+        while len(self.hints) > self.max_hints:
+            self.hints.popitem(last=False)
+
+    def _forget_hints(self, name: str) -> None:
+        for content in [content for content, held_by in self.hints.items() if held_by == name]:
+            del self.hints[content]
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    def pool(self, stages: Stages, now_s: float) -> Pool:
+        """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
+        candidates = tuple([instance.candidate(stages, now_s) for instance in self.pools[stages]])
+        return Pool(candidates, self.turns[stages], MappingProxyType(self.hints))
+
+    def states(self) -> dict[tuple[Role | None, str], int]:
+        """Number of instances by role (None: not seen yet) and state."""
+        return dict(Counter((instance.role, instance.state.value) for instance in self.by_name.values()))
+
+    def readiness(self) -> Readiness:
+        """Whether every stage has a usable instance, and one line per instance seen."""
+        lines = tuple(f"{one.info.instance_id}: {one.state}" for one in self.by_name.values() if one.info is not None)
+        missing: list[str] = []
+        if not self.ready_encoders:
+            missing.append(Stage.ENCODE.value)
+        if not self.has_text:
+            missing += [Stage.PREFILL.value, Stage.DECODE.value]
+        return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        for name, instance in self.by_name.items():
+            assert instance.state == instance.state_under(self.model), f"{name}: state"  # noqa: S101
+        used = Counter(one.process for one in self.by_name.values() if one.process and not one.duplicate)
+        assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
+        assert set(self.hints.values()) <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101
+        assert len(self.hints) <= self.max_hints, "hints above their bound"  # noqa: S101

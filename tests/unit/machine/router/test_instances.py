@@ -1,0 +1,99 @@
+from dataclasses import replace
+
+from triptych.domain.embedding import DType
+from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role
+from triptych.machine.router.instances import ENCODE, TEXT, Instances
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+OTHER = replace(MODEL, revision="s")
+ROLES = {"e": Role.E, "t": Role.PD, "h": Role.EPD}
+CAT, DOG, FOX = ((name, b"") for name in (b"cat", b"dog", b"fox"))
+
+
+def info(name: str, *, model: ModelInfo = MODEL, epoch: int = 1, kv_tokens: int = 10) -> InstanceInfo:
+    return InstanceInfo(f"i-{name}", epoch, ROLES[name], model, 100, (), kv_tokens=kv_tokens)
+
+
+def instances(*names: str, seen: bool = True) -> Instances:
+    made = Instances(max_hints=2)
+    for name in names:
+        assert made.join(Member(name))
+        if seen:
+            made.see(made.by_name[name], info(name))
+    made.review(0.0)
+    made.validate()
+    return made
+
+
+def usable(made: Instances) -> tuple[list[str], list[str]]:
+    return tuple([one.name for one in made.pool(stages, 0.0).usable] for stages in (ENCODE, TEXT))  # type: ignore[return-value]
+
+
+def test_pools_are_queries_by_stage() -> None:
+    made = instances("t", "h", "e")
+    assert usable(made) == (["e", "h"], ["h", "t"])
+    assert (made.model, made.kv_tokens, made.has_text) == (MODEL, 10, True)
+    assert made.readiness().ready
+
+
+def test_what_was_not_seen_may_encode_but_is_not_usable() -> None:
+    made = instances("e", "t", seen=False)
+    assert [one.name for one in made.pool(ENCODE, 0.0).candidates] == ["e", "t"]
+    assert usable(made) == ([], [])
+    assert made.states() == {(None, "not seen yet"): 2}
+
+
+def test_a_member_joins_once() -> None:
+    made = instances("e")
+    made.leave(made.by_name["e"])
+    assert not made.join(Member("e"))
+    made.review(0.0)
+    assert usable(made) == (["e"], [])
+
+
+def test_hints_are_bounded_and_end_with_what_they_name() -> None:
+    made = instances("e", "h")
+    e, h = made.by_name["e"], made.by_name["h"]
+    for content, instance in ((CAT, e), (DOG, h), (CAT, e), (FOX, e)):
+        made.remember(content, instance)
+    assert made.hints == {CAT: "e", FOX: "e"}
+    assert made.see(e, info("e", epoch=2)), "it has restarted"
+    assert made.hints == {}
+    made.leave(h)
+    made.remember(DOG, h)
+    assert made.hints == {}, "what leaves is not remembered"
+
+
+def test_another_model_is_adopted_once_nothing_serves_the_known_one() -> None:
+    made = instances("e", "t")
+    made.see(made.by_name["t"], info("t", model=OTHER))
+    made.review(1.0)
+    assert (made.model, usable(made)) == (MODEL, (["e"], []))
+    assert made.forget("e")
+    assert not made.forget("e")
+    made.review(2.0)
+    assert (made.model, usable(made)) == (OTHER, ([], ["t"]))
+
+
+def test_when_an_encoder_was_lost_last_is_known() -> None:
+    made = instances("e", "t")
+    made.by_name["t"].reachable = False
+    made.review(1.0)
+    assert made.encoder_lost_s == float("-inf")
+    made.by_name["e"].reachable = False
+    made.review(2.0)
+    made.review(3.0)
+    assert made.encoder_lost_s == 2.0
+
+
+def test_one_process_is_used_under_the_address_used_so_far() -> None:
+    made = instances("t")
+    made.join(Member("h"))
+    made.see(made.by_name["h"], info("t"))
+    made.review(0.0)
+    assert usable(made) == ([], ["t"])
+    made.by_name["t"].reachable = False
+    made.review(0.0)
+    assert usable(made) == ([], ["h"])
