@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from triptych.cli.authority import CERTIFICATE, KEY, TRUSTED, Authority, Wanted, expected
+from triptych.cli.authority import CERTIFICATE, KEY, TRUSTED, Authority, Issued, Wanted, expected
 from triptych.runtime.tls import TlsIdentity
 
 DOMAIN = "triptych.test"
@@ -43,3 +43,10 @@ def identity(folder: Path, name: str = DOMAIN) -> TlsIdentity:
 def flags(folder: Path, name: str = DOMAIN) -> tuple[str, ...]:
     certificate, key, trusted = map(str, files(folder))
     return "--tls-cert", certificate, "--tls-key", key, "--tls-ca", trusted, "--tls-name", name
+
+
+def names(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """The names in a certificate, and whether it is for servers as well."""
+    found = Issued.found(folder)
+    assert found is not None
+    return found.wanted.names, found.wanted.serves

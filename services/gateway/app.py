@@ -126,6 +126,9 @@ async def serve(
 ) -> AsyncGenerator[GatewayApp]:
     """A gateway that calls the given router, a stub or an object in this process."""
     telemetry = telemetry or Telemetry()
+    certificate = _certificate(settings)
+    if certificate is not None:
+        telemetry.certificates.watch("rest", lambda: certificate.validity)
     offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
     gateway = Gateway(
         router,
@@ -144,9 +147,6 @@ async def serve(
         connections=lambda: len(server.server_state.connections),
         metrics=telemetry.metrics,
     )
-    certificate = _certificate(settings)
-    if certificate is not None:
-        telemetry.certificates.watch("rest", lambda: certificate.validity)
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
         http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),

@@ -1,100 +1,255 @@
-"""A cluster under mutual TLS: calls and embeddings between services with trusted certificates only."""
+"""A cluster under mutual TLS: who is refused where, and new certificates under load."""
 
 import asyncio
+import contextlib
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-import trustme
 
-from tests.e2e.client import post, rest, stream, text_of, timeline_of
+from services.pool_manager.servicer import SERVICE_NAME as ANY_SERVICE
+from tests import identities
+from tests.contract.store_kit import RedisServer
+from tests.e2e.client import post, rest, text_of, timeline_of
 from tests.e2e.reference import DIGITS, Question, answer
 from triptych import AsyncClient
+from triptych.cli.authority import CERTIFICATE, KEY, TRUSTED, Authority
 from triptych.cli.cluster import LocalCluster
+from triptych.client import RetryPolicy
 from triptych.errors import Unavailable
-from triptych.rpc.stubs import InstanceStub, RouterStub
-from triptych.runtime.tls import TlsIdentity
+from triptych.rpc.server import RpcServer
+from triptych.rpc.stubs import InstanceStub, PoolManagerStub, RouterStub
+from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 TWO = Question("What digits are shown?", ("3_a", "1_a"))
-FILES = {"cert": "own.pem", "key": "own.key", "ca": "ca.pem"}
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+PULL = Read(1, NO_LEASE, 0, 1).pack()
+REFUSED_WITHIN_S = 10.0
+SETTLED_S = 2.5
+"""All processes look at their files each second, or when they next connect."""
 
 
-def write_identity(folder: Path, authority: trustme.CA) -> None:
-    folder.mkdir()
-    own = authority.issue_cert("127.0.0.1")
-    (folder / FILES["cert"]).write_bytes(b"".join(blob.bytes() for blob in own.cert_chain_pems))
-    own.private_key_pem.write_to_path(folder / FILES["key"])
-    authority.cert_pem.write_to_path(folder / FILES["ca"])
-
-
-def flags(folder: Path) -> tuple[str, ...]:
-    return tuple(part for name, file in FILES.items() for part in (f"--tls-{name}", str(folder / file)))
-
-
-def identity(folder: Path) -> TlsIdentity:
-    return TlsIdentity.load(*(folder / file for file in FILES.values()))
-
-
-def options(folders: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
+def options(folder: Path, redis: RedisServer) -> dict[str, tuple[str, ...]]:
     """Arenas as on a device: embeddings use the same path as with memory that the CPU cannot read."""
-    pulling = ("--transports", "nixl,tcp", "--prefer-transport", "tcp", "--arena", "device")
+    own = {name: identities.flags(folder / name) for name in ("gateway", "router", "pool-manager", "encoder", "text")}
     return {
-        "gateway": flags(folders["gateway"]),
-        "router": flags(folders["router"]),
-        "pool_manager": flags(folders["pool_manager"]),
-        "encoder": (*flags(folders["encoder"]), "--transports", "nixl,tcp", "--arena", "device"),
-        "text": (*flags(folders["text"]), *pulling),
+        "gateway": own["gateway"],
+        "router": own["router"],
+        "pool_manager": (*own["pool-manager"], "--redis", f"127.0.0.1:{redis.port}", "--redis-tls"),
+        "encoder": (*own["encoder"], "--arena", "device"),
+        "text": (*own["text"], "--arena", "device"),
     }
 
 
-async def test_a_cluster_under_mutual_tls_serves_only_trusted_certificates(tmp_path: Path) -> None:
-    authority, stranger = trustme.CA(), trustme.CA()
-    folders = {name: tmp_path / name for name in ("gateway", "router", "pool_manager", "encoder", "text", "user")}
-    for folder in folders.values():
-        write_identity(folder, authority)
-    write_identity(tmp_path / "stranger", stranger)
-    async with LocalCluster(encoders=2, options=options(folders)) as cluster, rest(cluster.url) as client:
-        response = await post(client, TWO.body())
-        assert text_of(response) == answer(TWO).text
-        timeline = await timeline_of(client, response)
-        assert {item["pull_backend"] for item in timeline["items"]} == {"tcp"}
-
-        user = RouterStub(cluster.router_target, identity(folders["user"]))
-        assert (await stream(user, "by-grpc", TWO)).token_ids == answer(TWO).token_ids
-        await user.close()
-        async with AsyncClient(cluster.router_target, tls=identity(folders["user"])) as sdk:
-            images = [DIGITS / f"{name}.png" for name in TWO.images]
-            assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
-
-        command = (sys.executable, "-m", "triptych.cli.main", "status", "--url", cluster.url)
-        for own in (flags(folders["user"]), ()):
-            process = await asyncio.create_subprocess_exec(
-                *command, "--pool-manager", cluster.manager_target, *own, stdout=asyncio.subprocess.PIPE
-            )
-            shown = (await process.communicate())[0].decode()
-            assert ("leads" in shown, "does not answer" in shown) == (bool(own), not own)
-
-        for outsider in (None, identity(tmp_path / "stranger")):
-            for stub in (
-                RouterStub(cluster.router_target, outsider),
-                InstanceStub(cluster.targets["encoder-1"], outsider),
-            ):
-                with pytest.raises(Unavailable):
-                    await (stub.models() if isinstance(stub, RouterStub) else stub.describe())
-                await stub.close()
+@asynccontextmanager
+async def redis_of(folder: Path, own: Path) -> AsyncIterator[RedisServer]:
+    certificate, key, trusted = identities.files(own)
+    files = (f"tls-cert-file {certificate}", f"tls-key-file {key}", f"tls-ca-cert-file {trusted}")
+    server = RedisServer(folder, (*files, "tls-auth-clients yes"), tls=True)
+    await asyncio.to_thread(server.start)
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
-def test_mismatched_certificate_files_are_refused(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    for name in ("one", "other"):
-        write_identity(tmp_path / name, authority)
-    one, other = tmp_path / "one", tmp_path / "other"
-    with pytest.raises(ValueError, match="cannot be used"):
-        TlsIdentity.load(one / FILES["cert"], other / FILES["key"], one / FILES["ca"])
-    with pytest.raises(ValueError, match="cannot be read"):
-        TlsIdentity.load(tmp_path / "missing.pem", one / FILES["key"], one / FILES["ca"])
-    assert identity(one).current.listener.verify_mode is ssl.CERT_REQUIRED
+@asynccontextmanager
+async def scaler_of(own: Path) -> AsyncIterator[int]:
+    """What a scaler in another process listens with."""
+    tls = identities.identity(own)
+    async with RpcServer(
+        host="127.0.0.1", port=0, service_names=(ANY_SERVICE,), register=lambda _: None, tls=tls
+    ) as one:
+        yield one.port
+
+
+def callers(folder: Path, made: Authority) -> dict[str, ssl.SSLContext | None]:
+    """Ways to connect, by name. All trust the cluster, so that only its own check is left. None is without TLS."""
+    stranger = identities.authority(folder / "stranger")
+    own: dict[str, Path] = {
+        "trusted": folder / "ca" / "user",
+        "wrong authority": identities.issue(stranger, "user", serves=False),
+        "expired": identities.issue(made, "expired", serves=False, lifetime=-timedelta(minutes=1)),
+    }
+    found: dict[str, ssl.SSLContext | None] = {"without TLS": None}
+    for name in ("without a certificate", *own):
+        context = ssl.create_default_context(cafile=str(made.folder / "ca.pem"))
+        context.check_hostname = False
+        context.set_alpn_protocols(["h2"])
+        if name in own:
+            context.load_cert_chain(own[name] / CERTIFICATE, own[name] / KEY)
+        found[name] = context
+    return found
+
+
+async def is_answered(port: int, greeting: bytes, context: ssl.SSLContext | None) -> bool:
+    """Whether a server says anything but that it refuses."""
+    reader = writer = None
+    try:
+        async with asyncio.timeout(REFUSED_WITHIN_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(greeting)
+            said = await reader.read(1024)
+    except (ssl.SSLError, ConnectionError):
+        return False
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    return said != b"" and not said.startswith(b"\x15")  # a TLS alert
+
+
+async def pull_port(target: str, own: Path) -> int:
+    stub = InstanceStub(target, identities.identity(own))
+    try:
+        (offer,) = [TcpOffer.parse(one) for one in (await stub.describe()).offers if one.backend == "tcp"]
+        return offer.port
+    finally:
+        await stub.close()
+
+
+async def test_a_cluster_under_mutual_tls(tmp_path: Path) -> None:
+    made = identities.cluster(tmp_path / "ca")
+    ca = made.folder
+    async with (
+        redis_of(tmp_path, ca / "redis") as redis,
+        scaler_of(ca / "scaler") as scaler_port,
+        LocalCluster(encoders=2, options=options(ca, redis)) as cluster,
+        rest(cluster.url) as client,
+    ):
+        await embeddings_travel_over_tcp(client)
+        ports = {
+            name: (port_of(cluster.targets[name]), HTTP2) for name in ("encoder-1", "text-1", "router", "pool-manager")
+        }
+        ports |= {"scaler": (scaler_port, HTTP2), "redis": (redis.port, b"PING\r\n")}
+        ports["tcp pulls"] = (await pull_port(cluster.targets["encoder-1"], ca / "user"), PULL)
+        await only_the_trusted_are_answered(ports, callers(tmp_path, made))
+        refusals_are_logged(cluster)
+        await callers_are_told(cluster, tmp_path)
+        await sdk_and_command_take_a_users_certificate(cluster, ca / "user")
+        await new_certificates_lose_no_request(cluster, made)
+
+
+def port_of(target: str) -> int:
+    return int(target.rpartition(":")[2])
+
+
+async def embeddings_travel_over_tcp(client: Any) -> None:
+    response = await post(client, TWO.body())
+    assert text_of(response) == answer(TWO).text
+    timeline = await timeline_of(client, response)
+    assert {item["pull_backend"] for item in timeline["items"]} == {"tcp"}
+
+
+async def only_the_trusted_are_answered(
+    ports: Mapping[str, tuple[int, bytes]], contexts: Mapping[str, ssl.SSLContext | None]
+) -> None:
+    cases = [(port, caller) for port in ports for caller in contexts]
+    answered = await asyncio.gather(*(is_answered(*ports[port], contexts[caller]) for port, caller in cases))
+    assert dict(zip(cases, answered, strict=True)) == {(port, caller): caller == "trusted" for port, caller in cases}
+
+
+def refusals_are_logged(cluster: LocalCluster) -> None:
+    assert "a TLS connection was refused: " in cluster.log_tail("encoder-1")
+    for name in ("encoder-1", "text-1", "router", "pool-manager"):
+        assert "Handshake failed with error" in cluster.log_tail(name), name
+
+
+async def callers_are_told(cluster: LocalCluster, folder: Path) -> None:
+    user = identities.identity(folder / "ca" / "user")
+    stranger = identities.identity(folder / "stranger" / "user")
+    for stub, call, told in (
+        (RouterStub(cluster.router_target), "models", "may want TLS"),
+        (RouterStub(cluster.router_target, stranger), "models", "the TLS handshake failed: unable to get local issuer"),
+        (RouterStub(cluster.targets["encoder-1"], user), "models", "the peer's certificate has another name"),
+        (PoolManagerStub(cluster.targets["text-1"], user), "status", "the peer's certificate has another name"),
+    ):
+        with pytest.raises(Unavailable, match=told):
+            await getattr(stub, call)()
+        await stub.close()
+    once = RetryPolicy(max_attempts=1)
+    async with AsyncClient(cluster.router_target, tls=stranger, retry=once) as sdk:
+        with pytest.raises(Unavailable, match=r"no router can be called at .*: the TLS handshake failed"):
+            await sdk.models()
+    # A user's certificate is for calls only.
+    async with scaler_of(folder / "ca" / "user") as port:
+        posing = RouterStub(f"127.0.0.1:{port}", user)
+        with pytest.raises(Unavailable, match="unsupported certificate purpose"):
+            await posing.models()
+        await posing.close()
+
+
+async def sdk_and_command_take_a_users_certificate(cluster: LocalCluster, own: Path) -> None:
+    async with AsyncClient(cluster.router_target, tls=identities.identity(own)) as sdk:
+        images = [DIGITS / f"{name}.png" for name in TWO.images]
+        assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
+    command = (sys.executable, "-m", "triptych.cli.main", "status", "--url", cluster.url)
+    for flags in (identities.flags(own), ()):
+        process = await asyncio.create_subprocess_exec(
+            *command, "--pool-manager", cluster.manager_target, *flags, stdout=asyncio.subprocess.PIPE
+        )
+        shown = (await process.communicate())[0].decode()
+        assert ("leads" in shown, "does not answer" in shown) == (bool(flags), not flags)
+
+
+async def new_certificates_lose_no_request(cluster: LocalCluster, made: Authority) -> None:
+    """The authority is replaced in three steps while requests run; then its old certificates open nothing."""
+    ca, own = made.folder, made.folder / "user"
+    before = {file: (own / file).read_bytes() for file in (CERTIFICATE, KEY, TRUSTED)}
+    old = ca.parent / "old"
+    old.mkdir()
+    names = {path.name: identities.names(path) for path in ca.iterdir() if path.is_dir() and path.name != "expired"}
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(keep_asking(cluster, own, stop)) for _ in range(2)]
+        new = Authority.made(ca, timedelta(days=1), identities.now(), beside=made.trusted)
+        for name in names:
+            new.share(name)
+        await asyncio.sleep(SETTLED_S)
+        for name, (known, serves) in names.items():
+            identities.issue(new, name, *known, serves=serves)
+        await asyncio.sleep(SETTLED_S)
+        new.trust_only_itself(())
+        for name in names:
+            new.share(name)
+        await asyncio.sleep(SETTLED_S)
+        stop.set()
+    assert all(task.result() > 3 for task in asking)
+    for file, data in before.items():
+        (old / file).write_bytes(data)
+    (old / TRUSTED).write_bytes(new.trusted_pem)
+    outside = identities.identity(old)
+    for stub, call in (
+        (RouterStub(cluster.router_target, outside), "models"),
+        (InstanceStub(cluster.targets["encoder-1"], outside), "describe"),
+        (InstanceStub(cluster.targets["text-1"], outside), "describe"),
+        (PoolManagerStub(cluster.manager_target, outside), "status"),
+    ):
+        with pytest.raises(Unavailable, match="refuse the certificate"):
+            await getattr(stub, call)()
+        await stub.close()
+
+
+async def keep_asking(cluster: LocalCluster, own: Path, stop: asyncio.Event) -> int:
+    """Asks by REST and by the SDK, each time on a new connection as well, without repeating anything."""
+    asked = 0
+    once = RetryPolicy(max_attempts=1)
+    async with (
+        rest(cluster.url) as client,
+        AsyncClient(cluster.router_target, tls=identities.identity(own), retry=once) as sdk,
+    ):
+        while not stop.is_set():
+            assert text_of(await post(client, TWO.body())) == answer(TWO).text
+            assert (await sdk.chat("What digits are shown?", [DIGITS / "3_a.png"], temperature=0)).text
+            async with AsyncClient(cluster.router_target, tls=identities.identity(own), retry=once) as fresh:
+                await fresh.models()
+            asked += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.05)
+    return asked

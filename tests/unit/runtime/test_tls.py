@@ -107,6 +107,13 @@ def test_an_expired_certificate_is_refused_at_the_start(
         ServerCertificate(folder / "cert.pem", folder / "key.pem")
 
 
+def test_the_key_of_another_certificate_is_refused_at_the_start(authority: Authority) -> None:
+    certificate, _, trusted = identities.files(authority.folder / "router")
+    other = identities.issue(authority, "other", "a")
+    with pytest.raises(ValueError, match="cannot be used: KEY_VALUES_MISMATCH"):
+        TlsIdentity.load(certificate, other / "key.pem", trusted)
+
+
 def test_a_server_certificate_needs_no_authority_and_one_for_callers_serves_nobody(authority: Authority) -> None:
     certificate, key, trusted = identities.files(authority.folder / "router")
     assert ServerCertificate(certificate, key).validity.ends_s > 0
