@@ -19,7 +19,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-transformers soak mutants lint format dashboards proto bench vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards proto bench vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -50,6 +50,12 @@ ifeq ($(strip $(PYTEST_ARGS)),)
 else
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 endif
+
+test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root on Debian without Docker, on an engine of its own
+	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 $(PYTEST_ARGS) tests/compose
+
+test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs: healthy, a question, a killed encoder
+	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not slow" $(PYTEST_ARGS) tests/compose
 
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)

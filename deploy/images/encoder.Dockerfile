@@ -13,6 +13,11 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
 
+# What is to be installed, without the settings of tools, so that their changes do not install it again.
+FROM ${PYTHON} AS project
+COPY pyproject.toml .
+RUN sed -i '/^\[dependency-groups\]/,$d' pyproject.toml
+
 FROM ${PYTHON} AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
@@ -23,17 +28,17 @@ ARG TORCH_INDEX=
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/triptych/bin/pip install --quiet ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
-# Without the code, whose changes then leave this layer alone.
-COPY pyproject.toml .
+COPY --from=project pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
+    mkdir -p src/triptych && touch LICENSE README.md src/triptych/__init__.py \
     && /opt/triptych/bin/pip install --quiet '.[cli,encoder,text,telemetry,ucx]' \
     && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="triptych-encoder" org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych
+RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych \
+    && install --directory --owner 10001 --group 10001 /models
 COPY --from=packages /opt/triptych /opt/triptych
 COPY --from=code /code /opt/triptych
 COPY deploy/images/ready.py /opt/triptych/ready.py

@@ -13,15 +13,19 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
 
+# What is to be installed, without the settings of tools, so that their changes do not install it again.
+FROM ${PYTHON} AS project
+COPY pyproject.toml .
+RUN sed -i '/^\[dependency-groups\]/,$d' pyproject.toml
+
 FROM ${PYTHON} AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python3 -m venv /opt/triptych
-# Without the code, whose changes then leave this layer alone.
-COPY pyproject.toml .
+COPY --from=project pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    mkdir -p src/triptych services && touch LICENSE README.md src/triptych/__init__.py services/__init__.py \
+    mkdir -p src/triptych && touch LICENSE README.md src/triptych/__init__.py \
     && /opt/triptych/bin/pip install --quiet '.[cli,kubernetes,redis,service,telemetry]' \
     && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
 

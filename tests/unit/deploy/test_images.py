@@ -108,7 +108,7 @@ def test_an_image_runs_its_service_as_an_ordinary_user(service: str) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_dockerfile_needs_more_than_its_base_image_and_pip(service: str) -> None:
     text = dockerfile(service)
-    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${PYTHON}"] * 3
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${PYTHON}"] * 4
     assert "ARG PYTHON=python:3.11-slim-bookworm\n" in text
     assert "syntax=" not in text, "a frontend from a registry"
     assert "://" not in text, "the address of an index"

@@ -1,0 +1,243 @@
+"""docker-compose.yml on a real engine: ``make test-compose``, or the part ``make test-compose-quick`` of continuous integration.
+
+The tests share one cluster and run in this order. Where nothing can be pulled, stand-ins have the names of the base
+images, and Grafana, which cannot be had, is left out.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.compose.cluster import ANSWER, Cluster, build, new_images, under_load, wait_for, wait_until
+from tests.compose.engine import Engine, NoEngine, container_engine, image_sizes, pip_secrets, say, services
+from triptych.client import Client, TlsIdentity
+from triptych.errors import TriptychError
+
+_WANTED = os.environ.get("TRIPTYCH_TEST_COMPOSE", "")  # noqa: TID251 - an input of tests
+if not _WANTED:
+    pytest.skip("builds images and runs docker-compose.yml: make test-compose", allow_module_level=True)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+BUILT = ("pool-manager", "gateway", "router", "encoder", "text")
+CONFINED = ("gateway", "router", "pool-manager", "encoder", "text", "redis", "prometheus")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    try:
+        with container_engine() as engine:
+            if not engine.pulls:
+                say("no image can be pulled: stand-ins for Python, Redis and Prometheus; Grafana is left out")
+            yield engine
+    except NoEngine as error:
+        if _WANTED == "required":
+            raise
+        pytest.skip(f"NOT TESTED: docker-compose.yml: {error}")
+
+
+@pytest.fixture(scope="module")
+def sizes(engine: Engine) -> dict[str, int]:
+    """Built images and their sizes in bytes, beside the base image's."""
+    say("building the images")
+    with pip_secrets(engine) as secrets, ThreadPoolExecutor(2) as threads:
+        names = list(threads.map(lambda service: build(engine, secrets, service), BUILT))
+    sizes = image_sizes(engine, names)
+    for name, size in sizes.items():
+        say(f"{name}: {size / 1e6:.0f} MB over the base image")
+    return sizes
+
+
+@pytest.fixture(scope="module")
+def cluster(engine: Engine, sizes: dict[str, int]) -> Iterator[Cluster]:
+    cluster = Cluster.of(engine, f"triptych-test-{os.getpid()}")
+    say(f"starting {', '.join(cluster.names)}")
+    try:
+        cluster.up(timeout_s=420)
+        cluster.key = cluster("run", "--rm", "-T", "init", "key").strip()
+        yield cluster
+    except BaseException:
+        say(cluster("logs", "--no-color", "--tail", "60"))
+        raise
+    finally:
+        cluster("down", "--volumes", "--timeout", "5", timeout_s=300)
+        assert cluster.left() == []
+
+
+def test_images_are_small_and_three_hold_no_torch(engine: Engine, sizes: dict[str, int]) -> None:
+    for service in ("gateway", "router", "pool-manager"):
+        assert sizes[f"triptych-{service}"] < 250e6
+        command = ("run", "--rm", "--network=none", "--entrypoint=python", f"triptych-{service}", "-c")
+        found = engine.run(*command, "from importlib.util import find_spec; print(find_spec('torch'))")
+        assert found.strip() == "None"
+
+
+def test_every_service_is_healthy_without_further_steps(cluster: Cluster) -> None:
+    running = [one for one in cluster.containers() if one["State"]["Running"]]
+    names = sorted(one["Config"]["Labels"]["com.docker.compose.service"] for one in running)
+    once = {"init", "model"}
+    assert names == sorted([*(name for name in cluster.names if name not in once), "encoder"])
+    assert all(one["State"]["Health"]["Status"] == "healthy" for one in running)
+
+
+def test_a_question_about_several_images_is_answered(cluster: Cluster) -> None:
+    answer, request_id = cluster.ask()
+    assert answer == ANSWER
+    timeline = cluster.timeline(request_id)
+    assert {item["pull_backend"] for item in timeline["items"]} <= {"nixl", "tcp"}
+    say(f"pulled over {', '.join(sorted({item['pull_backend'] for item in timeline['items']}))}")
+
+
+def test_a_killed_encoder_costs_no_request(cluster: Cluster, engine: Engine) -> None:
+    killed = cluster.containers("encoder")[0]["Id"]
+    with under_load(cluster) as load:
+        wait_for(load, 4)
+        engine.run("kill", "--signal", "KILL", killed)
+        wait_for(load, 8)
+        engine.run("start", killed)
+        cluster.wait_healthy(120)
+    say(f"{load.right} answers while an encoder was killed and started again")
+
+
+def test_containers_are_confined(cluster: Cluster) -> None:
+    for service in CONFINED:
+        for one in cluster.containers(service):
+            host = one["HostConfig"]
+            assert host["ReadonlyRootfs"], service
+            assert host["CapDrop"] == ["ALL"], service
+            assert not host["CapAdd"], service
+            assert "no-new-privileges:true" in host["SecurityOpt"], service
+            assert host["Memory"] > 0, service
+            assert host["PidsLimit"] > 0, service
+            assert re.match(r"[1-9]\d*", one["Config"]["User"]), service
+    published = {
+        (binding["HostIp"], port)
+        for one in cluster.containers()
+        for port, bindings in (one["NetworkSettings"]["Ports"] or {}).items()
+        for binding in bindings or ()
+    }
+    wanted = {("127.0.0.1", "8000/tcp"), ("127.0.0.1", "50051/tcp"), ("127.0.0.1", "9090/tcp")}
+    assert published == wanted | ({("127.0.0.1", "3000/tcp")} if "grafana" in cluster.names else set())
+
+
+@pytest.mark.slow
+def test_a_service_sees_its_own_identity_only(cluster: Cluster) -> None:
+    for service in ("gateway", "router", "pool-manager", "encoder", "text", "redis"):
+        for one in cluster.containers(service):
+            mounted = {mount.get("Name", "") for mount in one["Mounts"]}
+            secret = {name for name in mounted if "identity" in name or "authority" in name}
+            assert {name.removeprefix(f"{cluster.project}_") for name in secret} == {f"identity-{service}"}
+
+
+@pytest.mark.slow
+def test_a_caller_without_a_key_is_refused(cluster: Cluster) -> None:
+    for key in ("", "tt-wrong"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            cluster.http("/v1/models", key=key)
+        assert refused.value.code == 401
+
+
+@pytest.mark.slow
+def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path: Path) -> None:
+    target = f"127.0.0.1:{cluster.ports['ROUTER_PORT']}"
+    identity = TlsIdentity.load(*cluster.user(tmp_path), name="triptych.internal")
+    images = []
+    for number, image in enumerate(new_images()):
+        file = tmp_path / f"{number}.png"
+        file.write_bytes(image)
+        images.append(file)
+    with Client(target, tls=identity) as client:
+        assert client.chat("What digits are shown?", images=images).text == ANSWER
+    with Client(target, timeout_s=3) as stranger, pytest.raises(TriptychError):
+        stranger.models()
+
+
+@pytest.mark.slow
+def test_a_user_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    command = (str(Path(sys.executable).with_name("triptych")), "certs", str(tmp_path))
+    subprocess.run(command, check=True, capture_output=True)
+    cluster.user(tmp_path)  # its authority, so that the router is trusted
+    folder = tmp_path / "user"
+    identity = TlsIdentity.load(folder / "cert.pem", folder / "key.pem", tmp_path / "ca.pem", name="triptych.internal")
+    target = f"127.0.0.1:{cluster.ports['ROUTER_PORT']}"
+    with Client(target, tls=identity, timeout_s=3) as stranger, pytest.raises(TriptychError):
+        stranger.models()
+
+
+@pytest.mark.slow
+def test_encoders_are_added_and_drained_without_an_error(cluster: Cluster) -> None:
+    with under_load(cluster) as load:
+        wait_for(load, 4)
+        cluster.up("--no-recreate", "--scale", "encoder=4")
+        load.encoders.clear()
+        wait_until(lambda: len(load.encoders) == 4 or load.wrong, "four encoders work")
+        targets = "/api/v1/query?query=count(up{job=%22encoder%22}==1)"
+        wait_until(
+            lambda: (
+                [one["value"][1] for one in cluster.http(targets, port="PROMETHEUS_PORT")["data"]["result"]] == ["4"]
+            ),
+            "Prometheus scrapes four encoders",
+        )
+        cluster.up("--no-recreate", "--scale", "encoder=2")
+        wait_for(load, 8)
+    assert len([one for one in cluster.containers("encoder") if one["State"]["Running"]]) == 2
+    say(f"{load.right} answers while encoders went from 2 to 4 to 2")
+
+
+@pytest.mark.slow
+def test_every_service_is_scraped(cluster: Cluster) -> None:
+    def up() -> dict[str, int]:
+        answer = cluster.http("/api/v1/query?query=sum%20by%20(job)(up)", port="PROMETHEUS_PORT")
+        return {one["metric"]["job"]: int(one["value"][1]) for one in answer["data"]["result"]}
+
+    wanted = {"encoder": 2, "gateway": 1, "pool-manager": 1, "router": 1, "text": 1}
+    wait_until(lambda: wanted.items() <= up().items(), f"Prometheus scrapes {wanted}")
+
+
+@pytest.mark.slow
+def test_a_restart_of_redis_costs_no_request(cluster: Cluster) -> None:
+    with under_load(cluster) as load:
+        wait_for(load, 4)
+        cluster("restart", "redis")
+        cluster.wait_healthy(120)
+        wait_for(load, 8)
+    logs = cluster("logs", "--no-color", "pool-manager")
+    assert "Traceback" not in logs
+    say(f"{load.right} answers while Redis was restarted")
+
+
+@pytest.mark.slow
+def test_services_log_json(cluster: Cluster) -> None:
+    for service in ("gateway", "router", "pool-manager"):
+        lines = [
+            line.partition("|")[2].strip()
+            for line in cluster("logs", "--no-color", service).splitlines()
+            if "|" in line
+        ]
+        assert lines
+        assert [line for line in lines if line and not line.startswith("{")] == []
+
+
+@pytest.mark.slow
+def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
+    before = {one["Id"]: one["State"]["StartedAt"] for one in cluster.containers() if one["State"]["Running"]}
+    cluster.up()
+    after = {one["Id"]: one["State"]["StartedAt"] for one in cluster.containers() if one["State"]["Running"]}
+    assert before == after
+    assert cluster("run", "--rm", "-T", "init", "key").strip() == cluster.key
+
+
+@pytest.mark.slow
+def test_services_stop_in_order_at_once_when_idle(cluster: Cluster) -> None:
+    cluster("stop", timeout_s=120)
+    codes = {one["Name"]: one["State"]["ExitCode"] for one in cluster.containers()}
+    named = {name: code for name, code in codes.items() if not re.search(r"prometheus|grafana", name)}
+    assert set(named.values()) == {0}, named
+    assert set(services()) > set(BUILT)

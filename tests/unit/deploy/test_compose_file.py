@@ -1,0 +1,141 @@
+"""docker-compose.yml: valid, confined, and with settings that its services take. ``make test-compose`` runs it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from services.encoder.settings import EncoderSettings
+from services.gateway.settings import GatewaySettings
+from services.pool_manager.settings import PoolManagerSettings
+from services.router.settings import RouterSettings
+from services.text.settings import TextSettings
+from tests.contract.manifests import image_environment
+from triptych.runtime.settings import ServiceSettings
+
+ROOT = Path(__file__).parents[3]
+FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+SCHEMA = json.loads((Path(__file__).parent / "compose_spec" / "schema.json").read_text())
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "encoder": EncoderSettings,
+    "encoder-gpu": EncoderSettings,
+    "gateway": GatewaySettings,
+    "pool-manager": PoolManagerSettings,
+    "router": RouterSettings,
+    "text": TextSettings,
+    "text-gpu": TextSettings,
+}
+ONCE = {"init", "model"}
+
+
+def resolved(text: str) -> str:
+    """With the defaults of its variables."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def loaded(service: str) -> Any:
+    environment = {name: resolved(str(value)) for name, value in SERVICES[service]["environment"].items()}
+    return SETTINGS[service].load([], image_environment(service.removesuffix("-gpu")) | environment)
+
+
+def test_it_is_valid_by_the_specification_of_compose() -> None:
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    assert [(error.instance_path, error.message) for error in validator.iter_errors(FILE)] == []
+    wrong = {"services": {"gateway": {"image": "x", "memory_limit": "1g"}}}
+    assert not validator.is_valid(wrong), "the schema would accept anything"
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_service_takes_its_settings(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.runtime.settings.own_address", lambda: "172.18.0.7")
+    settings = loaded(service)
+    assert settings.tls.tls_name == "triptych.internal"
+    grace_s = int(SERVICES[service]["stop_grace_period"].removesuffix("s"))
+    assert settings.drain_s + 5 <= grace_s, "Docker would kill it while it drains"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_confined(service: str) -> None:
+    one = SERVICES[service]
+    assert one["read_only"] is True
+    assert one["cap_drop"] == ["ALL"]
+    assert one.get("cap_add", []) == ([] if service != "init" else ["CHOWN", "DAC_OVERRIDE"])
+    assert one["security_opt"] == ["no-new-privileges:true"]
+    assert one["pids_limit"] > 0
+    assert one["mem_limit"]
+    assert one["logging"]["options"]["max-size"]
+    assert not {"privileged", "ipc", "pid", "devices"} & set(one)
+    assert not [mount for mount in one.get("volumes", ()) if mount.startswith("/") or "docker.sock" in mount]
+
+
+def test_four_ports_are_published_and_on_loopback_only() -> None:
+    published = {name: [resolved(port) for port in one["ports"]] for name, one in SERVICES.items() if "ports" in one}
+    assert published == {
+        "gateway": ["127.0.0.1:8000:8000"],
+        "router": ["127.0.0.1:50051:50051"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
+
+
+def test_instances_reach_nothing_outside() -> None:
+    assert FILE["networks"]["cluster"] == {"internal": True}
+    outside = {name for name, one in SERVICES.items() if "edge" in one.get("networks", ())}
+    assert outside == {"model", "gateway", "router", "prometheus", "grafana"}
+
+
+@pytest.mark.parametrize("service", sorted(set(SERVICES) - ONCE))
+def test_a_service_mounts_its_own_secrets_only(service: str) -> None:
+    mounted = {mount.split(":")[0] for mount in SERVICES[service].get("volumes", ())}
+    secret = {name for name in mounted if name.startswith(("identity-", "authority"))}
+    assert secret <= {f"identity-{service.removesuffix('-gpu')}"}
+    assert all(mount.endswith(":/identity:ro") for mount in SERVICES[service]["volumes"] if "identity-" in mount)
+
+
+def test_no_secret_is_in_the_environment() -> None:
+    names = {name for one in SERVICES.values() for name in one.get("environment", ())}
+    assert {name for name in names if re.search("PASSWORD|SECRET|TOKEN", name)} == {
+        "TRIPTYCH_POOL_MANAGER_REDIS_PASSWORD_FILE",
+        "GF_SECURITY_ADMIN_PASSWORD__FILE",
+    }
+
+
+def test_services_start_by_health() -> None:
+    for name, one in SERVICES.items():
+        for needed, how in one.get("depends_on", {}).items():
+            ends = needed in ONCE
+            wanted = "service_completed_successfully" if ends else "service_healthy"
+            assert how == {"condition": wanted}, f"{name} after {needed}"
+
+
+def test_images_of_others_are_pinned_and_the_rest_is_built_here() -> None:
+    for name, one in SERVICES.items():
+        if "build" in one:
+            assert (ROOT / one["build"]["dockerfile"]).is_file()
+            assert one["image"].startswith("triptych-")
+        else:
+            assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", one["image"]), name
+
+
+def test_what_is_mounted_from_the_repository_is_there_and_read_only() -> None:
+    mounts = [mount for one in SERVICES.values() for mount in one.get("volumes", ()) if mount.startswith("./")]
+    assert mounts
+    for mount in mounts:
+        source, _, mode = mount.split(":")
+        assert (ROOT / source).exists(), mount
+        assert mode == "ro", mount
+
+
+def test_the_gpu_images_are_built_by_the_same_dockerfiles() -> None:
+    for name in ("encoder", "text"):
+        plain, gpu = SERVICES[name], SERVICES[f"{name}-gpu"]
+        assert gpu["build"]["dockerfile"] == plain["build"]["dockerfile"]
+        assert gpu["profiles"] == ["gpu"]
+        devices = gpu["deploy"]["resources"]["reservations"]["devices"]
+        assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+        assert set(gpu["environment"]) - set(plain["environment"]) == {f"TRIPTYCH_{name.upper()}_DEVICE"}
