@@ -53,7 +53,7 @@ class EncoderRecord:
             self._tokens.inc(result.ticket.tokens)
             self._queue.observe(result.queue_s)
             self._encode.observe(result.encode_s)
-        if (span := tracing.current()) is not None:
+        if (span := tracing.recording()) is not None:
             span.note({"triptych.item": request.item, "triptych.cached": result.cached})
             if not result.cached:
                 span.stages({"queue": result.queue_s, "encode": result.encode_s})

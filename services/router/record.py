@@ -140,7 +140,7 @@ class RouterRecord:
         logger.info("request %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={FIELDS: fields})
 
     def _trace(self, timeline: Timeline) -> None:
-        if (span := tracing.current()) is not None:
+        if (span := tracing.recording()) is not None:
             span.note({f"triptych.{key}": value for key, value in summary(timeline, "").items()})
 
 

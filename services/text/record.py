@@ -87,7 +87,7 @@ class TextRecord:
         hits = sum(pull.cached for pull in ready.pulls)
         self._hits.inc(hits)
         self._misses.inc(len(ready.pulls) - hits)
-        if (span := tracing.current()) is not None:
+        if (span := tracing.recording()) is not None:
             nbytes = sum(pull.nbytes for pull in ready.pulls)
             backends = ",".join(sorted({pull.backend for pull in ready.pulls if pull.backend}))
             attributes: tracing.Attributes = {
@@ -100,7 +100,7 @@ class TextRecord:
     def finished(self, finished: Finished) -> None:
         self._stages["prefill"].observe(finished.prefill_s)
         self._stages["decode"].observe(finished.decode_s)
-        if (span := tracing.current()) is not None:
+        if (span := tracing.recording()) is not None:
             decode = {"triptych.tokens": finished.completion_tokens, "triptych.choice": finished.choice}
             span.stages({"prefill": finished.prefill_s, "decode": finished.decode_s}, {"decode": decode})
 

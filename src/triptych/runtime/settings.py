@@ -103,6 +103,9 @@ class ServiceSettings(BaseSettings):
     """Mutual TLS between services."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
+    trace_sampling: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests without a caller's trace of which spans are recorded; a trace that a caller has begun is
+    recorded if the caller records it."""
 
     @model_validator(mode="after")
     def _admin_network_is_meant(self) -> Self:

@@ -41,7 +41,8 @@ class Telemetry:
     def of(cls, service: str, settings: ServiceSettings) -> "Telemetry":
         """From the settings. Exits with one line when tracing is configured but not installed."""
         try:
-            tracing = Tracing.exporting(service, settings.otlp_endpoint) if settings.otlp_endpoint else None
+            endpoint, sampling = settings.otlp_endpoint, settings.trace_sampling
+            tracing = Tracing.exporting(service, endpoint, sampling) if endpoint else None
         except TracingUnavailable as error:
             raise SystemExit(f"{service}: {error}") from None
         return cls(settings, tracing=tracing)

@@ -15,6 +15,7 @@ from triptych.errors import TriptychError
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import Sampler
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import SpanKind, Tracer
 
@@ -79,12 +80,44 @@ class Span:
         return set_span_in_context(self._span)
 
 
+class _NotSampled(Span):
+    """A span of a trace that is not recorded: it hands the trace's id and that decision on, at next to no cost."""
+
+    def __init__(self, tracer: "Tracer", span: "OtelSpan") -> None:
+        super().__init__(tracer, span)
+        self._headers: dict[str, str] | None = None
+
+    def headers(self) -> dict[str, str]:
+        if self._headers is None:
+            self._headers = super().headers()
+        return self._headers
+
+    def child(self, name: str) -> "Span":
+        del name
+        return self
+
+    def stages(self, durations_s: Mapping[str, float], attributes: Mapping[str, Attributes] | None = None) -> None:
+        del durations_s, attributes
+
+    def note(self, attributes: Attributes) -> None:
+        del attributes
+
+    def end(self, error: str = "") -> None:
+        del error
+
+
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
 def current() -> Span | None:
-    """The current span, if any."""
+    """The current span, if any, recorded or not."""
     return _current.get()
+
+
+def recording() -> Span | None:
+    """The current span if it is recorded, for those who would work to describe it."""
+    span = _current.get()
+    return None if isinstance(span, _NotSampled) else span
 
 
 @contextmanager
@@ -130,8 +163,8 @@ class Tracing:
         self._tracer = provider.get_tracer("triptych")
 
     @classmethod
-    def exporting(cls, service: str, endpoint: str) -> "Tracing":
-        """Export to an OTLP collector over gRPC (``http://host:4317``). Raises TracingUnavailable."""
+    def exporting(cls, service: str, endpoint: str, sampling: float) -> "Tracing":
+        """Export to an OTLP collector over gRPC (``http://host:4317``), see ``sampler``. Raises TracingUnavailable."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -139,7 +172,9 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError:
             raise TracingUnavailable("otlp_endpoint is set, but triptych[telemetry] is not installed") from None
-        provider = TracerProvider(resource=Resource.create({"service.name": f"triptych-{service}"}))
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": f"triptych-{service}"}), sampler=sampler(sampling)
+        )
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         return cls(provider)
 
@@ -148,11 +183,19 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(dict(carrier))
-        return Span(self._tracer, self._tracer.start_span(name, context=parent, kind=_server_kind()))
+        span = self._tracer.start_span(name, context=parent, kind=_server_kind())
+        return (Span if span.is_recording() else _NotSampled)(self._tracer, span)
 
     def close(self) -> None:
         """Export pending spans; blocks for a few seconds at most."""
         self._provider.shutdown()
+
+
+def sampler(share: float) -> "Sampler":
+    """Records this share of the traces that begin here; of the others what their caller has decided."""
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    return ParentBasedTraceIdRatio(share)
 
 
 def _server_kind() -> "SpanKind":
