@@ -231,6 +231,22 @@ async def serve_relay(port: int, encoder_ports: Sequence[int], text_port: int) -
     await server.wait_for_termination()
 
 
+async def serve_collector(port: int) -> None:
+    """An OTLP collector that reads what it gets and keeps nothing."""
+
+    async def export(request: bytes, context: Any) -> bytes:
+        del request, context
+        return b""
+
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    handlers: dict[str, Any] = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server = grpc.aio.server(options=limits.server_options(MAX_MESSAGE_NBYTES))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_insecure_port(f"{HOST}:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
 def _server(port: int, *servicers: Any) -> RpcServer:
     def register(server: grpc.aio.Server) -> None:
         for one in servicers:
@@ -240,11 +256,13 @@ def _server(port: int, *servicers: Any) -> RpcServer:
 
 
 def main() -> None:
-    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S``, or ``relay PORT TEXT_PORT ENCODER_PORTS``."""
+    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S``, ``relay PORT TEXT_PORT ENCODER_PORTS``, or ``collector PORT``."""
     kind, *rest = sys.argv[1:]
     if kind == "peers":
         text_port, encoders, step_s, interval_s = rest
         uvloop.run(serve_peers(_ports(encoders), int(text_port), float(step_s), float(interval_s)))
+    elif kind == "collector":
+        uvloop.run(serve_collector(int(rest[0])))
     else:
         port, text_port, encoders = rest
         uvloop.run(serve_relay(int(port), _ports(encoders), int(text_port)))

@@ -285,7 +285,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerator[Running]:
     """Start peers and all systems as processes; they end with the context."""
-    encoder_1, encoder_2, text_port, relay, router_port, own_router, gateway, mounted = _free_ports(8)
+    encoder_1, encoder_2, text_port, relay, router_port, own_router, gateway, mounted = free_ports(8)
     encoders = (encoder_1, encoder_2)
     numbers = ",".join(map(str, encoders))
     peers = "benchmarks.relay_peers"
@@ -303,7 +303,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
         ),
     }
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(_process(command)) for name, command in commands.items()}
+        processes = {name: stack.enter_context(process(command)) for name, command in commands.items()}
         clients: tuple[Direct | Grpc | Rest, ...] = (
             Direct(encoders, text_port),
             Grpc(relay, shared=False),
@@ -316,7 +316,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
         pid = {name: process.pid for name, process in processes.items()}
         try:
             for name, one in ask.items():
-                await _until_it_answers(name, one)
+                await until_it_answers(name, one)
             yield Running(
                 ask,
                 {
@@ -333,7 +333,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     with TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)
         try:
@@ -347,7 +347,7 @@ def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-async def _until_it_answers(name: str, ask: Ask) -> None:
+async def until_it_answers(name: str, ask: Ask) -> None:
     last: Exception | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_START_S):
@@ -362,7 +362,7 @@ async def _until_it_answers(name: str, ask: Ask) -> None:
     raise RuntimeError(f"{name} does not answer: {last}")
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

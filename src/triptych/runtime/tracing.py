@@ -36,18 +36,19 @@ class Span:
     def __init__(self, tracer: "Tracer", span: "OtelSpan") -> None:
         self._tracer = tracer
         self._span = span
+        self._headers: dict[str, str] = {}
 
     @property
     def trace_id(self) -> str:
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """Headers that make the next process's spans children of this one."""
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        if not self._headers:
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        carrier: dict[str, str] = {}
-        TraceContextTextMapPropagator().inject(carrier, self._context())
-        return carrier
+            TraceContextTextMapPropagator().inject(self._headers, self._context())
+        return self._headers
 
     def child(self, name: str) -> "Span":
         return Span(self._tracer, self._tracer.start_span(name, context=self._context()))
@@ -82,15 +83,6 @@ class Span:
 
 class _NotSampled(Span):
     """A span of a trace that is not recorded: it hands the trace's id and that decision on, at next to no cost."""
-
-    def __init__(self, tracer: "Tracer", span: "OtelSpan") -> None:
-        super().__init__(tracer, span)
-        self._headers: dict[str, str] | None = None
-
-    def headers(self) -> dict[str, str]:
-        if self._headers is None:
-            self._headers = super().headers()
-        return self._headers
 
     def child(self, name: str) -> "Span":
         del name

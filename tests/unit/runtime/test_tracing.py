@@ -1,5 +1,7 @@
 """Sampling: the process where a trace begins decides, others follow, and what is not recorded is still handed on."""
 
+from collections.abc import Mapping
+
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -25,7 +27,7 @@ class Process:
     def recorded(self) -> list[str]:
         return [span.name for span in self.exporter.get_finished_spans()]
 
-    def serves(self, carrier: dict[str, str]) -> dict[str, str]:
+    def serves(self, carrier: Mapping[str, str]) -> Mapping[str, str]:
         """Serve a call with a child of its span. Returns the headers of a call that this makes."""
         span = self.tracing.serve("call", carrier)
         with tracing.use(span), tracing.child("work") as work:
