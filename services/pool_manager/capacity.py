@@ -1,13 +1,14 @@
 """What profiles say of each pool: the load that one instance bears, how long a queue may be, and how long a start takes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.instance import ServedPart
-from triptych.domain.pool import MemberStatus, PoolStatus, Registration
+from triptych.domain.pool import PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -47,6 +48,15 @@ class _Kind:
         parts = {part.identity.part: part for part in told.parts}
         return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), told.kv_tokens)
 
+    @property
+    def key(self) -> Hashable:
+        """The same for equal kinds only."""
+        parts = (self.encoder, self.decoder)
+        return self.kv_tokens, *(
+            None if one is None else (one.identity.key, one.max_batch, one.token_budget, one.prepare_cores)
+            for one in parts
+        )
+
 
 class Capacities:
     """Facts about the pools, from the profiles that fit what their instances say they run.
@@ -69,9 +79,10 @@ class Capacities:
             if not pool.members:
                 continue
             if pool.role is None:
-                self._objectives[pool.model] = _commonest([one.registration.slo for one in pool.members])
+                self._objectives[pool.model] = _commonest([one.registration.slo for one in pool.members], tuple)
             else:
-                self._kinds[PoolName(pool.model, pool.role)] = _commonest(_kinds(pool.members))
+                kinds = [_Kind.of(one.registration) for one in pool.members]
+                self._kinds[PoolName(pool.model, pool.role)] = _commonest(kinds, lambda kind: kind.key)
         _forget_oldest(self._kinds)
         _forget_oldest(self._objectives)
 
@@ -197,21 +208,11 @@ def _start_s(role: Role, profiles: Profiles) -> float | None:
     return seconds or None
 
 
-def _kinds(members: Sequence[MemberStatus]) -> list[_Kind]:
-    return [_Kind.of(one.registration) for one in members]
-
-
-def _commonest(values: Sequence[T]) -> tuple[T, bool]:
-    """The value that is there most often, and whether it is the only one."""
-    counted: list[tuple[T, int]] = []
-    for value in values:
-        for index, (one, count) in enumerate(counted):
-            if one == value:
-                counted[index] = one, count + 1
-                break
-        else:
-            counted.append((value, 1))
-    return max(counted, key=lambda one: one[1])[0], len(counted) == 1
+def _commonest(values: Sequence[T], key: Callable[[T], Hashable]) -> tuple[T, bool]:
+    """The value that is there most often, by ``key``, and whether it is the only one."""
+    keys = list(map(key, values))
+    counted = Counter(keys)
+    return values[keys.index(counted.most_common(1)[0][0])], len(counted) == 1
 
 
 def _forget_oldest(known: dict[K, T]) -> None:

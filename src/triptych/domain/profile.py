@@ -5,7 +5,7 @@ it. Tables instead of fitted curves: whoever reads them interpolates (``policy.c
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn, get_type_hints
@@ -120,6 +120,12 @@ class ProfileIdentity:
     """The engine's version, with that of every library that matters."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Engine options that change costs, e.g. its threads."""
+
+    @property
+    def key(self) -> Hashable:
+        """The same for equal identities only."""
+        what = (self.part, self.digest, self.stages, self.hardware, self.dtype, self.tensor_parallel, self.software)
+        return *what, *sorted(self.options.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,7 @@ class KnownProfiles:
 
     def costs(self, wanted: ProfileIdentity) -> Costs | None:
         """Of the profile that fits best; None if there is none of this part, dtype and tensor-parallel degree."""
-        key = (
-            (wanted.part, wanted.digest, wanted.stages, wanted.dtype, wanted.tensor_parallel),
-            (wanted.hardware, wanted.software, *sorted(wanted.options.items())),
-        )
+        key = wanted.key
         if key not in self._chosen:
             if len(self._chosen) >= _MAX_CHOSEN:
                 self._chosen.clear()

@@ -1,7 +1,9 @@
 """What the manager knows of its pools from profiles, what instances say they run, and routers' objectives."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -259,3 +261,31 @@ def test_a_queue_that_breaks_the_objective_grows_a_pool_whose_load_alone_would_n
     assert (calm.target, calm.why) == (1, Why.STEADY)
     assert queued.target > 1
     assert queued.why is Why.WAIT
+
+
+def test_members_that_all_differ_cost_no_more_than_equal_ones() -> None:
+    """Comparing each with each once took the manager 3 s of every second with 4096 members."""
+    members = [member(f"t{number}", Role.PD, DECODER_PART) for number in range(1000)]
+    different = [
+        replace(one, registration=replace(one.registration, kv_tokens=number)) for number, one in enumerate(members)
+    ]
+    counted = [calls_of(partial(Capacities(KnownProfiles()).seen, (pool(*of),))) for of in (members, different)]
+    assert counted[1] <= 1.1 * counted[0]
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Python functions that are called."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        del frame, argument
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return calls
