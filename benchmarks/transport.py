@@ -4,6 +4,7 @@ Side by side in one run, round after round, on one machine:
 
 - ``memcpy``: the same bytes copied inside the reader, one call per pull: the limit of the memory.
 - ``memory``, ``shm``, ``nixl``, ``tcp``: the backends of ``triptych.transport``, each pull awaited.
+- ``tls``: ``tcp`` under mutual TLS. Its ratio to ``tcp`` is what encryption costs.
 - ``socket``: blocking ``sendall`` and ``recv_into`` on one connection, without event loop, checks or deadlines: the
   limit of TCP here. ``sockets``: the same on four connections, with a thread each at both ends.
 - ``grpc``: a grpc.aio stream of 1 MB chunks, copied to their place: the alternative to a transport.
@@ -35,7 +36,7 @@ from typing import Any, Self
 import grpc
 import uvloop
 
-from benchmarks import machine
+from benchmarks import identity, machine
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import MEMORY, NIXL, SHM, TCP
@@ -47,7 +48,7 @@ from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
-MEMCPY, SOCKET, SOCKETS, GRPC = "memcpy", "socket", "sockets", "grpc"
+MEMCPY, TLS, SOCKET, SOCKETS, GRPC = "memcpy", "tls", "socket", "sockets", "grpc"
 CONNECTIONS = {SOCKET: 1, SOCKETS: 4}
 HOST = "this-host"
 SLOTS = 8
@@ -141,16 +142,18 @@ def place(arena: HostArena, slot: int, nbytes: int) -> int:
     return arena.base + slot * stride(nbytes)
 
 
-async def open_transport(backend: str, arena: HostArena) -> Transport:
-    match backend:
+async def open_transport(system: str, arena: HostArena, own: Path) -> Transport:
+    """``own`` is the folder of a certificate."""
+    match system:
         case "shm":
             return await ShmTransport.listen(arena, machine=HOST, max_pull_s=MAX_PULL_S)
         case "nixl":
             return await NixlTransport.start(arena, machine=HOST, max_pull_s=MAX_PULL_S)
-        case "tcp":
+        case "tcp" | "tls":
             limits = TcpLimits(max_pull_s=MAX_PULL_S)
-            return await TcpTransport.listen(arena, machine=HOST, check=lambda *_: True, limits=limits)
-    raise ValueError(f"no backend {backend!r} between processes")
+            tls = identity.loaded(own) if system == TLS else None
+            return await TcpTransport.listen(arena, machine=HOST, check=lambda *_: True, limits=limits, tls=tls)
+    raise ValueError(f"no backend {system!r} between processes")
 
 
 def over_grpc(arena: HostArena) -> tuple[grpc.aio.Server, int]:
@@ -183,7 +186,7 @@ def over_sockets(arena: HostArena, connections: int) -> int:
     return int(listener.getsockname()[1])
 
 
-async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> None:
+async def hold(systems: Sequence[str], settings: Settings, instance_id: str, own: Path) -> None:
     """The holder process: print the offers, then the CPU time on each request, until its input ends."""
     arena = make_arena(settings, instance_id)
     async with contextlib.AsyncExitStack() as stack:
@@ -196,7 +199,7 @@ async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> 
             elif system in CONNECTIONS:
                 offers[system] = over_sockets(arena, CONNECTIONS[system])
             else:
-                transport = await open_transport(system, arena)
+                transport = await open_transport(system, arena, own)
                 stack.push_async_callback(transport.close)
                 offers[system] = transport.offer().metadata.hex()
         print(json.dumps(offers), flush=True)
@@ -223,12 +226,12 @@ class Holder:
 
 
 @contextlib.asynccontextmanager
-async def holder_process(systems: Sequence[str], settings: Settings, number: int) -> AsyncIterator[Holder]:
+async def holder_process(systems: Sequence[str], settings: Settings, number: int, own: Path) -> AsyncIterator[Holder]:
     instance_id = f"holder-{number}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "benchmarks.transport", "--hold", ",".join(systems), "--instance", instance_id),
-        *("--settings", json.dumps(asdict(settings))),
+        *("--settings", json.dumps(asdict(settings)), "--certificate", str(own)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
@@ -248,8 +251,9 @@ async def holder_process(systems: Sequence[str], settings: Settings, number: int
 class Reader:
     """The reading process: one pull function per system and holder."""
 
-    def __init__(self, arena: HostArena) -> None:
+    def __init__(self, arena: HostArena, own: Path) -> None:
         self.arena = arena
+        self._own = own
         self._stack = contextlib.AsyncExitStack()
         self._transports: dict[str, Transport] = {}
         self.pulls: dict[str, list[Pull]] = {}
@@ -284,9 +288,9 @@ class Reader:
             pull = self._blocking(holder.offers[system], CONNECTIONS[system])
         else:
             if system not in self._transports:
-                self._transports[system] = await open_transport(system, self.arena)
+                self._transports[system] = await open_transport(system, self.arena, self._own)
                 self._stack.push_async_callback(self._transports[system].close)
-            offer = TransportOffer(system, HOST, bytes.fromhex(holder.offers[system]))
+            offer = TransportOffer(TCP if system == TLS else system, HOST, bytes.fromhex(holder.offers[system]))
             pull = await self._connect(system, offer, holder.instance_id)
         self.pulls.setdefault(system, []).append(pull)
 
@@ -408,10 +412,10 @@ async def lone_and_together_us(pull: Pull, count: int) -> list[tuple[float, floa
     return found[1:]
 
 
-async def idle_cores(system: str, settings: Settings) -> float:
+async def idle_cores(system: str, settings: Settings, own: Path) -> float:
     """Cores used by a connected reader and holder while idle."""
     small = Settings(**{**asdict(settings), "sizes": (64 << 10,)})
-    async with holder_process([system], small, 0) as holder, Reader(make_arena(small, "reader")) as reader:
+    async with holder_process([system], small, 0, own) as holder, Reader(make_arena(small, "reader"), own) as reader:
         await reader.connect(system, holder)
         await reader.pulls[system][0](0, 8)
         await asyncio.sleep(min(1.0, settings.idle_s))
@@ -429,10 +433,10 @@ class Measured:
     idle: dict[str, float]
 
 
-async def run(settings: Settings, systems: Sequence[str]) -> Measured:
+async def run(settings: Settings, systems: Sequence[str], own: Path) -> Measured:
     """All systems alternate within each round, so that a slow phase of the machine affects all."""
     # NIXL last: threads left by its agents would count against the others.
-    idle = {system: await idle_cores(system, settings) for system in sorted(systems, key=lambda one: one == NIXL)}
+    idle = {system: await idle_cores(system, settings, own) for system in sorted(systems, key=lambda one: one == NIXL)}
     everyone = (MEMCPY, MEMORY, *systems)
     cases = [
         Case(nbytes, at_once, holders)
@@ -445,10 +449,10 @@ async def run(settings: Settings, systems: Sequence[str]) -> Measured:
     together_us: dict[str, list[tuple[float, float]]] = {system: [] for system in everyone}
     async with contextlib.AsyncExitStack() as stack:
         holders = [
-            await stack.enter_async_context(holder_process(systems, settings, number))
+            await stack.enter_async_context(holder_process(systems, settings, number, own))
             for number in range(settings.holders)
         ]
-        reader = await stack.enter_async_context(Reader(make_arena(settings, "reader")))
+        reader = await stack.enter_async_context(Reader(make_arena(settings, "reader"), own))
         reader.copy_inside(source)
         await reader.connect_inside()
         for holder in holders:
@@ -485,7 +489,7 @@ def report(measured: Measured) -> list[dict[str, Any]]:
             "gb_per_s": round(statistics.median(one.gb_per_s for one in group), 2),
             "cpu_s_per_gb": round(statistics.median(one.cpu_s_per_gb for one in group), 3),
         }
-        for other in (MEMCPY, SOCKETS, GRPC):
+        for other in (MEMCPY, TCP, SOCKETS, GRPC):
             base = groups.get((case, other))
             if base is not None:
                 ratios = (one.gb_per_s / its.gb_per_s for one, its in zip(group, base, strict=True))
@@ -514,12 +518,12 @@ def small(measured: Measured) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], small_rows: list[dict[str, Any]]) -> None:
     print(
-        f"{'KiB':>6} {'pulls':>5} {'from':>4} {'system':>7} {'GB/s':>7} {'x memcpy':>9} {'x sockets':>10} {'x grpc':>7} {'CPU s/GB':>9}"
+        f"{'KiB':>6} {'pulls':>5} {'from':>4} {'system':>7} {'GB/s':>7} {'x memcpy':>9} {'x tcp':>6} {'x sockets':>10} {'x grpc':>7} {'CPU s/GB':>9}"
     )
     for row in rows:
         print(
             f"{row['nbytes'] >> 10:>6} {row['at_once']:>5} {row['holders']:>4} {row['system']:>7} "
-            f"{row['gb_per_s']:>7} {row['x_memcpy']:>9} {row.get('x_sockets', '-'):>10} {row.get('x_grpc', '-'):>7} {row['cpu_s_per_gb']:>9}"
+            f"{row['gb_per_s']:>7} {row['x_memcpy']:>9} {row.get('x_tcp', '-'):>6} {row.get('x_sockets', '-'):>10} {row.get('x_grpc', '-'):>7} {row['cpu_s_per_gb']:>9}"
         )
     print(
         f"8 bytes: {'p50 us':>16} {'p99 us':>9} {'1 KB us':>9} {f'{TOGETHER} of them':>11} {'x lone ones':>12} "
@@ -541,21 +545,23 @@ def main() -> None:
     parser.add_argument("--systems", help="comma-separated, instead of all that work here")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     parser.add_argument("--instance", help=argparse.SUPPRESS)
+    parser.add_argument("--certificate", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:
         settings = Settings(**{**options.settings, "sizes": tuple(options.settings["sizes"])})
-        uvloop.run(hold(options.hold.split(","), settings, options.instance))
+        uvloop.run(hold(options.hold.split(","), settings, options.instance, options.certificate))
         return
     settings = QUICK if options.quick else Settings()
     if options.rounds:
         settings = Settings(**{**asdict(settings), "rounds": options.rounds})
-    systems = options.systems.split(",") if options.systems else [*available_backends(), SOCKET, SOCKETS, GRPC]
-    systems = [system for system in (SHM, NIXL, TCP, SOCKET, SOCKETS, GRPC) if system in systems]
+    systems = options.systems.split(",") if options.systems else [*available_backends(), TLS, SOCKET, SOCKETS, GRPC]
+    systems = [system for system in (SHM, NIXL, TCP, TLS, SOCKET, SOCKETS, GRPC) if system in systems]
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))
-    measured = uvloop.run(run(settings, systems))
+    with identity.certificate() as own:
+        measured = uvloop.run(run(settings, systems, own))
     on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
     rows, small_rows = report(measured), small(measured)
     show(rows, small_rows)
