@@ -5,6 +5,7 @@ import hashlib
 import logging
 import random
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 import trustme
 
+from tests import identities
 from tests.contract.store_kit import RedisServer
 from triptych.domain.store import Changes, Fence
 from triptych.errors import Deposed, StoreCorrupt, StoreUnavailable
 from triptych.runtime.clock import monotonic
+from triptych.runtime.tls import REDIS, TlsIdentity
 from triptych.store.redis import RedisStore
 from triptych.store.redis_settings import RedisSettings
 
@@ -35,8 +38,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def opened(settings: RedisSettings) -> AsyncIterator[RedisStore]:
-    store = RedisStore(settings)
+async def opened(settings: RedisSettings, tls: ssl.SSLContext | None = None) -> AsyncIterator[RedisStore]:
+    store = RedisStore(settings, tls=tls)
     try:
         async with asyncio.timeout(LIMIT_S):
             yield store
@@ -424,6 +427,43 @@ async def test_redis_that_asks_for_a_certificate(tmp_path: Path, tls_files: dict
             await store.put("members", "a", b"")
     finally:
         server.kill()
+
+
+async def test_redis_by_the_identity_of_the_cluster_and_its_new_certificates(tmp_path: Path) -> None:
+    made = identities.cluster(tmp_path / "ca")
+    now_s = 0.0
+    own = made.folder / "pool-manager"
+    tls = TlsIdentity.load(*identities.files(own), name=identities.DOMAIN, clock=lambda: now_s).calling(REDIS)
+    server = server_of(tmp_path, made.folder / "redis")
+    posing = server_of(tmp_path, made.folder / "router")
+    server.start()
+    try:
+        settings = replace(server.settings, redis_tls=True)
+        with pytest.raises(ValueError, match="redis_tls needs"):
+            RedisStore(settings)
+        async with opened(settings, tls) as store:
+            await store.put("members", "a", b"")
+            server.kill()
+            posing.port = server.port
+            posing.start()
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                await store.get("members", "a")
+            posing.kill()
+            identities.cluster(made.folder)  # another authority
+            server.start()
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                await store.get("members", "a")
+            now_s = 1.1
+            await store.put("members", "a", b"")
+    finally:
+        server.kill()
+        posing.kill()
+
+
+def server_of(folder: Path, own: Path) -> RedisServer:
+    certificate, key, trusted = identities.files(own)
+    files = (f"tls-cert-file {certificate}", f"tls-key-file {key}", f"tls-ca-cert-file {trusted}")
+    return RedisServer(folder, (*files, "tls-auth-clients yes"), tls=True)
 
 
 # --- settings ---
