@@ -13,9 +13,11 @@ import httpx
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
+from tests.contract.store_kit import RedisServer
 from tests.e2e.client import REST_TIMEOUT_S
 from tests.e2e.reference import Question, answer, questions
 from tests.e2e.revisions import THIS, Processes, Service, Tree, before
+from tests.integration.store.manager_kit import Managers
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.pool import Condition
 from triptych.errors import TriptychError
@@ -183,6 +185,29 @@ async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed
         for service in cluster.now.values():
             await service.end()
         assert processes.faults() == {}
+
+
+async def test_managers_of_both_releases_share_a_store_and_take_over_from_each_other(old: Tree, tmp_path: Path) -> None:
+    """Sizes that are set by hand are kept from the one to the other and back."""
+    redis = RedisServer(tmp_path)
+    redis.start()
+    try:
+        async with Managers(redis, tmp_path, {"a": old, "b": THIS}).running() as managers:
+            first = await managers.leader()
+            await managers.set_size(first, 3)
+            await managers.until(first, lambda pool: pool.ready == 3)
+            managers.processes[first].kill()
+            second = await managers.leader(first)
+            await managers.until(second, lambda pool: (pool.wanted, pool.ready) == (3, 3) and pool.override is not None)
+            await managers.set_size(second, 1)
+            await managers.until(second, lambda pool: (pool.ready, pool.draining) == (1, 0))
+            await managers.processes[first].wait()
+            await managers.boot(first)
+            managers.processes[second].kill()
+            assert await managers.leader(second) == first
+            await managers.until(first, lambda pool: (pool.wanted, pool.ready) == (1, 1) and pool.override is not None)
+    finally:
+        redis.kill()
 
 
 DESCRIBE = """
