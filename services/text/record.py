@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from prometheus_client import Counter, Histogram
+
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.instance import ModelInfo
 from triptych.errors import TriptychError
@@ -71,6 +73,8 @@ class TextRecord:
             "triptych_transfer_seconds", "One pull, including verification", ("backend",), _PULL_S
         )
         self._transfer_bytes = counter("triptych_transfer_bytes", "Bytes pulled", ("backend",))
+        self._of_backend: dict[str, tuple[Histogram, Counter]] = {}
+        """Looking up a labelled child takes longer than counting."""
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
@@ -108,8 +112,12 @@ class TextRecord:
         self._failed.labels(error.code).inc()
 
     def pulled(self, backend: str, nbytes: int, duration_s: float) -> None:
-        self._transfer_seconds.labels(backend).observe(duration_s)
-        self._transfer_bytes.labels(backend).inc(nbytes)
+        children = self._of_backend.get(backend)
+        if children is None:
+            children = self._transfer_seconds.labels(backend), self._transfer_bytes.labels(backend)
+            self._of_backend[backend] = children
+        children[0].observe(duration_s)
+        children[1].inc(nbytes)
 
     def pull_failed(self, backend: str, error: TriptychError) -> None:
         self._transfer_failures.labels(backend or _NO_BACKEND, error.code).inc()

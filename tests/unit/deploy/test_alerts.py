@@ -99,6 +99,18 @@ def test_rules_use_metrics_that_processes_export() -> None:
         assert not unknown, f"{rule.get('alert') or rule['record']}: {unknown}"
 
 
+def test_rules_name_the_jobs_of_compose_and_kubernetes() -> None:
+    scraped = {job["job_name"] for job in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]}
+    monitor = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "pod-monitor.yaml"
+    pods = yaml.safe_load(monitor.read_text())["spec"]
+    (selected,) = pods["selector"]["matchExpressions"]
+    assert pods["jobLabel"] == selected["key"]
+    assert scraped == set(selected["values"])
+    for rule in RULES:
+        for jobs in re.findall(r'job=~?"([^"]+)"', rule["expr"]):
+            assert set(jobs.split("|")) <= scraped
+
+
 def test_the_runbook_names_metrics_and_settings_that_exist() -> None:
     known = set(families()) | exported()
     settings = set().union(*map(flags, SERVICES))
