@@ -63,7 +63,7 @@ RELAY, PLAIN, ROUTER, GATEWAY, MOUNTED = "relay", "plain", "router", "gateway", 
 DIRECT = "direct"
 SYSTEMS = (RELAY, PLAIN, ROUTER, GATEWAY, MOUNTED)
 _SIDE_PX = 56
-_START_S = 30.0
+_START_S = 100.0
 _REQUEST_S = 60.0
 _QUESTION = "What digits are shown, in order?"
 
