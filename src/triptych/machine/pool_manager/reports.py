@@ -57,14 +57,24 @@ class _Router:
         buckets = range(_index(max(first_s, self.since_s)), _index(now_s) + 1)
         return min(self.due_s(first_s, now_s), sum(self.covered.get(index, 0.0) for index in buckets))
 
-    def cover(self, begin_s: float, end_s: float, now_s: float) -> None:
-        """A window, which may begin in an earlier bucket than it ends in."""
-        for index in range(_index(begin_s), _index(end_s) + 1):
+    def cover(self, seconds: float, end_s: float, now_s: float) -> int:
+        """Count a window's time, and return the bucket that its numbers belong to.
+
+        Windows of one router do not overlap: one that seems to was read late (this process was stopped, for example), so
+        the time before that is still uncovered is its own.
+        """
+        last, counted = _index(end_s - 1e-9), None
+        for index in range(last, _index(now_s - LONG_S) - 1, -1):
             bucket_s = _BUCKET_S * index
-            covered_s = min(end_s, bucket_s + _BUCKET_S) - max(begin_s, bucket_s)
-            if covered_s > 0:
-                passed_s = min(_BUCKET_S, now_s - bucket_s)
-                self.covered[index] = min(passed_s, self.covered.get(index, 0.0) + covered_s)
+            covered_s = self.covered.get(index, 0.0)
+            part_s = min(seconds, end_s - bucket_s, _BUCKET_S - covered_s, now_s - bucket_s - covered_s)
+            if part_s > 0:
+                self.covered[index] = covered_s + part_s
+                seconds -= part_s
+                counted = index if counted is None else counted
+            if seconds <= 1e-9:
+                break
+        return last if counted is None else counted
 
 
 @dataclass(slots=True)
@@ -130,10 +140,10 @@ class RouterReports:
             known.highest, known.heard_s, known.latest = report.sequence, end_s, report
             known.seen = {one for one in known.seen if one > known.highest - _REMEMBERED}
         self._since_s = min(self._since_s, since_s)
-        known.cover(max(since_s, end_s - LONG_S), end_s, now_s)
-        if _index(end_s - 1e-9) < _index(now_s):
+        index = known.cover(min(report.duration_s, LONG_S), end_s, now_s)
+        if index < _index(now_s):
             self._sums.clear()
-        self._count(report, self._buckets.setdefault(_index(end_s - 1e-9), _Bucket()))
+        self._count(report, self._buckets.setdefault(index, _Bucket()))
         return None
 
     def _has_room(self) -> bool:

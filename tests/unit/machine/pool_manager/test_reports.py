@@ -214,6 +214,17 @@ def test_load_that_moves_from_a_router_that_leaves_or_to_one_that_joins_is_count
     assert reports.per_s(30.0, 80.0, tokens) == pytest.approx(200)
 
 
+def test_windows_that_are_read_all_at_once_after_a_pause_are_no_burst() -> None:
+    """This process was stopped: each window seems to have ended now."""
+    reports = RouterReports()
+    fed(reports, 60)
+    for sequence in range(61, 73):
+        assert reports.accept("r", report(sequence), 72.0) is None
+    assert reports.coverage(72.0) == pytest.approx(1.0)
+    for window_s in (5.0, 30.0, 300.0):
+        assert reports.per_s(window_s, 72.0, tokens) == pytest.approx(100)
+
+
 def test_the_time_in_which_a_router_was_gone_is_not_missing() -> None:
     reports = RouterReports()
     fed(reports, 60)
