@@ -1,6 +1,10 @@
 from pathlib import Path
 
-from tests.integration.quick_benchmark import figures_of
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 def test_the_manager_serves_500_members_and_50_watchers_which_all_come_back_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 from pathlib import Path
 
-from tests.integration.quick_benchmark import figures_of
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 SYSTEMS = {"relay", "plain", "router", "gateway", "mounted"}
 

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.quick_benchmark import figures_of
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 @pytest.mark.slow
