@@ -39,6 +39,6 @@ COPY deploy/images/ready.py /opt/triptych/ready.py
 ENV PATH=/opt/triptych/bin:$PATH HOME=/tmp HF_HOME=/models TRIPTYCH_ROUTER_ADMIN_PORT=9100 TRIPTYCH_ROUTER_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 50051 9100
-HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 \
     CMD ["/opt/triptych/bin/python", "-I", "-S", "/opt/triptych/ready.py"]
 ENTRYPOINT ["/opt/triptych/bin/python", "-m", "triptych.services.router"]
