@@ -47,9 +47,12 @@ class Managers:
 
     async def call(self, work: Callable[[PoolManagerStub], Awaitable[T]]) -> T:
         """The answer of the first manager that gives one. Raises NotFound and InvalidRequest, and CliError without any."""
-        addresses = self.addresses(await self.local())
+        local = await self.local()
+        addresses = self.addresses(local)
+        if not addresses and local:
+            raise CliError("the cluster's pool manager does not answer; triptych up starts it again", caller=False)
         if not addresses:
-            text = f"no pool manager of a local cluster is known for {self.url}; name one with --pool-manager HOST:PORT"
+            text = f"no triptych up of this user runs at {self.url}; name a pool manager with --pool-manager HOST:PORT"
             raise CliError(text, caller=True)
         faults = []
         for address in addresses:

@@ -183,7 +183,8 @@ def _differences(one: ProfileIdentity, wanted: ProfileIdentity) -> frozenset[Cos
 def disturbances(profile: Profile) -> tuple[str, ...]:
     """Signs that something else used the machine while it was measured; empty without any."""
     drift = profile.measured.drift
-    signs = [f"the machine's speed changed by {drift:+.0%}"] if abs(drift) > MAX_DRIFT else []
+    took = f"the same work took {abs(drift):.0%} {'longer' if drift > 0 else 'less time'} later"
+    signs = [took] if abs(drift) > MAX_DRIFT else []
     signs += [
         f"a row of table {row.table} is {row.median:.0%} from what the others say"
         for row in profile.errors

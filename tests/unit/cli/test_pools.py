@@ -232,7 +232,7 @@ async def test_mistakes_name_what_exists() -> None:
         assert manager.orders == ["encoder-2"]
     with pytest.raises(CliError, match=f"no pool manager can be reached at {NOWHERE}$"):
         await pools.drain("encoder-2", Managers(GATEWAY, NOWHERE), shown)
-    with pytest.raises(CliError, match="name one with --pool-manager"):
+    with pytest.raises(CliError, match="no triptych up of this user runs at"):
         await pools.drain("encoder-2", Managers(GATEWAY), shown)
     with pytest.raises(CliError, match="--pool-manager 'here'"):
         await pools.drain("encoder-2", Managers(GATEWAY, "here"), shown)

@@ -139,6 +139,6 @@ def test_another_part_dtype_or_degree_never_stands_in() -> None:
 def test_a_disturbed_measurement_shows() -> None:
     assert disturbances(ENCODER) == ()
     drifted = replace(ENCODER, measured=replace(MEASURED, drift=-0.2))
-    assert disturbances(drifted) == ("the machine's speed changed by -20%",)
+    assert disturbances(drifted) == ("the same work took 20% less time later",)
     rows = (ErrorRow("encode", 1, 0.4, 0.9), ErrorRow("prepare", 2, 0.6, 0.7))
     assert disturbances(replace(ENCODER, errors=rows)) == ("a row of table prepare is 60% from what the others say",)

@@ -99,7 +99,8 @@ def _measured(
             break
         then = "measuring it again" if attempt < _ATTEMPTS else "end what else runs for exact ones"
         console.print(
-            f"something else used the machine while the {part.value} was measured ({'; '.join(signs)}): {then}"
+            f"something else used the machine while the {part.value} was measured ({'; '.join(signs)}): {then}",
+            soft_wrap=True,
         )
     place = directory / _DISTURBED if signs else directory
     place.mkdir(exist_ok=True)

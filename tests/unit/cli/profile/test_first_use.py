@@ -68,7 +68,7 @@ def test_a_disturbed_measurement_is_repeated(tmp_path: Path) -> None:
     directory = demo_profiles(Console(file=said, width=200), threads=1, cache=tmp_path, measure=measure)
     assert [job.parts for job in measure.jobs] == [(ModelPart.ENCODER,), (ModelPart.ENCODER,), (ModelPart.DECODER,)]
     assert {one.measured.drift for one in read_profiles(directory)[0]} == {0.0}
-    assert "while the encoder was measured (the machine's speed changed by +30%): measuring it again" in said.getvalue()
+    assert "while the encoder was measured (the same work took 30% longer later): measuring it again" in said.getvalue()
     demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure)
     assert len(measure.jobs) == 3, "it is kept"
 
