@@ -49,6 +49,7 @@ class ApiServer:
             base_url=self.url,
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
             headers={"Authorization": f"Bearer {_ADMIN}"},
+            timeout=30.0,
             trust_env=False,
         )
 

@@ -23,6 +23,7 @@ from typing import Any
 from tests.contract.kubernetes_kit import ApiServer
 from tests.contract.manifests import (
     COMPONENT,
+    IMAGES,
     SERVICES,
     Document,
     PodIdentity,
@@ -35,11 +36,11 @@ from triptych.demo import MODEL_DIR
 from triptych.integrations.kubernetes.api import DELETION_COST
 
 NAMESPACE = "triptych"
-READY_S = 60.0
-_TICK_S = 0.1
+READY_S = 120.0
+_TICK_S = 0.2
 _MERGE = "application/merge-patch+json"
 _DEMO_MODEL = "/opt/triptych/lib/python3.11/site-packages/triptych/demo/model"
-_ADMIN_PORT = 9100
+_PROBE_S = 1.5
 _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -135,10 +136,11 @@ class Nodes:
 
     async def _run(self, group: asyncio.TaskGroup) -> None:
         while True:
+            pods = await self._pods()
             for kind in ("Deployment", "StatefulSet"):
                 for workload in (await self.server.request("GET", _PATHS[kind].format(NAMESPACE)))["items"]:
-                    await self._control(kind, workload)
-            for pod in await self._pods():
+                    await self._control(kind, workload, pods)
+            for pod in pods:
                 name = pod["metadata"]["name"]
                 if name not in self._started:
                     self._started.add(name)
@@ -149,14 +151,14 @@ class Nodes:
                     self._deleted[name].set()
             await asyncio.sleep(_TICK_S)
 
-    async def _control(self, kind: str, workload: Document) -> None:
+    async def _control(self, kind: str, workload: Document, pods: list[Any]) -> None:
         """As the controllers do: pods that end do not count."""
         name, wanted = workload["metadata"]["name"], workload["spec"]["replicas"]
         template = workload["spec"]["template"]
         component = template["metadata"]["labels"][COMPONENT]
         alive = [
             pod
-            for pod in await self._pods()
+            for pod in pods
             if pod["metadata"]["labels"].get(COMPONENT) == component and "deletionTimestamp" not in pod["metadata"]
         ]
         digest = sha256(repr(template).encode()).hexdigest()[:8]
@@ -170,9 +172,11 @@ class Nodes:
                 new = f"{name}-{digest}-{next(self._numbers):04}"
             names.add(new)
             await self._make(new, template, workload["spec"].get("volumeClaimTemplates", ()), digest)
-        status = {"status": {"replicas": wanted, "observedGeneration": workload["metadata"]["generation"]}}
+        status = {"replicas": wanted, "observedGeneration": workload["metadata"]["generation"]}
+        if status.items() <= workload["status"].items():
+            return
         path = f"{_PATHS[kind].format(NAMESPACE)}/{name}/status"
-        await self.server.request("PATCH", path, status, kind=_MERGE)
+        await self.server.request("PATCH", path, {"status": status}, kind=_MERGE)
 
     async def _make(self, name: str, template: Document, claims: Any, digest: str) -> None:
         labels = template["metadata"]["labels"] | {"pod-template-hash": digest}
@@ -214,8 +218,8 @@ class Nodes:
         if component not in SERVICES:
             command = [*(_replaced(part, here) for part in container["command"]), "--bind", address]
         process = self._processes[name] = await self._start(command, environ, name)
-        if component in SERVICES:
-            await self._until_ready(process, name, address)
+        probe = [_replaced(part, here) for part in container["startupProbe"]["exec"]["command"]]
+        await self._until_ready(process, name, probe, environ)
         await self._report(name, address, ready=True)
         self.ready[name] = address
         await self._until_deleted(process, name)
@@ -239,7 +243,11 @@ class Nodes:
             f"triptych-pool-manager-{number}.triptych-pool-manager": f"triptych-pool-manager-{number}"
             for number in range(2)
         }
-        here = {"0.0.0.0": address, _DEMO_MODEL: str(MODEL_DIR)}
+        check = self.folder / name / "ready.py"
+        check.parent.mkdir(parents=True, exist_ok=True)
+        check.write_text((IMAGES / "ready.py").read_text().replace("127.0.0.1", address))
+        here = {"0.0.0.0": address, "127.0.0.1": address, _DEMO_MODEL: str(MODEL_DIR)}
+        here |= {"/opt/triptych/ready.py": str(check), "/opt/triptych/bin/python": sys.executable}
         here |= {host: self._address(of) for host, of in stateful.items()}
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         for mount in container_of({"spec": {"template": pod}})["volumeMounts"]:
@@ -271,12 +279,13 @@ class Nodes:
         with (self.folder / f"{name}.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(program, *command[1:], env=environ, stdout=log, stderr=log)
 
-    async def _until_ready(self, process: asyncio.subprocess.Process, name: str, address: str) -> None:
-        """The startup probe."""
+    async def _until_ready(
+        self, process: asyncio.subprocess.Process, name: str, probe: list[str], environ: Mapping[str, str]
+    ) -> None:
         async with asyncio.timeout(READY_S):
-            while not await _is_ready(address):
+            while await (await self._start(probe, environ, f"{name}-probe")).wait() != 0:
                 assert process.returncode is None, f"{name} has ended: {self.log(name)[-2000:]}"
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_PROBE_S)
 
     async def _until_deleted(self, process: asyncio.subprocess.Process, name: str) -> None:
         async with asyncio.TaskGroup() as group:
@@ -292,18 +301,6 @@ class Nodes:
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
-
-
-async def _is_ready(address: str) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection(address, _ADMIN_PORT)
-        writer.write(b"GET /ready HTTP/1.1\r\n\r\n")
-        status = await reader.readline()
-        writer.close()
-        await writer.wait_closed()
-    except OSError:
-        return False
-    return b" 200 " in status
 
 
 def _replaced(text: str, here: Mapping[str, str]) -> str:

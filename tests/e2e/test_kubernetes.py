@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import ssl
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +19,6 @@ from rich.console import Console
 from tests.contract.kubernetes_kit import ApiServer, api_server
 from tests.contract.kubernetes_nodes import NAMESPACE, Nodes, apply, make_secret
 from tests.contract.manifests import rendered
-from tests.e2e.client import rest
 from tests.e2e.reference import Question
 from triptych.cli import pools
 from triptych.cli.managers import Managers
@@ -26,7 +26,7 @@ from triptych.runtime.profiles import write_profile
 from triptych.runtime.tls import TlsIdentity
 from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 KEY = "tt-of-the-test"
 SERVICES = ("encoder", "text", "router", "gateway", "pool-manager", "redis")
@@ -65,14 +65,16 @@ async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
 class Load:
     """Clients of the gateway that ask about an image, one question after the other."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, ca_file: Path) -> None:
         self._url = url
+        self._tls = ssl.create_default_context(cafile=str(ca_file))
         self.outcomes: Counter[str] = Counter()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         stop = asyncio.Event()
-        async with rest(self._url) as client, asyncio.TaskGroup() as group:
+        http = httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=60.0, trust_env=False)
+        async with http as client, asyncio.TaskGroup() as group:
             for number in range(CLIENTS):
                 group.create_task(self._ask(client, number, stop))
             yield
@@ -84,7 +86,8 @@ class Load:
         at = number
         while not stop.is_set():
             body = Question("What digits?", (names[at % 6], names[at // 6 % 6])).body(max_tokens=8)
-            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            named = {"sni_hostname": "localhost"}  # in the certificate, which the address is not
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers, extensions=named)
             text = "" if answer.is_success else f" {answer.text[:200]}"
             self.outcomes[f"{answer.status_code}{text}"] += 1
             at += CLIENTS
@@ -124,7 +127,7 @@ async def test_pools_grow_shrink_and_lose_a_pod_and_no_request_fails(
         async with nodes.running():
             await nodes.until(lambda: len(nodes.ready) == 8, "not all pods have become ready")  # 2 managers, Redis
             (gateway,) = nodes.of("gateway").values()
-            load = Load(f"http://{gateway}:8000")
+            load = Load(f"https://{gateway}:8000", tmp_path / "certs" / "ca.pem")
             managers = Managers("", ",".join(f"{at}:50041" for at in nodes.of("pool-manager").values()), user)
             async with load.running():
                 await asyncio.sleep(1)

@@ -134,7 +134,7 @@ def test_the_settings_of_the_services_fit_each_other(documents: list[Document]) 
     found: dict[str, Any] = dict(service_settings(documents))
     model = found["router"].model_id
     assert found["encoder"].model_id == found["text"].model_id == model
-    assert found["encoder"].dtype == found["text"].dtype
+    assert found["encoder"].compute.dtype == found["text"].compute.dtype
     manager = found["pool-manager"]
     assert manager.scaler == "kubernetes"
     assert manager.kubernetes.kubernetes_namespace == POD.namespace
@@ -159,14 +159,14 @@ def test_the_settings_of_the_services_fit_each_other(documents: list[Document]) 
         assert found[service].instance_id == POD.name, "the scaler names instances by their pods"
         assert found[service].advertise == f"{POD.ip}:{found[service].port}"
     for service in POOLS:
-        assert found[service].advertise_host == POD.ip
-        assert "shm" not in found[service].transports, "pods share no memory"
+        assert found[service].transfers.advertise_host == POD.ip
+        assert "shm" not in found[service].transfers.transports, "pods share no memory"
 
 
 def test_embeddings_travel_encrypted_unless_over_rdma(documents: list[Document], overlay: str) -> None:
     for service in POOLS:
-        transports = getattr(settings_of(service, documents), "transports")  # noqa: B009 - of two of the classes
-        assert transports == (("nixl", "tcp") if overlay == "gpu" else ("tcp",))
+        settings: Any = settings_of(service, documents)
+        assert settings.transfers.transports == (("nixl", "tcp") if overlay == "gpu" else ("tcp",))
 
 
 def test_redis_has_a_password_and_tls(documents: list[Document]) -> None:
@@ -294,7 +294,7 @@ def test_gpus_and_rdma_are_asked_for_where_they_are_used() -> None:
         assert ("nodeSelector" in pod) is (name in POOLS)
     for name in POOLS:
         settings: Any = settings_of(name, rendered("gpu"))
-        assert (settings.device, settings.dtype) == ("cuda", "bfloat16")
+        assert (settings.compute.device, settings.compute.dtype) == ("cuda", "bfloat16")
         volumes = {volume["name"]: volume for volume in pod_of(found[name])["volumes"]}
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
 
@@ -457,7 +457,11 @@ def test_cert_manager_makes_the_secrets_that_pods_mount() -> None:
         (secret,) = (
             volume["secret"]["secretName"] for volume in pod_of(workload)["volumes"] if volume["name"] == "tls"
         )
-        assert issued.pop(secret) == [f"{called.get(name, name)}.triptych.internal"]
+        names = issued.pop(secret)
+        assert names[0] == f"{called.get(name, name)}.triptych.internal"
+        # Clients know the gateway by its Service, or by a port forwarded to their own machine.
+        rest = ["triptych-gateway", "triptych-gateway.triptych.svc", "localhost"] if name == "gateway" else []
+        assert names[1:] == rest
     assert not issued
 
 
