@@ -162,7 +162,12 @@ class Nodes:
             if pod["metadata"]["labels"].get(COMPONENT) == component and "deletionTimestamp" not in pod["metadata"]
         ]
         digest = sha256(repr(template).encode()).hexdigest()[:8]
-        for pod in sorted(alive, key=_rank)[: max(0, len(alive) - wanted)]:
+        old = [pod for pod in alive if pod["metadata"]["labels"]["pod-template-hash"] != digest]
+        if old and len(alive) == wanted:  # a rollout with a surge of one
+            wanted += 1
+        elif old and not {pod["metadata"]["name"] for pod in alive} <= self.ready.keys():
+            return
+        for pod in sorted(old or alive, key=_rank)[: max(0, len(alive) - wanted)]:
             await self.server.request("DELETE", f"{self._path}/{pod['metadata']['name']}")
         names = {pod["metadata"]["name"] for pod in alive}
         for _ in range(wanted - len(alive)):

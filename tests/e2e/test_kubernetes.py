@@ -94,7 +94,7 @@ class Load:
             await asyncio.sleep(0.1)
 
 
-async def test_pools_grow_shrink_and_lose_a_pod_and_no_request_fails(
+async def test_pools_grow_shrink_roll_and_lose_a_pod_and_no_request_fails(
     kubernetes: tuple[str, Path], tmp_path: Path
 ) -> None:
     server, documents = ApiServer(*kubernetes), rendered("demo")
@@ -143,6 +143,13 @@ async def test_pools_grow_shrink_and_lose_a_pod_and_no_request_fails(
                     assert name.startswith("triptych-encoder-")
                     assert (end.cost, end.hook_status, end.exit_status) == ("-1000", 0, 0), nodes.log(f"{name}-hook")
 
+                (before,) = nodes.of("encoder")
+                await restart(server, "triptych-encoder")
+                await nodes.until(lambda: before in nodes.ended, "the rollout does not replace the pod")
+                assert (nodes.ended[before].hook_status, nodes.ended[before].exit_status) == (0, 0)
+                assert len(nodes.of("encoder")) == 1
+                assert await size_of(server, "triptych-encoder") == 1, "the extra pod of the rollout is not wanted"
+
                 deleted = min(nodes.of("text"))
                 await server.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{deleted}")
                 await nodes.until(lambda: deleted in nodes.ended, "the deleted pod does not end")
@@ -162,6 +169,18 @@ async def test_pools_grow_shrink_and_lose_a_pod_and_no_request_fails(
 async def scale_by_hand(server: ApiServer, deployment: str, replicas: int) -> None:
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}/scale"
     await server.request("PATCH", path, {"spec": {"replicas": replicas}}, kind="application/merge-patch+json")
+
+
+async def restart(server: ApiServer, deployment: str) -> None:
+    """As ``kubectl rollout restart`` does it."""
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}"
+    template = {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}
+    await server.request("PATCH", path, {"spec": {"template": template}}, kind="application/merge-patch+json")
+
+
+async def size_of(server: ApiServer, deployment: str) -> int:
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}/scale"
+    return int((await server.request("GET", path))["spec"]["replicas"])
 
 
 async def assert_nothing_else_is_allowed(server: ApiServer, token: str) -> None:
