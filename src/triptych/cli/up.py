@@ -149,7 +149,8 @@ def _ending(cluster: LocalCluster, event: Event) -> str | None:
 
 def _process(cluster: LocalCluster, name: str, took_s: float) -> str:
     where = f"pid {cluster.processes.get(name, 0):<8} {cluster.targets[name]:<16} metrics {cluster.admin_urls[name]}/metrics"
-    return f"  {name:<12} ready after {took_s:>5.1f} s  {where}"
+    width = max(map(len, cluster.targets))
+    return f"  {name:<{width}} ready after {took_s:>5.1f} s  {where}"
 
 
 def _show(cluster: LocalCluster, console: Console, took_s: float) -> None:
