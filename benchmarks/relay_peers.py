@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from typing import Any, cast
 import grpc.aio
 import uvloop
 
+from benchmarks import identity
 from services.encoder.servicer import EncoderServicer
 from services.text.receiver import Arrived, TensorReceiver
 from services.text.service import TextService
@@ -43,6 +45,7 @@ from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.tls import TlsIdentity
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine, fake_tensors
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
@@ -191,11 +194,29 @@ def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.Enco
     )
 
 
-async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: float, stream_interval_s: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Secured:
+    tls: TlsIdentity
+    encoder_ports: Sequence[int]
+    text_port: int
+
+
+async def serve_peers(
+    encoder_ports: Sequence[int],
+    text_port: int,
+    step_s: float,
+    stream_interval_s: float,
+    secured: Secured | None = None,
+) -> None:
+    """``secured`` are further ports of the same peers, under mutual TLS."""
     async with AsyncExitStack() as stack:
         for number, port in enumerate(encoder_ports, start=1):
             encoder = TicketPrinter(f"encoder-{number}")
-            await stack.enter_async_context(_server(port, EncoderServicer(encoder), InstanceServicer(encoder)))
+            servicers = (EncoderServicer(encoder), InstanceServicer(encoder))
+            await stack.enter_async_context(_server(port, *servicers))
+            if secured is not None:
+                also = secured.encoder_ports[number - 1]
+                await stack.enter_async_context(_server(also, *servicers, tls=secured.tls))
         files = ModelFiles.load(MODEL_DIR)
         tokenizer = Tokenizer.load(files)
         # The router builds the demo model's prompts, the relay and the direct client those of the fake model.
@@ -216,6 +237,9 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
         )
         text.start()
         await stack.enter_async_context(_server(text_port, TextServicer(text), InstanceServicer(text)))
+        if secured is not None:
+            servers = (TextServicer(text), InstanceServicer(text))
+            await stack.enter_async_context(_server(secured.text_port, *servers, tls=secured.tls))
         await asyncio.Event().wait()
 
 
@@ -247,20 +271,24 @@ async def serve_collector(port: int) -> None:
     await server.wait_for_termination()
 
 
-def _server(port: int, *servicers: Any) -> RpcServer:
+def _server(port: int, *servicers: Any, tls: TlsIdentity | None = None) -> RpcServer:
     def register(server: grpc.aio.Server) -> None:
         for one in servicers:
             one.register(server)
 
-    return RpcServer(host=HOST, port=port, service_names=(), register=register)
+    return RpcServer(host=HOST, port=port, service_names=(), register=register, tls=tls)
 
 
 def main() -> None:
-    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S``, ``relay PORT TEXT_PORT ENCODER_PORTS``, or ``collector PORT``."""
+    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S [FOLDER TEXT_PORT ENCODER_PORTS]``, ``relay PORT TEXT_PORT ENCODER_PORTS``, or ``collector PORT``."""
     kind, *rest = sys.argv[1:]
     if kind == "peers":
-        text_port, encoders, step_s, interval_s = rest
-        uvloop.run(serve_peers(_ports(encoders), int(text_port), float(step_s), float(interval_s)))
+        text_port, encoders, step_s, interval_s, *more = rest
+        secured = None
+        if more:
+            folder, text, others = more
+            secured = Secured(identity.loaded(Path(folder)), _ports(others), int(text))
+        uvloop.run(serve_peers(_ports(encoders), int(text_port), float(step_s), float(interval_s), secured))
     elif kind == "collector":
         uvloop.run(serve_collector(int(rest[0])))
     else:

@@ -1,4 +1,4 @@
-"""What metrics and tracing cost: CPU of router and gateway per request, of variants that differ in one thing.
+"""What metrics, tracing and mutual TLS cost: CPU of router and gateway per request, of variants that differ in one thing.
 
 Load, clients and peers are those of ``benchmarks.router_overhead``. All variants run side by side, each with a router and
 a gateway of its own, and are kept busy in turn, a slice each, in rotating order: what else the machine does falls on all
@@ -7,6 +7,7 @@ quartiles. Spans go to a collector in another process, which is not counted.
 
 - ``no metrics``: nothing is counted, and nothing is looked at for it (``benchmarks.unmeasured``).
 - ``metrics``: as services run by default, without tracing. The base.
+- ``mutual TLS``: between client of the router, gateway, router and peers. REST stays plain.
 - ``10 % traced``, ``all traced``: ``--trace-sampling 0.1`` and ``1``, with ``--otlp-endpoint``.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import machine
+from benchmarks import identity, machine
 from benchmarks.relay_peers import HOST
 from benchmarks.router_overhead import (
     GATEWAY,
@@ -50,16 +51,25 @@ class Variant:
     """Share of the requests whose spans are recorded; 0 for no tracing at all."""
     wrapper: tuple[str, ...] = ()
     """A module that runs the services."""
+    tls: bool = False
 
-    def command(self, *command: str, collector: int) -> tuple[str, ...]:
+    def command(self, *command: str, collector: int, own: Path) -> tuple[str, ...]:
         tracing = ("--otlp-endpoint", f"http://{HOST}:{collector}", "--trace-sampling", str(self.traced))
-        return *self.wrapper, *command, "--log-level", "WARNING", *(tracing if self.traced else ())
+        return (
+            *self.wrapper,
+            *command,
+            "--log-level",
+            "WARNING",
+            *(tracing if self.traced else ()),
+            *(identity.flags(own) if self.tls else ()),
+        )
 
 
 BASE = Variant("metrics")
 VARIANTS = (
     Variant("no metrics", wrapper=("benchmarks.unmeasured",)),
     BASE,
+    Variant("mutual TLS", tls=True),
     Variant("10 % traced", traced=0.1),
     Variant("all traced", traced=1.0),
 )
@@ -95,22 +105,30 @@ class Cost:
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncGenerator[Running]:
     """Start peers, the collector and all variants; systems are named VARIANT/SYSTEM. All end with the context."""
-    encoder_1, encoder_2, text, collector, *ports = free_ports(4 + 2 * len(VARIANTS))
-    instances = ",".join(f"{HOST}:{port}" for port in (encoder_1, encoder_2, text))
-    peers = ("benchmarks.relay_peers", "peers", str(text), f"{encoder_1},{encoder_2}", str(settings.step_s), "0")
+    collector, *ports = free_ports(7 + 2 * len(VARIANTS))
+    peers = {False: ports[:3], True: ports[3:6]}
+    """Encoders and text instance, without TLS and with it."""
+    ports = ports[6:]
     ask: dict[str, Ask] = {}
     pids: dict[str, dict[str, int]] = {}
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(process(peers))
+        own = stack.enter_context(identity.certificate())
+        listening = {tls: (str(text), ",".join(map(str, encoders))) for tls, (*encoders, text) in peers.items()}
+        pace = (str(settings.step_s), "0")
+        stack.enter_context(
+            process(("benchmarks.relay_peers", "peers", *listening[False], *pace, str(own), *listening[True]))
+        )
         stack.enter_context(process(("benchmarks.relay_peers", "collector", str(collector))))
         for variant, router, gateway in zip(VARIANTS, ports[::2], ports[1::2], strict=True):
+            instances = ",".join(f"{HOST}:{port}" for port in peers[variant.tls])
             routing = ("services.router", "--port", str(router), "--model", str(MODEL_DIR), "--instances", instances)
             edge = ("services.gateway", "--port", str(gateway), "--router", f"{HOST}:{router}")
             pid = {
-                name: stack.enter_context(process(variant.command(*command, collector=collector))).pid
+                name: stack.enter_context(process(variant.command(*command, collector=collector, own=own))).pid
                 for name, command in ((ROUTER, routing), (GATEWAY, edge))
             }
-            clients: dict[str, Grpc | Rest] = {ROUTER: Grpc(router, shared=True), GATEWAY: Rest(gateway)}
+            caller = Grpc(router, shared=True, tls=identity.loaded(own) if variant.tls else None)
+            clients: dict[str, Grpc | Rest] = {ROUTER: caller, GATEWAY: Rest(gateway)}
             for system, client in clients.items():
                 stack.push_async_callback(client.close)
                 ask[f"{variant.name}/{system}"] = client

@@ -53,6 +53,7 @@ from triptych.errors import TriptychError
 from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
 from triptych.rpc.stubs import RouterStub
+from triptych.runtime.tls import TlsIdentity
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
 from triptych.v1 import encoder_pb2_grpc, router_pb2_grpc, text_pb2_grpc
@@ -121,8 +122,8 @@ Ask = Callable[[int, int], Awaitable[float]]
 class Grpc:
     """A client of any server with the router's API. Its calls are ``rpc.stubs``' if ``shared``, else plain ones."""
 
-    def __init__(self, port: int, *, shared: bool) -> None:
-        self._stub = RouterStub(f"{HOST}:{port}")
+    def __init__(self, port: int, *, shared: bool, tls: TlsIdentity | None = None) -> None:
+        self._stub = RouterStub(f"{HOST}:{port}", tls)
         self._channel = _channel(port)
         self._plain = router_pb2_grpc.RouterStub(self._channel)
         self._shared = shared

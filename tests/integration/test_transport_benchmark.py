@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:
     said = figures_of("transport", tmp_path)
-    systems = {"memcpy", "socket", "sockets", "grpc", *available_backends()}
+    systems = {"memcpy", "tls", "socket", "sockets", "grpc", *available_backends()}
     assert {row["system"] for row in said["rows"]} == systems
     assert {row["system"] for row in said["small"]} == systems
     assert all(row["gb_per_s"] > 0 for row in said["rows"])
