@@ -136,6 +136,8 @@ class RouterRecord:
         child.observe(value)
 
     def _log(self, timeline: Timeline, ended_as: str) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
         fields = summary(timeline, ended_as)
         logger.info("request %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={FIELDS: fields})
 
