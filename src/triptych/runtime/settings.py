@@ -100,7 +100,7 @@ class ServiceSettings(BaseSettings):
     loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
     """Log a warning when the event loop was blocked for this long."""
     tls: TlsSettings = TlsSettings()
-    """Mutual TLS between services."""
+    """Certificates for mutual TLS between services."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
     trace_sampling: float = Field(default=1.0, ge=0, le=1)
