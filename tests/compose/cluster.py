@@ -120,9 +120,9 @@ class Cluster:
         urls = [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in new_images()]
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content.append({"type": "text", "text": "What digits are shown?"})
-        answer = self.http(
-            "/v1/chat/completions", {"model": "triptych-demo", "messages": [{"role": "user", "content": content}]}
-        )
+        messages = [{"role": "user", "content": content}]
+        body = {"model": "triptych-demo", "messages": messages, "temperature": 0}
+        answer = self.http("/v1/chat/completions", body)
         return answer["choices"][0]["message"]["content"], answer["_headers"]["x-request-id"]
 
     def timeline(self, request_id: str) -> Any:

@@ -155,7 +155,7 @@ def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path:
         file.write_bytes(image)
         images.append(file)
     with Client(target, tls=identity) as client:
-        assert client.chat("What digits are shown?", images=images).text == ANSWER
+        assert client.chat("What digits are shown?", images=images, temperature=0).text == ANSWER
     with Client(target, timeout_s=3) as stranger, pytest.raises(TriptychError):
         stranger.models()
 
