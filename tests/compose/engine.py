@@ -89,7 +89,10 @@ def container_engine() -> Iterator[Engine]:
     with ExitStack() as stack:
         engine = _running(environ) or stack.enter_context(_own_daemon(environ))
         if not engine.pulls:
-            _make_stand_ins(engine)
+            try:
+                _make_stand_ins(engine)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                raise NoEngine(f"Debian cannot be had as a base image: {error}") from None
         yield engine
 
 
