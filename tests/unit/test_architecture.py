@@ -71,6 +71,19 @@ def test_links_to_headings_exist() -> None:
             assert anchor in anchors, f"{guide.name} links to #{anchor}, which is not in {target.name}"
 
 
+def test_decision_records_are_numbered_without_a_gap_and_listed() -> None:
+    records = sorted(path for path in ROOT.glob("docs/adr/*.md") if path.name != "README.md")
+    assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
+    listed = re.findall(r"^\| \[(\d+)\]\(([^)]+)\)", (ROOT / "docs/adr/README.md").read_text(), re.MULTILINE)
+    assert listed == [(str(int(path.name[:4])), path.name) for path in records]
+    for path in records:
+        assert path.read_text().startswith(f"# {int(path.name[:4])}. "), path.name
+    documents = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md"))
+    links = [link for one in documents for link in re.findall(r"\[ADR (\d+)\]\([^)]*?(\d{4})-", one.read_text())]
+    assert links
+    assert [(said, file) for said, file in links if int(said) != int(file)] == []
+
+
 def test_every_file_and_name_that_architecture_points_to_exists() -> None:
     pointers = re.findall(r"`([\w/]+\.py)(?:: (\w+))?`", (ROOT / "ARCHITECTURE.md").read_text())
     assert len(pointers) > 30
