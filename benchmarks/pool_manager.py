@@ -38,6 +38,7 @@ import uvloop
 
 from benchmarks import machine
 from triptych.cli.bench.report import percentile
+from triptych.cli.child import child_command
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.stage import Role
@@ -232,7 +233,7 @@ class Site:
 @contextlib.contextmanager
 def managing(site: Site, cores: Sequence[int]) -> Iterator[None]:
     """The manager's process, on these cores."""
-    command = [sys.executable, "-m", "services.pool_manager", "--port", str(site.port), "--log-level", "ERROR"]
+    command = child_command("services.pool_manager", "--port", str(site.port), "--log-level", "ERROR")
     own_cores = os.sched_getaffinity(0)
     with TemporaryFile() as log:
         os.sched_setaffinity(0, cores)  # the child inherits it

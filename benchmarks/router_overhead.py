@@ -42,6 +42,7 @@ import uvloop
 from benchmarks import machine
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
 from triptych.cli.bench.report import percentile
+from triptych.cli.child import child_command
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.encoding import EncodeRequest
@@ -337,7 +338,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
 @contextlib.contextmanager
 def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     with TemporaryFile() as log:
-        process = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)
+        process = subprocess.Popen(child_command(*command), stdout=log, stderr=log)
         try:
             yield process
         except BaseException:

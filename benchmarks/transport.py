@@ -37,6 +37,7 @@ import grpc
 import uvloop
 
 from benchmarks import identity, machine
+from triptych.cli.child import child_command
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import MEMORY, NIXL, SHM, TCP
@@ -229,8 +230,7 @@ class Holder:
 async def holder_process(systems: Sequence[str], settings: Settings, number: int, own: Path) -> AsyncIterator[Holder]:
     instance_id = f"holder-{number}"
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "benchmarks.transport", "--hold", ",".join(systems), "--instance", instance_id),
+        *child_command("benchmarks.transport", "--hold", ",".join(systems), "--instance", instance_id),
         *("--settings", json.dumps(asdict(settings)), "--certificate", str(own)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

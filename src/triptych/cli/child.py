@@ -4,10 +4,16 @@ The kernel ends this process even when the parent is killed with SIGKILL.
 This is a program and not a hook between fork and exec, where a parent with threads could deadlock.
 """
 
+import os
 import runpy
 import sys
 
 from triptych.runtime.parent import end_with_parent
+
+
+def child_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """What runs a module as a child of this process, to be started from a thread that lives as long as it."""
+    return (sys.executable, "-m", "triptych.cli.child", str(os.getpid()), module, *arguments)
 
 
 def main(argv: list[str]) -> None:

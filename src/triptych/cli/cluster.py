@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Self
 import httpx
 
 from triptych.cli import ports
+from triptych.cli.child import child_command
 from triptych.cli.consequences import without
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
@@ -315,8 +314,7 @@ class LocalCluster:
     # --- how ---
 
     async def _start(self, plan: ProcessPlan) -> None:
-        child = (sys.executable, "-m", "triptych.cli.child", str(os.getpid()))
-        command = (*child, *plan.command(self._drain_s))
+        command = child_command(*plan.command(self._drain_s))
         with (self.log_dir / f"{plan.name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -1,0 +1,47 @@
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("name", ["router_overhead", "transport", "pool_manager"])
+def test_a_benchmark_that_is_terminated_leaves_no_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    benchmark = subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick"],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    children: list[psutil.Process] = []
+    try:
+        while not any(_has_started(one) for one in children):
+            assert benchmark.poll() is None, "it ended before it was terminated"
+            time.sleep(0.05)
+            children = psutil.Process(benchmark.pid).children(recursive=True)
+        benchmark.terminate()
+        benchmark.wait()
+        assert psutil.wait_procs(children, timeout=20)[1] == []
+    finally:
+        benchmark.kill()
+        benchmark.wait()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def _has_started(child: psutil.Process) -> bool:
+    """It is past the start of the interpreter."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(child.cpu_times().user > 0.1)
+    return False
