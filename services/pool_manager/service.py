@@ -57,8 +57,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_LENGTH = 240
 """Of an instance or a model: with a role it must be a key of the store, and a line of the log."""
-_SESSIONS_PER_MEMBER = 2
-"""A member that reconnects has two streams for a moment."""
 _DECIDE_S = 1.0
 """Between two decisions on the size of pools."""
 _INTERVALS = ReportIntervals(load_min_interval_s=0.05, load_max_interval_s=1.0)
@@ -204,8 +202,7 @@ class PoolManagerService:
 
     async def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
         self._refuse_while_draining()
-        if len(self._sessions) >= _SESSIONS_PER_MEMBER * self._settings.members.max_members:
-            raise Overloaded(f"{len(self._sessions)} streams of members are open, which is the limit")
+        self._make_room()
         number = next(self._numbers)
         session = self._sessions[number] = _Session()
         try:
@@ -218,7 +215,7 @@ class PoolManagerService:
         finally:
             if session.reader is not None:
                 session.reader.cancel()
-            del self._sessions[number]
+            self._sessions.pop(number, None)
             self._feed(SessionEnded(number))
 
     async def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
@@ -271,25 +268,34 @@ class PoolManagerService:
         if self._draining:
             raise Unavailable("the pool manager is shutting down")
 
+    def _make_room(self) -> None:
+        """For one more stream. Those of members are as many as members may be; of the others, the oldest one ends."""
+        most = self._settings.max_unregistered
+        if len(self._sessions) - self._machine.sessions < most:
+            return
+        oldest = next(number for number in self._sessions if not self._machine.has_session(number))
+        self._sessions.pop(oldest).end(Overloaded(f"{most} newer streams are open and have not registered either"))
+
     async def _read(self, number: int, session: _Session, reports: AsyncGenerator[MemberReport]) -> None:
         """Read one member's reports until its farewell, its end, or an error."""
         session.reader = asyncio.current_task()
         try:
-            async with aclosing(reports):
-                async with asyncio.timeout(self._settings.register_timeout_s):
-                    report = await anext(reports)
-                while True:
-                    self._report(number, report)
-                    if isinstance(report, Farewell):
-                        return
-                    due_s = self._clock() + self._settings.min_report_interval_s
+            due_s = self._clock()
+            async with aclosing(reports), asyncio.timeout(self._settings.register_timeout_s) as deadline:
+                while number in self._sessions:
                     report = await anext(reports)
                     if (early_s := due_s - self._clock()) > 0:
                         await asyncio.sleep(early_s)
+                    due_s = self._clock() + self._settings.min_report_interval_s
+                    self._report(number, report)
+                    if isinstance(report, Farewell):
+                        return
+                    if self._machine.has_session(number):
+                        deadline.reschedule(None)
         except StopAsyncIteration:
             pass
         except TimeoutError:
-            session.end(InvalidRequest("the stream has begun without a registration"))
+            session.end(InvalidRequest("the stream has not registered a member in time"))
         except TriptychError as error:
             session.end(error)
         finally:

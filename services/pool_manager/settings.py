@@ -43,6 +43,8 @@ class PoolManagerSettings(RpcServiceSettings):
     """Accelerators of one host, for advice on which instances share one; 0 for none."""
     register_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Time for a member's registration, from the opening of its stream."""
+    max_unregistered: int = Field(default=1024, ge=1)
+    """Most streams that have not registered a member; one more ends the oldest of them. Members have one each besides."""
     min_report_interval_s: float = Field(default=0.02, ge=0, le=1)
     """Shortest time between two reports that are read from one member; a faster one is slowed down."""
 

@@ -133,6 +133,15 @@ class MembersMachine:
     def __contains__(self, instance_id: str) -> bool:
         return instance_id in self._members
 
+    @property
+    def sessions(self) -> int:
+        """Number of sessions that belong to a member."""
+        return len(self._by_session)
+
+    def has_session(self, session: int) -> bool:
+        """Whether the session belongs to a member: it has registered one, which is still listed and has no newer session."""
+        return session in self._by_session
+
     def router_of(self, session: int) -> Registration | None:
         """The router that this session belongs to; None for an instance, and for a session without a member."""
         name = self._by_session.get(session)

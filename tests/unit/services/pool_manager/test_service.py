@@ -25,7 +25,7 @@ from triptych.runtime.tasks import TaskScope
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
 
-SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2)
+SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2, max_unregistered=4)
 
 
 class Process:
@@ -358,6 +358,38 @@ async def test_streams_that_do_not_register_properly_are_refused() -> None:
         assert [order.kind for order in unknown] == [OrderKind.REREGISTER]
         assert await answers(manager, reports()) == []
         assert (await manager.status()).pools == ()
+
+
+@virtually
+async def test_a_stream_that_reports_and_does_not_register_ends_in_time() -> None:
+    async def heartbeats() -> AsyncGenerator[MemberReport]:
+        for sequence in range(1, 1000):
+            yield Heartbeat(sequence, InstanceLoad({}))
+            await asyncio.sleep(1)
+
+    async with site() as here:
+        began_s = here.clock()
+        assert isinstance(await answers(here.services["m1:1"], heartbeats()), InvalidRequest)
+        assert here.clock() - began_s == pytest.approx(SETTINGS.register_timeout_s)
+
+
+@virtually
+async def test_streams_without_a_member_make_room_for_each_other_and_for_members() -> None:
+    async with site() as here:
+        manager = here.services["m1:1"]
+        members = [here.start(name) for name in "abcdefg"]
+        await asyncio.sleep(1)
+        async with asyncio.TaskGroup() as group:
+            idle = [group.create_task(answers(manager, reports(stays_open=True))) for _ in range(50)]
+            await asyncio.sleep(0.1)
+            ended = [one.done() for one in idle]
+            assert ended == [True] * (50 - SETTINGS.max_unregistered) + [False] * SETTINGS.max_unregistered
+            assert all(isinstance(one.result(), Overloaded) for one in idle if one.done())
+            members.append(here.start("h"))
+            await asyncio.sleep(1)
+            assert [one.registrar.registered for one in members] == [1] * 8
+        await asyncio.sleep(1)
+        assert [one.registrar.registered for one in members] == [1] * 8
 
 
 @virtually
