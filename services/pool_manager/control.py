@@ -113,7 +113,13 @@ class Control:
         self._facts_of = facts_of
         self._advice_of = advice_of
         self.leading = Leading(store, self, lease=lease, owner=owner, clock=clock, hour=hour)
-        self.scaled = ScalerView(scaler, at=scaler_at, timeout_s=limits.scaler_timeout_s)
+        self.scaled = ScalerView(
+            scaler,
+            at=scaler_at,
+            timeout_s=limits.scaler_timeout_s,
+            leads=lambda: self.leading.leads,
+            clock=clock,
+        )
         self.pools: dict[PoolName, ControlledPool] = {}
         self.reports: dict[str, RouterReports] = {}
         """Of the routers of each model that has pools."""
@@ -272,6 +278,9 @@ class Control:
 
     def resume(self, name: PoolName, kept: KeptPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
         self._feed(self.pools[name], Resumed(kept, records))
+
+    async def look(self) -> None:
+        await self.scaled.ask()
 
     def first(self, name: PoolName) -> KeptPool | None:
         if self.advisory or not self._limits.initial_from_history:

@@ -41,6 +41,10 @@ class Pools(Protocol):
         """Go on from what the leader before has left; None: what is known here is newer, or nothing was left."""
         ...
 
+    async def look(self) -> None:
+        """Learn which instances there are now; a manager that does not lead looks seldom."""
+        ...
+
     def first(self, name: PoolName) -> KeptPool | None:
         """A pool of which nothing is kept; None for the instances that it has."""
         ...
@@ -194,6 +198,7 @@ class Leading:
         left = await self._keeper.read()
         records = await self._keeper.read_decisions()
         await self._histories.read()
+        await self._pools.look()
         if self._leadership.fence != fence:
             return
         for name in self._pools.kept():

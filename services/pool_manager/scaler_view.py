@@ -1,25 +1,30 @@
-"""What the scaler says of pools, asked once per second."""
+"""What the scaler says of pools: asked once per second by the manager that leads, now and then by others."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from triptych.domain.scaling import PoolName, ScaledInstance, ScaledPool
 from triptych.errors import TriptychError
-from triptych.ports import Scaler
+from triptych.ports import Clock, Scaler
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
+_FOLLOW_S = 10.0
+"""How often a manager asks that does not lead: a scaler may ask others itself, for each pool."""
 
 
 class ScalerView:
     """The scaler's last answer, and why there is no newer one."""
 
-    def __init__(self, scaler: Scaler, *, at: str, timeout_s: float) -> None:
-        """``at`` is where it is, for the log."""
+    def __init__(self, scaler: Scaler, *, at: str, timeout_s: float, leads: Callable[[], bool], clock: Clock) -> None:
+        """``at`` is where it is, for the log; ``leads`` is whether this manager leads."""
         self._scaler = scaler
         self._at = at
         self._timeout_s = timeout_s
+        self._leads = leads
+        self._clock = clock
         self._pools: dict[PoolName, ScaledPool] = {}
         self.answered = False
         """It has answered once."""
@@ -45,14 +50,21 @@ class ScalerView:
 
     async def run(self) -> None:
         """Until cancelled."""
+        asked_s = self._clock() - _FOLLOW_S
         while True:
-            fault = await self._ask()
-            if fault and fault != self.fault:
-                logger.warning("the scaler at %s fails: %s", self._at, fault)
-            elif self.fault and not fault:
-                logger.info("the scaler at %s answers again", self._at)
-            self.fault = fault
+            if self._leads() or self._clock() - asked_s >= _FOLLOW_S:
+                await self.ask()
+                asked_s = self._clock()
             await asyncio.sleep(_POLL_S)
+
+    async def ask(self) -> None:
+        """Now, for at most the time of a call."""
+        fault = await self._ask()
+        if fault and fault != self.fault:
+            logger.warning("the scaler at %s fails: %s", self._at, fault)
+        elif self.fault and not fault:
+            logger.info("the scaler at %s answers again", self._at)
+        self.fault = fault
 
     async def _ask(self) -> str:
         try:

@@ -122,6 +122,7 @@ class ScriptedScaler:
         self.broken = False
         self.away: TriptychError | None = None
         self.started = 0
+        self.asked = 0
 
     def boot(self, pool: PoolName, number: int) -> None:
         """Instances that run already."""
@@ -166,6 +167,7 @@ class ScriptedScaler:
         await scope.close()
 
     async def pools(self) -> tuple[ScaledPool, ...]:
+        self.asked += 1
         if self.away is not None:
             raise self.away
         return tuple(ScaledPool(pool, size, tuple(self._instances(pool))) for pool, size in self.sizes.items())
@@ -787,6 +789,25 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
         await second.set_size(manual(E, 2, 300.0))
         await asyncio.sleep(60)
         assert site.encoders == 2
+
+    play(scenario, shared=True)
+
+
+def test_managers_that_do_not_lead_ask_the_scaler_seldom_and_at_once_when_they_begin_to_lead() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = await site.boot_two()
+        site.begin()
+        await asyncio.sleep(30)
+        asked = site.scaler.asked
+        await asyncio.sleep(60)
+        assert [first.control.leading.leads, second.control.leading.leads] == [True, False]
+        assert site.scaler.asked - asked == pytest.approx(60 + 6, abs=4)
+        await site.kill("m:1")
+        asked = site.scaler.asked
+        while not second.control.leading.leads:
+            site.scaler.asked = asked
+            await asyncio.sleep(0.01)
+        assert site.scaler.asked > asked, "it knows what there is before it orders anything"
 
     play(scenario, shared=True)
 
