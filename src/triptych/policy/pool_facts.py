@@ -20,6 +20,10 @@ from triptych.policy.sizing import Sizing, choose_size
 _NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
 _RARE = 0.01
 """Classes with a smaller share of the arrivals do not determine the objective."""
+_LEAST_SHARE = 0.02
+"""Of what an instance does that serves one request after the other. Less is no capacity to count instances by: a row of the profile
+was measured beside other work, or the objectives leave no time to wait at all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,8 @@ class _Found(NamedTuple):
     capacity: Capacity
     wait_s: float
     """The longest wait within the objectives."""
+    serial_per_s: float
+    """Tokens per second of an instance that serves one item or request after the other, without objectives."""
 
 
 _LimitsT = TypeVar("_LimitsT")
@@ -150,7 +156,13 @@ def _encoder(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], l
         return shares
     limited = [replace(one, slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(with_items, mix, strict=True)]
     capacity = encode_capacity(costs, limited, inf, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
-    return _Found(capacity, _wait_s(shares, with_items))
+    return _Found(
+        capacity,
+        _wait_s(shares, with_items),
+        _serial_per_s(
+            [(one.share, one.tokens, costs.encode_s(one.tokens).value + _prepare_s(costs, one)) for one in mix]
+        ),
+    )
 
 
 def _text(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits) -> _Found | str:
@@ -168,7 +180,27 @@ def _text(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limi
     context = max(one.prompt_tokens for one in mix)
     tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
     capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits)
-    return _Found(capacity, _wait_s(shares, arrived))
+    return _Found(
+        capacity,
+        _wait_s(shares, arrived),
+        _serial_per_s(
+            [
+                (
+                    one.share,
+                    one.prompt_tokens,
+                    costs.prefill_s(one.prompt_tokens).value
+                    + max(0, one.output_tokens - 1) * costs.decode_s(1, one.prompt_tokens).value,
+                )
+                for one in mix
+            ]
+        ),
+    )
+
+
+def _serial_per_s(served: Sequence[tuple[float, int, float]]) -> float:
+    """From share, tokens and seconds of each kind."""
+    seconds = sum(share * alone_s for share, _, alone_s in served)
+    return sum(share * tokens for share, tokens, _ in served) / seconds if seconds > 0 else 0.0
 
 
 def _facts(found: _Found | str) -> PoolFacts:
@@ -177,7 +209,11 @@ def _facts(found: _Found | str) -> PoolFacts:
     missing = tuple(f"exact costs: {one}" for one in sorted(one.value for one in found.capacity.warnings))
     if found.capacity.tokens_per_s <= 0:
         return PoolFacts(missing=(*missing, "a size within the objectives: even an idle replica misses them"))
-    return PoolFacts(found.capacity.tokens_per_s, found.wait_s, missing)
+    per_s = found.capacity.tokens_per_s
+    if per_s < _LEAST_SHARE * found.serial_per_s:
+        text = f"{per_s:.3g} tokens/s of an instance by its profile, {found.serial_per_s:.3g} without objectives"
+        return PoolFacts(missing=(*missing, f"a plausible capacity: {text}"))
+    return PoolFacts(per_s, found.wait_s, missing)
 
 
 class _Share(NamedTuple):

@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.profiles import DECODER, ENCODER
+from triptych.domain.profile import LoadRow
 from triptych.domain.slo import Slo
+from triptych.domain.stage import Stage
 from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import TextLimits
 from triptych.policy.costs import Costs
@@ -47,6 +49,15 @@ def test_a_tighter_objective_means_a_smaller_capacity() -> None:
     assert loose.capacity_per_s is not None
     assert tight.capacity_per_s is not None
     assert tight.capacity_per_s < loose.capacity_per_s
+
+
+def test_a_capacity_far_below_one_request_after_the_other_is_not_believed() -> None:
+    """A load level that was measured beside other work lowered that of a text instance to 0.75 tokens/s."""
+    level = LoadRow(Stage.PREFILL, 16, 400, 20, 0.75, 0.05, 0.06, 0.07, 0.05, 0.0025)
+    disturbed = Profiles(BOTH.encoder, Costs(replace(DECODER, load=(level,))))
+    facts = text_facts(disturbed, SLO, MIX, limits=LIMITS)
+    assert facts.capacity_per_s is None
+    assert [one for one in facts.missing if one.startswith("a plausible capacity: 0.")]
 
 
 def test_other_requests_mean_another_capacity() -> None:
