@@ -1,24 +1,28 @@
 """Profiles of the demo model, measured on this machine on first use and kept in the user's cache."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from triptych.cli.profile.command import Job, profile
 from triptych.demo import MODEL_DIR
+from triptych.domain.durations import in_words
 from triptych.domain.embedding import DType
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.policy.costs import disturbances
+from triptych.ports import Clock
+from triptych.runtime.clock import monotonic
 from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _SLO_FACTOR = 5.0
-_ATTEMPTS = 2
+_REPEATS_S = 60.0
+"""For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
 _MEASURING = "measuring"
 _DISTURBED = "disturbed"
 
@@ -34,12 +38,13 @@ def demo_profiles(
     cache: Path,
     again: bool = False,
     measure: Callable[[Job, Console], bool] = profile,
+    clock: Clock = monotonic,
 ) -> Path:
     """The directory with profiles of the demo model's parts on this machine. Measures those that are not there yet, which
     takes about a minute, or with ``again`` all. Raises CliError.
 
-    A part that was disturbed is measured once more. If that was disturbed as well, its profile is not kept: the directory
-    is then one for this run.
+    A part that was disturbed is measured once more, as long as that adds about a minute at most. If that was disturbed as well, its
+    profile is not kept: the directory is then one for this run.
     """
     directory = cache / f"demo-{threads}"
     measuring, disturbed = directory / _MEASURING, directory / _DISTURBED
@@ -58,8 +63,9 @@ def demo_profiles(
         shutil.rmtree(measuring, ignore_errors=True)  # the rows of a measurement that was interrupted
     for path in measuring.glob("*.json"):
         path.unlink()
+    left_s = _REPEATS_S
     for part in parts:
-        _measured(part, directory, threads, console, measure)
+        left_s -= _measured(part, directory, threads, console, measure, clock, left_s)
     shutil.rmtree(measuring, ignore_errors=True)
     if not disturbed.is_dir():
         console.print(f"profiles written to {directory}", soft_wrap=True)
@@ -76,9 +82,17 @@ def demo_profiles(
 
 
 def _measured(
-    part: ModelPart, directory: Path, threads: int, console: Console, measure: Callable[[Job, Console], bool]
-) -> None:
-    """Put a profile of the part into the directory, or into the one for disturbed ones below it."""
+    part: ModelPart,
+    directory: Path,
+    threads: int,
+    console: Console,
+    measure: Callable[[Job, Console], bool],
+    clock: Clock,
+    left_s: float,
+) -> float:
+    """Put a profile of the part into the directory, or into the one for disturbed ones below it. Return the time that a second
+    measurement took; there is none if the first took more than ``left_s``.
+    """
     job = Job(
         model="demo",
         parts=(part,),
@@ -91,21 +105,29 @@ def _measured(
         slo_factor=_SLO_FACTOR,
         plot=False,
     )
-    for attempt in range(1, _ATTEMPTS + 1):
+    began_s = clock()
+    measure(job, Console(quiet=True))
+    took_s, repeated_s = clock() - began_s, 0.0
+    signs = disturbances(the_profile(job.out, part))
+    if signs and took_s <= left_s:
+        _say_disturbed(console, part, signs, f"measuring it again, which takes about {in_words(max(1.0, took_s))}")
         measure(job, Console(quiet=True))
-        one = the_profile(job.out, part)
-        signs = disturbances(one)
-        if not signs:
-            break
-        then = "measuring it again" if attempt < _ATTEMPTS else "end what else runs for exact ones"
-        console.print(
-            f"something else used the machine while the {part.value} was measured ({'; '.join(signs)}): {then}",
-            soft_wrap=True,
-        )
+        repeated_s = clock() - began_s - took_s
+        signs = disturbances(the_profile(job.out, part))
+    if signs:
+        _say_disturbed(console, part, signs, "end what else runs for exact ones")
     place = directory / _DISTURBED if signs else directory
     place.mkdir(exist_ok=True)
     for path in job.out.glob("*.json"):
         path.replace(place / path.name)
+    return repeated_s
+
+
+def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then: str) -> None:
+    console.print(
+        f"something else used the machine while the {part.value} was measured ({'; '.join(signs)}): {then}",
+        soft_wrap=True,
+    )
 
 
 def _describes(one: Profile, part: ModelPart, digest: str, threads: int) -> bool:

@@ -3,6 +3,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from triptych.cli.profile.command import Job
@@ -17,8 +18,10 @@ from triptych.testing.delay import synthetic_profiles
 class Measuring:
     """Writes profiles as ``triptych profile`` would; ``hardware`` is what they are of."""
 
-    def __init__(self, hardware: str = cpu_name(), drifts: Sequence[float] = ()) -> None:
-        """``drifts`` are the machine's changes of speed in the first measurements."""
+    def __init__(self, hardware: str = cpu_name(), drifts: Sequence[float] = (), takes_s: float = 20.0) -> None:
+        """``drifts`` are the machine's changes of speed in the first measurements; each takes ``takes_s``."""
+        self.takes_s = takes_s
+        self.now_s = 0.0
         self.jobs: list[Job] = []
         self.hardware = hardware
         self.drifts = list(drifts)
@@ -26,6 +29,7 @@ class Measuring:
     def __call__(self, job: Job, console: Console) -> bool:
         del console
         self.jobs.append(job)
+        self.now_s += self.takes_s
         drift = self.drifts.pop(0) if self.drifts else 0.0
         for one in synthetic_profiles(MODEL_DIR):
             if one.identity.part in job.parts:
@@ -35,6 +39,9 @@ class Measuring:
                 made = replace(one, identity=identity, measured=measured)
                 write_profile(job.out / made.file_name, made)
         return abs(drift) < 0.1
+
+    def clock(self) -> float:
+        return self.now_s
 
 
 def test_the_demo_model_is_measured_once(tmp_path: Path) -> None:
@@ -71,6 +78,18 @@ def test_a_disturbed_measurement_is_repeated(tmp_path: Path) -> None:
     assert "while the encoder was measured (the same work took 30% longer later): measuring it again" in said.getvalue()
     demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure)
     assert len(measure.jobs) == 3, "it is kept"
+
+
+@pytest.mark.parametrize(("takes_s", "measured"), [(25.0, [2, 2]), (45.0, [2, 1]), (61.0, [1, 1])])
+def test_repeating_what_was_disturbed_adds_about_a_minute_at_most(
+    tmp_path: Path, takes_s: float, measured: list[int]
+) -> None:
+    measure, said = Measuring(drifts=(0.3,) * 4, takes_s=takes_s), StringIO()
+    console = Console(file=said, width=300)
+    demo_profiles(console, threads=1, cache=tmp_path, measure=measure, clock=measure.clock)
+    assert [sum(job.parts == (part,) for job in measure.jobs) for part in ModelPart] == measured
+    assert said.getvalue().count(f"measuring it again, which takes about {takes_s:.0f} s") == sum(measured) - 2
+    assert said.getvalue().count("end what else runs") == 2
 
 
 def test_a_measurement_that_stays_disturbed_serves_one_run_only(tmp_path: Path) -> None:
