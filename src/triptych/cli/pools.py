@@ -24,6 +24,8 @@ from triptych.rpc.stubs import PoolManagerStub
 
 _SHOWN_DECISIONS = 3
 _POLL_S = 0.5
+_REGISTERED_S = 10.0
+"""A manager that runs for so long has all members that are there."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
 _ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
@@ -77,21 +79,30 @@ async def drain(
     console.print(line, soft_wrap=True)
     if not wait_s:
         return
+    fault = ""
     try:
         async with asyncio.timeout(wait_s):
-            while await managers.call(partial(_is_busy, instance_id)):  # noqa: ASYNC110 - another process
+            while True:
+                try:
+                    if not await managers.call(partial(_is_busy, instance_id)):
+                        break
+                    fault = ""
+                except CliError as error:  # a manager that is away may come back
+                    if error.caller:
+                        raise
+                    fault = f": {error}"
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise CliError(f"{instance_id} has not finished within {in_words(wait_s)}", caller=False) from None
+        raise CliError(f"{instance_id} has not finished within {in_words(wait_s)}{fault}", caller=False) from None
     console.print(f"{instance_id} has finished", soft_wrap=True)
 
 
 async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
-    """Whether this member has not drained. One that has left has."""
-    members = [member for pool in (await manager.status()).pools for member in pool.members]
-    return any(
-        one.registration.instance_id == instance_id and one.condition is not Condition.DRAINED for one in members
-    )
+    """Whether this member has not drained, or may not have: one that has left has, but not one that may still register."""
+    told = await manager.status()
+    members = [member for pool in told.pools for member in pool.members]
+    found = next((one for one in members if one.registration.instance_id == instance_id), None)
+    return told.up_s < _REGISTERED_S if found is None else found.condition is not Condition.DRAINED
 
 
 def _ids(pool: PoolStatus) -> set[str]:

@@ -104,6 +104,7 @@ class Scripted:
     def __init__(self, told: ManagerStatus) -> None:
         self.told = told
         self.orders: list[ManualSize | str] = []
+        self.away = False
 
     def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
         raise AssertionError(reports)
@@ -112,6 +113,8 @@ class Scripted:
         raise AssertionError(watch)
 
     async def status(self) -> ManagerStatus:
+        if self.away:
+            raise Unavailable("the pool manager is shutting down")
         return self.told
 
     async def drain_instance(self, instance_id: str) -> None:
@@ -320,6 +323,24 @@ async def test_a_drain_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert not waiting.done()
                 manager.told = told(end)
         assert out.getvalue().count("encoder-1 has finished") == 2
+
+
+async def test_a_manager_that_restarts_does_not_end_the_wait_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no member at first, and before that it is away."""
+    monkeypatch.setattr(pools, "_POLL_S", 0.01)
+    (first, second), shown = STATUS.pools[0].members, console(200)
+    leaving = (replace(first, condition=Condition.LEAVING), replace(second, suspected=False))
+    told = replace(STATUS, pools=(replace(STATUS.pools[0], members=leaving), *STATUS.pools[1:]))
+    async with serving(told) as (manager, address), asyncio.TaskGroup() as group:
+        waiting = group.create_task(pools.drain("encoder-1", Managers(GATEWAY, address), shown[0], wait_s=30.0))
+        await asyncio.sleep(0.1)
+        manager.away = True
+        await asyncio.sleep(0.1)
+        manager.told, manager.away = replace(told, pools=(), up_s=0.5), False
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        manager.told = replace(told, pools=(), up_s=10.5)
+    assert "encoder-1 has finished" in shown[1].getvalue()
 
 
 def test_a_role_of_several_pools_is_ambiguous_without_the_model() -> None:
