@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import typer
 import yaml
 
 from services.encoder.settings import EncoderSettings
@@ -15,6 +16,7 @@ from services.pool_manager.settings import PoolManagerSettings
 from services.router.settings import RouterSettings
 from services.text.settings import TextSettings
 from tests.contract.manifests import image_environment
+from triptych.cli.main import app
 from triptych.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +107,18 @@ def test_no_secret_is_in_the_environment() -> None:
     }
 
 
+def test_the_command_in_the_pool_managers_container_reaches_the_cluster() -> None:
+    status: Any = typer.main.get_command(app).commands["status"]  # type: ignore[attr-defined]
+    read = {option.envvar for option in status.params if option.envvar}
+    environment = SERVICES["pool-manager"]["environment"]
+    given = {name: value for name, value in environment.items() if not name.startswith("TRIPTYCH_POOL_MANAGER_")}
+    assert set(given) == read - {"TRIPTYCH_API_KEY"}
+    assert given["TRIPTYCH_POOL_MANAGER"] == SERVICES["router"]["environment"]["TRIPTYCH_ROUTER_POOL_MANAGER"]
+    assert {given[f"TRIPTYCH_TLS_{one}"] for one in ("CERT", "KEY", "CA", "NAME")} == {
+        environment[f"TRIPTYCH_POOL_MANAGER_TLS_{one}"] for one in ("CERT", "KEY", "CA", "NAME")
+    }
+
+
 def test_services_start_by_health() -> None:
     for name, one in SERVICES.items():
         for needed, how in one.get("depends_on", {}).items():
@@ -120,6 +134,9 @@ def test_images_of_others_are_pinned_and_the_rest_is_built_here() -> None:
             assert one["image"].startswith("triptych-")
         else:
             assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", one["image"]), name
+    kubernetes = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/redis.yaml").read_text())
+    (redis,) = next(iter(kubernetes))["spec"]["template"]["spec"]["containers"]
+    assert redis["image"] == SERVICES["redis"]["image"]
 
 
 def test_what_is_mounted_from_the_repository_is_there_and_read_only() -> None:
@@ -138,4 +155,5 @@ def test_the_gpu_images_are_built_by_the_same_dockerfiles() -> None:
         assert gpu["profiles"] == ["gpu"]
         devices = gpu["deploy"]["resources"]["reservations"]["devices"]
         assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+        assert gpu["networks"] == {"cluster": {"aliases": [name]}}, "Prometheus would not find it"
         assert set(gpu["environment"]) - set(plain["environment"]) == {f"TRIPTYCH_{name.upper()}_DEVICE"}
