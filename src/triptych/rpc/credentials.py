@@ -6,20 +6,13 @@ from triptych.runtime.tls import TlsIdentity, TlsMaterial
 
 
 def server_credentials(tls: TlsIdentity) -> grpc.ServerCredentials:
-    """Requires client certificates. New connections use the files that are there."""
-    used = tls.current
+    """Requires client certificates. New connections use the files that are there.
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal used
-        if (material := tls.current) is used:
-            return None
-        used = material
-        return _configuration(material)
-
+    Each connection gets a configuration of its own, and so keys for session tickets that no other has: gRPC has no option
+    that turns tickets off, and with one of theirs callers get in for two days after their certificate has expired.
+    """
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(used),
-        changed,  # type: ignore[arg-type]  # None means "as before", which the stub forgets
-        require_client_authentication=True,
+        _configuration(tls.current), lambda: _configuration(tls.current), require_client_authentication=True
     )
 
 
