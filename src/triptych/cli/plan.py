@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ ENGINES = ("encoder", "text")
 MANAGER = "pool-manager"
 """The name of the pool manager's process."""
 _LOOPBACK_DEVICE = "lo"
+_TLS = re.compile("TRIPTYCH_(GATEWAY|ROUTER|POOL_MANAGER|ENCODER|TEXT)_(REST_)?TLS_[A-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,16 @@ class ClusterPlan:
 
 SIZE_FLAGS = {Role.E: "--encoders", Role.PD: "--text", Role.EPD: "--hybrid"}
 """The flag of ``triptych up`` for the first size of a model's pool."""
+
+
+def refuse_tls() -> None:
+    """Raises ClusterError if the environment gives TLS to services: ``triptych up`` asks all of them, and serves its scaler,
+    without it.
+    """
+    named = sorted(name for name in os.environ if _TLS.fullmatch(name.upper()))  # noqa: TID251 - children get it
+    if named:
+        text = f"a local cluster runs without TLS, on the loopback address: unset {', '.join(named)}"
+        raise ClusterError(text, caller=True)
 
 
 def refuse_impossible(models: Sequence[Model], sizes: Mapping[Role, int], *, mount_router: bool) -> None:

@@ -150,13 +150,14 @@ def up(
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.model import Model
-    from triptych.cli.plan import refuse_impossible
+    from triptych.cli.plan import refuse_impossible, refuse_tls
     from triptych.cli.scaling import options_of
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
     from triptych.domain.stage import Role
 
     with unfailing_output(), failures():
+        refuse_tls()
         models = Model.all_named(model or ["demo"])
         sizes = {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
         refuse_impossible(models, sizes, mount_router=mount_router)

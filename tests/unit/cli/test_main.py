@@ -280,6 +280,18 @@ def test_a_key_invalid_in_a_header_is_one_line(gateway: Stub, key: str) -> None:
         assert (code, err) == (2, "triptych: the API key has characters that are not allowed in a header\n")
 
 
+@pytest.mark.parametrize(
+    "name", ["TRIPTYCH_ROUTER_TLS_CERT", "TRIPTYCH_POOL_MANAGER_TLS_NAME", "TRIPTYCH_GATEWAY_REST_TLS_KEY"]
+)
+def test_up_refuses_services_with_tls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_POOL_MANAGER_REDIS_TLS", "true")  # its own matter
+    monkeypatch.setenv("TRIPTYCH_TLS_CERT", "user.pem")  # for the command itself
+    monkeypatch.setenv(name, "x")
+    code, _, err = triptych("up")
+    assert code == 2
+    assert err.strip().endswith(f"a local cluster runs without TLS, on the loopback address: unset {name}")
+
+
 def test_up_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
     code, _, err = triptych("up", "--model", tmp_path)
     assert code == 1
