@@ -21,7 +21,7 @@ from triptych import AsyncClient
 from triptych.cli.authority import CERTIFICATE, KEY, TRUSTED, Authority
 from triptych.cli.cluster import LocalCluster
 from triptych.client import RetryPolicy
-from triptych.errors import Unavailable
+from triptych.errors import NotFound, PermissionDenied, Unavailable
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub, RouterStub
 from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
@@ -74,7 +74,8 @@ def callers(folder: Path, made: Authority) -> dict[str, ssl.SSLContext | None]:
     """Ways to connect, by name. All trust the cluster, so that only its own check is left. None is without TLS."""
     stranger = identities.authority(folder / "stranger")
     own: dict[str, Path] = {
-        "trusted": folder / "ca" / "user",
+        "trusted": folder / "ca" / "text",
+        "user": folder / "ca" / "user",
         "wrong authority": identities.issue(stranger, "user", serves=False),
         "expired": identities.issue(made, "expired", serves=False, lifetime=-timedelta(minutes=1)),
     }
@@ -128,7 +129,7 @@ async def test_a_cluster_under_mutual_tls(tmp_path: Path) -> None:
             name: (port_of(cluster.targets[name]), HTTP2) for name in ("encoder-1", "text-1", "router", "pool-manager")
         }
         ports |= {"scaler": (scaler_port, HTTP2), "redis": (redis.port, b"PING\r\n")}
-        ports["tcp pulls"] = (await pull_port(cluster.targets["encoder-1"], ca / "user"), PULL)
+        ports["tcp pulls"] = (await pull_port(cluster.targets["encoder-1"], ca / "router"), PULL)
         await only_the_trusted_are_answered(ports, callers(tmp_path, made))
         refusals_are_logged(cluster)
         await callers_are_told(cluster, tmp_path)
@@ -152,7 +153,9 @@ async def only_the_trusted_are_answered(
 ) -> None:
     cases = [(port, caller) for port in ports for caller in contexts]
     answered = await asyncio.gather(*(is_answered(*ports[port], contexts[caller]) for port, caller in cases))
-    assert dict(zip(cases, answered, strict=True)) == {(port, caller): caller == "trusted" for port, caller in cases}
+    assert dict(zip(cases, answered, strict=True)) == {
+        (port, caller): caller == "trusted" or (caller == "user" and port != "tcp pulls") for port, caller in cases
+    }
 
 
 def refusals_are_logged(cluster: LocalCluster) -> None:
@@ -177,6 +180,17 @@ async def callers_are_told(cluster: LocalCluster, folder: Path) -> None:
     async with AsyncClient(cluster.router_target, tls=stranger, retry=once) as sdk:
         with pytest.raises(Unavailable, match=r"no router can be called at .*: the TLS handshake failed"):
             await sdk.models()
+    # A user is no service and no operator.
+    operator = identities.identity(folder / "ca" / "operator")
+    encoder = InstanceStub(cluster.targets["encoder-1"], user)
+    with pytest.raises(PermissionDenied, match=r"Describe needs a certificate for instance\..* or router\."):
+        await encoder.describe()
+    await encoder.close()
+    for caller, refusal in ((user, PermissionDenied), (operator, NotFound)):
+        manager = PoolManagerStub(cluster.manager_target, caller)
+        with pytest.raises(refusal):
+            await manager.drain_instance("nobody")
+        await manager.close()
     # A user's certificate is for calls only.
     async with scaler_of(folder / "ca" / "user") as port:
         posing = RouterStub(f"127.0.0.1:{port}", user)

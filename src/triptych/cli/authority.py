@@ -281,9 +281,9 @@ def _write(file: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def expected(domain: str, hosts: Iterable[tuple[str, str]], users: Sequence[str]) -> tuple[Wanted, ...]:
-    """The identities of a cluster. ``hosts`` are further names of single ones, by folder. Raises CliError."""
+    """The identities of a cluster, and those of an operator and ``users``, who serve nothing. ``hosts`` are further names of single ones, by folder. Raises CliError."""
     kinds = {
-        "gateway": "gateway",
+        "gateway": tls.GATEWAY,
         "router": tls.ROUTER,
         "pool-manager": tls.POOL_MANAGER,
         "encoder": tls.INSTANCE,
@@ -298,8 +298,9 @@ def expected(domain: str, hosts: Iterable[tuple[str, str]], users: Sequence[str]
             raise CliError(f"--host {folder}={host}: {folder} is none of {', '.join(names)}", caller=True)
         if host not in names[folder]:
             names[folder].append(host)
+    names[tls.OPERATOR] = [f"{tls.OPERATOR}.{domain}"]
     for user in users:
         if user in names:
             raise CliError(f"--user {user} has the name of a service", caller=True)
-    services = (Wanted(folder, tuple(known)) for folder, known in names.items())
+    services = (Wanted(folder, tuple(known), serves=folder != tls.OPERATOR) for folder, known in names.items())
     return (*services, *(Wanted(user, serves=False) for user in users))

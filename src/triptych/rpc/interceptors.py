@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -11,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from triptych import errors
+from triptych.rpc.authorization import Authorization
 from triptych.rpc.observer import CallObserver
 from triptych.wire.decode import OWN_SERVICES, REQUESTS
 from triptych.wire.status import Status, error_to_status
@@ -27,12 +29,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only for the t
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns errors of the tree into their status, and any other into a bare INTERNAL that is logged here.
 
-    Requests are decoded here too, so that invalid bytes are refused in the same way. The observer is called here as
-    well, as one wrapper around a stream is enough overhead per token.
+    Requests are decoded here too, so that invalid bytes are refused in the same way. Authorization and the observer are
+    called here as well, as one wrapper around a stream is enough overhead per token.
     """
 
-    def __init__(self, observer: CallObserver) -> None:
+    def __init__(self, observer: CallObserver, authorization: Authorization) -> None:
         self._observer = observer
+        self._authorization = authorization
         self._wrapped: dict[str, Handler] = {}
         """By rpc path, of the methods that the server has."""
 
@@ -55,15 +58,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: "Handler", method: str) -> "Handler":
         observer = self._observer
-        decode = REQUESTS[method] if method.startswith(OWN_SERVICES) else _standard(handler.request_deserializer)
+        own = method.startswith(OWN_SERVICES)
+        decode = REQUESTS[method] if own else _standard(handler.request_deserializer)
+        check = partial(self._authorization.check, method) if own else _admit
         if handler.request_streaming:
-            return _streams(handler, decode, method)
+            return _streams(handler, decode, method, check)
         if handler.response_streaming:
             inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.unary_stream)
 
             async def stream(request: bytes, context: Context) -> AsyncGenerator[Any]:
                 call = observer.begin(method, context.invocation_metadata())
                 try:
+                    check(context)
                     answers = inner_stream(decode(request), context)
                     if isinstance(answers, Awaitable):  # health's Watch writes its answers itself
                         await answers
@@ -86,6 +92,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def unary(request: bytes, context: Context) -> object:
             call = observer.begin(method, context.invocation_metadata())
             try:
+                check(context)
                 answer = await inner(decode(request), context)
                 call.code = "OK"
                 return answer  # noqa: TRY300 - only a returned answer counts as OK
@@ -100,12 +107,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
 
-def _streams(handler: Handler, decode: Callable[[bytes], Any], method: str) -> Handler:
+def _admit(_: Context) -> None:
+    """Standard services are for everyone."""
+
+
+def _streams(
+    handler: Handler, decode: Callable[[bytes], Any], method: str, check: Callable[[Context], None]
+) -> Handler:
     """Reflection, members' streams to a pool manager, and streams of calls, which are observed one by one instead."""
     inner = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.stream_stream)
 
     async def stream(requests: object, context: Context) -> AsyncGenerator[Any]:
         try:
+            check(context)
             answers = inner(requests, context)
             if isinstance(answers, Awaitable):  # it writes its answers itself
                 await answers

@@ -121,7 +121,7 @@ class _Exchange:
             status = error_to_status(errors.Overloaded(f"{self._servicer.limit} calls are open, which is the limit"))
             self._unsent.end(number, status.grpc_code, status.message, status.metadata)
             return
-        call = self._calls[number] = _Call(number, start)
+        call = self._calls[number] = _Call(number, start, self._context)
         self._servicer.open += 1
         call.task = group.create_task(self._serve(call, start))
         call.task.add_done_callback(partial(self._ended, call))
@@ -175,8 +175,9 @@ class _Call:
 
     task: asyncio.Task[None]
 
-    def __init__(self, number: int, start: calls_pb2.StartCall) -> None:
+    def __init__(self, number: int, start: calls_pb2.StartCall, stream: Context) -> None:
         self.number = number
+        self.auth_context = stream.auth_context
         self.invocation_metadata = start.metadata.items
         self.code = "UNKNOWN"
         self.message = ""

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.errors import Unavailable
 from triptych.rpc import limits
+from triptych.rpc.authorization import Authorization
 from triptych.rpc.credentials import server_credentials
 from triptych.rpc.interceptors import ErrorInterceptor
 from triptych.rpc.multiplex_server import SERVICE_NAME as CALLS_SERVICE
@@ -31,7 +32,7 @@ class RpcServer:
 
     ``service_names`` are full names such as ``triptych.v1.Router``.
 
-    With ``tls`` clients need a certificate. ``port`` 0 picks a free port, which ``port`` holds once the context is
+    With ``tls`` clients need a certificate, under ``tls_name`` one for a kind that may call (``authorization.CALLERS``). ``port`` 0 picks a free port, which ``port`` holds once the context is
     entered. Raises Unavailable if the port is in use.
     """
 
@@ -51,7 +52,7 @@ class RpcServer:
         self._host = host
         self._service_names = tuple(service_names)
         self._health = HealthServicer()
-        interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()))
+        interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()), Authorization(tls))
         self._server = grpc.aio.server(
             interceptors=(interceptor,),
             options=limits.server_options(max_message_nbytes),

@@ -5,10 +5,10 @@ import logging
 import re
 import ssl
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from triptych.ports import Clock
 from triptych.runtime.clock import monotonic
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS = "router", "instance", "pool-manager", "scaler", "redis"
 """What is called by name: the certificate of a router under ``--tls-name NAME`` is for ``router.NAME``, and so on."""
+GATEWAY, OPERATOR = "gateway", "operator"
+"""Kinds of callers that nobody calls under their names."""
 
 _CHECK_S = 1.0
 _LOG_EVERY_S = 10.0
@@ -176,9 +178,19 @@ class TlsIdentity:
         """The name that the certificate of a service of this kind carries; None if it carries its host's."""
         return f"{kind}.{self._name}" if self._name else None
 
-    def listening(self) -> ssl.SSLContext:
-        """For a server: each connection uses the files of its time."""
-        return _Listening.made(lambda: self.current.listener)
+    def admits(self, names: Iterable[str], kinds: Collection[str]) -> bool:
+        """Whether a peer whose certificate carries these domain names is of one of these kinds. Always without ``tls_name``, as
+        certificates do not tell kinds then.
+        """
+        if not self._name:
+            return True
+        admitted = {f"{kind}.{self._name}" for kind in (*kinds, "*")}
+        return any(name.lower() in admitted for name in names)
+
+    def listening(self, *kinds: str) -> ssl.SSLContext:
+        """For a server: each connection uses the files of its time. Callers are of one of ``kinds``, if any are given."""
+        admits = (lambda names: self.admits(names, kinds)) if kinds else _anyone
+        return _Listening.made(lambda: self.current.listener, admits)
 
     def calling(self, kind: str) -> ssl.SSLContext:
         """For connections to services of this kind: each uses the files of its time, and checks ``name_of`` the kind."""
@@ -196,7 +208,7 @@ def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ss
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(authority))
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if certificate is not None:
-                context.load_cert_chain(str(certificate), None if key is None else str(key))
+                context.load_cert_chain(str(certificate), None if key is None else str(key), password=_refuse_password)
             return context
 
     files = [file for file in (authority, certificate, key) if file is not None]
@@ -214,7 +226,7 @@ class ServerCertificate:
             with _explained(certificate, key):
                 context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
-                context.load_cert_chain(str(certificate), str(key))
+                context.load_cert_chain(str(certificate), str(key), password=_refuse_password)
                 return context, _validity(certificate, key, serves=True)
 
         self._made = Reloaded((certificate, key), make, clock=clock)
@@ -248,16 +260,22 @@ class _Calling(ssl.SSLContext):
         return self.source().wrap_bio(*args, **options)
 
 
+def _anyone(_: Iterable[str]) -> bool:
+    return True
+
+
 class _Listening(ssl.SSLContext):
     """Stands for the context that ``source`` returns when a connection begins, and logs those that it refuses."""
 
     source: Callable[[], ssl.SSLContext]
+    admits: Callable[[Iterable[str]], bool]
     refusals: "_Refusals"
 
     @classmethod
-    def made(cls, source: Callable[[], ssl.SSLContext]) -> Self:
+    def made(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
+        """``admits`` decides by the domain names in the caller's certificate."""
         made = cls(ssl.PROTOCOL_TLS_SERVER)
-        made.source, made.refusals = source, _Refusals()
+        made.source, made.admits, made.refusals = source, admits, _Refusals()
         return made
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
@@ -265,23 +283,31 @@ class _Listening(ssl.SSLContext):
         context = self.source()
         context.sslobject_class = _Watched
         made: Any = context.wrap_bio(*args, **options)
-        made.refusals = self.refusals
+        made.admits, made.refusals = self.admits, self.refusals
         return made  # type: ignore[no-any-return]
 
 
 class _Watched(ssl.SSLObject):
     """One connection of a server. Event loops drop a handshake that fails without a word."""
 
+    admits: Callable[[Iterable[str]], bool]
     refusals: "_Refusals"
 
     def do_handshake(self) -> None:
         try:
             super().do_handshake()
+            self._check_caller()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            self.refusals.note(getattr(error, "verify_message", "") or error.reason or "no reason given")
+            reasons = (getattr(error, name, None) for name in ("verify_message", "reason", "strerror"))
+            self.refusals.note(next(filter(None, reasons), "no reason given"))
             raise
+
+    def _check_caller(self) -> None:
+        named: dict[str, Any] = self.getpeercert() or {}
+        if not self.admits(name for kind, name in named.get("subjectAltName", ()) if kind == "DNS"):
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the caller's certificate is not for a kind that may call")
 
 
 class _Refusals:
@@ -311,7 +337,7 @@ def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
         caller = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(authority))
         for context in (listener, caller):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(str(certificate), str(key))
+            context.load_cert_chain(str(certificate), str(key), password=_refuse_password)
         return TlsMaterial(
             certificate.read_bytes(),
             key.read_bytes(),
@@ -320,6 +346,11 @@ def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
             caller,
             _validity(certificate, key, serves=False),
         )
+
+
+def _refuse_password() -> NoReturn:
+    """OpenSSL would ask the terminal for it."""
+    raise ValueError("the TLS key needs a password: use one without")
 
 
 @contextlib.contextmanager
@@ -348,7 +379,7 @@ def _validity(certificate: Path, key: Path, *, serves: bool) -> Validity:
     verifies.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by whom only its peers trust
     verifies.load_verify_locations(cafile=str(certificate))
     for context in (listener, caller):
-        context.load_cert_chain(str(certificate), str(key))
+        context.load_cert_chain(str(certificate), str(key), password=_refuse_password)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = caller.wrap_bio(back, there), listener.wrap_bio(there, back, server_side=True)
     for _ in range(3):

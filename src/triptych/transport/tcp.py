@@ -10,7 +10,7 @@ from typing import Self, cast
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import TCP
 from triptych.ports import Arena, LeaseCheck
-from triptych.runtime.tls import TlsIdentity
+from triptych.runtime.tls import INSTANCE, TlsIdentity
 from triptych.transport.tcp_holder import Serving, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
 from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer
@@ -58,7 +58,7 @@ class TcpTransport:
             server = await loop.create_server(transport._accept, bind_host, 0)
         else:
             server = await loop.create_server(
-                transport._accept, bind_host, 0, ssl=tls.listening(), ssl_handshake_timeout=TLS_HANDSHAKE_S
+                transport._accept, bind_host, 0, ssl=tls.listening(INSTANCE), ssl_handshake_timeout=TLS_HANDSHAKE_S
             )
         transport._server = server
         transport._advertised = (advertised_host or bind_host, server.sockets[0].getsockname()[1])

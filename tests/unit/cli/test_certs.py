@@ -55,8 +55,10 @@ def test_every_service_gets_an_identity_for_its_kind_and_a_user_one_for_calls_on
         TlsIdentity.load(*(folder / name / file for file in ("cert.pem", "key.pem", "ca.pem")), name="a.test")
     assert names(folder / "gateway")[1:] == ["localhost", "127.0.0.1", "::1", "chat.example"]
     assert names(folder / "redis") == ["redis.a.test", "10.0.0.9"]
-    usages = certificate(folder / "alice").extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert names(folder / "operator") == ["operator.a.test"]
+    for caller in ("alice", "operator"):
+        usages = certificate(folder / caller).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert not (folder / "user").exists()
     assert {file.name: mode(file) for file in folder.rglob("*.*") if file.is_file()} == {
         "ca.pem": 0o644,

@@ -60,11 +60,11 @@ async def test_calls_after_new_certificates_use_them_and_running_ones_go_on(
     monkeypatch.setattr(channel, "_POLL_S", 0.05)
     clock, script = Clock(), Script(waits=True)
     async with serving(script, load(made.folder / "encoder", clock)) as address:
-        stub = InstanceStub(address, load(made.folder / "user", clock))
+        stub = InstanceStub(address, load(made.folder / "router", clock))
         running = stub.generate(request("running"))
         assert await anext(running)
         replace_authority(made)
-        early = InstanceStub(address, load(made.folder / "user", clock))
+        early = InstanceStub(address, load(made.folder / "router", clock))
         with pytest.raises(Unavailable, match="handshake failed"):  # the server has not looked yet
             await events(early)
         await early.close()
@@ -83,12 +83,12 @@ async def test_calls_after_new_certificates_use_them_and_running_ones_go_on(
 async def test_closing_ends_calls_on_all_connections(made: Authority) -> None:
     clock, script = Clock(), Script(waits=True)
     async with serving(script, load(made.folder / "encoder", clock)) as address:
-        stub = InstanceStub(address, load(made.folder / "user", clock))
+        stub = InstanceStub(address, load(made.folder / "router", clock))
         streams = []
         for name in ("first", "second"):
             streams.append(stub.generate(request(name)))
             assert await anext(streams[-1])
-            identities.issue(made, "user", serves=False)
+            identities.issue(made, "router", f"router.{identities.DOMAIN}")
             clock.now_s += 1.1
         assert script.running == {"first", "second"}
         await stub.close()

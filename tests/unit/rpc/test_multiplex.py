@@ -17,6 +17,7 @@ from triptych.domain.generation import Finished, FinishReason, TextEvent, TextRe
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.sampling import SamplingParams
 from triptych.rpc import limits
+from triptych.rpc.authorization import Authorization
 from triptych.rpc.interceptors import ErrorInterceptor
 from triptych.rpc.multiplex_server import CallsServicer, Handlers
 from triptych.rpc.observer import CallObserver
@@ -178,7 +179,7 @@ async def test_a_stream_ends_without_an_error_when_the_server_stops_between_two_
 
     server = grpc.aio.server()
     handlers = Handlers(server, TextServicer(Script()).register)
-    servicer = CallsServicer(handlers, ErrorInterceptor(CallObserver(Telemetry())), None)
+    servicer = CallsServicer(handlers, ErrorInterceptor(CallObserver(Telemetry()), Authorization(None)), None)
     await servicer.Exchange(None, cast("Any", Stopped()))
     assert servicer.open == 0
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from tests import identities
 from triptych.cli.authority import Authority
@@ -112,6 +113,46 @@ def test_the_key_of_another_certificate_is_refused_at_the_start(authority: Autho
     other = identities.issue(authority, "other", "a")
     with pytest.raises(ValueError, match="cannot be used: KEY_VALUES_MISMATCH"):
         TlsIdentity.load(certificate, other / "key.pem", trusted)
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(authority: Authority, clock: Clock) -> None:
+    certificate, key, trusted = identities.files(authority.folder / "router")
+    own = load(authority, clock)
+    first = own.current
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    for load_it in (
+        lambda: TlsIdentity.load(certificate, key, trusted),
+        lambda: ServerCertificate(certificate, key),
+        lambda: caller_of(trusted, certificate, key),
+    ):
+        with pytest.raises(ValueError, match="the TLS key needs a password"):
+            load_it()
+    clock.now_s += 1.1
+    assert own.current is first
+
+
+async def test_a_listener_admits_kinds_by_the_names_in_their_certificates(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = load(authority, Clock())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=own.listening("instance"))
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        for names, heard in (
+            ((f"instance.{identities.DOMAIN}",), b"hello"),
+            ((f"*.{identities.DOMAIN}",), b"hello"),
+            ((f"router.{identities.DOMAIN}", "127.0.0.1"), b""),
+            ((), b""),
+        ):
+            caller = identities.identity(identities.issue(authority, "caller", *names, serves=False))
+            assert await ask(port, caller) == heard
+    assert "a TLS connection was refused: the caller's certificate is not for a kind that may call" in caplog.text
+    anyone = TlsIdentity.load(*identities.files(authority.folder / "router"))
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=anyone.listening("instance"))
+    async with server:
+        assert await ask(server.sockets[0].getsockname()[1], own) == b"hello"
 
 
 def test_a_server_certificate_needs_no_authority_and_one_for_callers_serves_nobody(authority: Authority) -> None:
