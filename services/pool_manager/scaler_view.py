@@ -11,8 +11,9 @@ from triptych.ports import Clock, Scaler
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
-_FOLLOW_S = 10.0
-"""How often a manager asks that does not lead: a scaler may ask others itself, for each pool."""
+_FOLLOW_S = 5.0
+"""How often a manager asks that does not lead: a scaler may ask others itself, for each pool. It is less than the time after which
+an instance that stays failed counts once more (``machine.pool_manager.starting``)."""
 
 
 class ScalerView:

@@ -801,7 +801,7 @@ def test_managers_that_do_not_lead_ask_the_scaler_seldom_and_at_once_when_they_b
         asked = site.scaler.asked
         await asyncio.sleep(60)
         assert [first.control.leading.leads, second.control.leading.leads] == [True, False]
-        assert site.scaler.asked - asked == pytest.approx(60 + 6, abs=4)
+        assert site.scaler.asked - asked == pytest.approx(60 + 12, abs=4)
         await site.kill("m:1")
         asked = site.scaler.asked
         while not second.control.leading.leads:
