@@ -150,11 +150,13 @@ def test_the_settings_of_the_services_fit_each_other(documents: list[Document]) 
     assert stateful["spec"]["replicas"] == 2
     for service in ("encoder", "text", "router", "gateway"):
         assert set(found[service].managers.pool_manager) == addresses
-        # `triptych drain`, in the hook, and `triptych status` read the same.
+    # `triptych drain` in the hooks, `triptych status` and `triptych scale` find them too.
+    for service in ("encoder", "text", "router", "pool-manager"):
         environ = environment(container_of(workloads(documents)[service]), documents, POD)
-        if service != "gateway":
-            assert set(environ["TRIPTYCH_POOL_MANAGER"].split(",")) == addresses
-            assert environ["TRIPTYCH_TLS_NAME"] == found[service].tls.tls_name
+        assert set(environ["TRIPTYCH_POOL_MANAGER"].split(",")) == addresses
+        files = tuple(Path(environ[f"TRIPTYCH_TLS_{one}"]) for one in ("CERT", "KEY", "CA"))
+        assert files == found[service].tls.files
+        assert environ["TRIPTYCH_TLS_NAME"] == found[service].tls.tls_name
     for service in ("encoder", "text", "router"):
         assert found[service].instance_id == POD.name, "the scaler names instances by their pods"
         assert found[service].advertise == f"{POD.ip}:{found[service].port}"
@@ -380,6 +382,7 @@ def test_who_talks_to_whom(documents: list[Document], overlay: str) -> None:
         ("text", "encoder", 50061),
         ("text", "encoder", data),
         *((member, "pool-manager", 50041) for member in ("gateway", "router", "encoder", "text")),
+        ("pool-manager", "pool-manager", 50041),  # `triptych scale` in one of them
         ("pool-manager", "redis", 6379),
         *([("encoder", "text", data)] if overlay == "gpu" else []),
     }
