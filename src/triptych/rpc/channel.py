@@ -42,6 +42,7 @@ class Channel:
         self._target = target
         self._tls = tls
         self._current = self._open()
+        self._closed = False
         self._old = TaskScope("connections with earlier certificates")
 
     @property
@@ -54,6 +55,8 @@ class Channel:
         return self._current.channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
+        """Running calls fail, and later ones, too."""
+        self._closed = True
         await self._old.close()
         await self._current.close()
 
@@ -68,7 +71,7 @@ class Channel:
         return self._connection().stub
 
     def _connection(self) -> _Connection:
-        if self._tls is not None and self._tls.current is not self._current.material:
+        if self._tls is not None and not self._closed and self._tls.current is not self._current.material:
             self._old.spawn(_finish(self._current), name=self._target)
             self._current = self._open()
         return self._current

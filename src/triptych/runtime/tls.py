@@ -77,8 +77,9 @@ class Reloaded(Generic[T]):
         self._make = make
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen = self._state()
-        self._value = make()
+        self._seen, self._value = self._state(), make()
+        while self._seen != (now := self._state()):  # replaced meanwhile: parts may be of different files
+            self._seen, self._value = now, make()
         self._fault = ""
         self._check_at_s = clock() + _CHECK_S
 

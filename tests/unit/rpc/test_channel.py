@@ -11,7 +11,7 @@ from services.text.servicer import TextServicer
 from tests import identities
 from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
-from triptych.errors import Unavailable
+from triptych.errors import Cancelled, Unavailable
 from triptych.rpc import channel
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
@@ -95,6 +95,29 @@ async def test_closing_ends_calls_on_all_connections(made: Authority) -> None:
         for stream in streams:
             with pytest.raises(Exception, match="closed"):
                 await anext(stream)
+        identities.issue(made, "router", f"router.{identities.DOMAIN}")
+        clock.now_s += 1.1
+        with pytest.raises(Cancelled, match="closed"):
+            await events(stub)
+
+
+async def test_a_large_call_goes_on_after_new_certificates(made: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a stream of its own, apart from the calls that share one."""
+    monkeypatch.setattr(channel, "_POLL_S", 0.05)
+    clock, script = Clock(), Script(waits=True)
+    async with serving(script, load(made.folder / "encoder", clock)) as address:
+        stub = InstanceStub(address, load(made.folder / "router", clock))
+        async with (
+            aclosing(stub.generate(request("large", tokens=200_000))) as large,
+            aclosing(stub.generate(request("small"))) as small,
+        ):
+            assert await anext(large)
+            identities.issue(made, "router", f"router.{identities.DOMAIN}")
+            clock.now_s += 1.1
+            assert await anext(small)
+            await asyncio.sleep(0.3)
+            assert script.running == {"large", "small"}
+        await stub.close()
 
 
 async def test_a_service_is_called_by_its_kind_wherever_it_runs(made: Authority) -> None:

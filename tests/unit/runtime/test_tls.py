@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from tests import identities
 from triptych.cli.authority import Authority
 from triptych.runtime.metrics import Metrics
-from triptych.runtime.tls import ServerCertificate, TlsIdentity, TlsSettings, Validity, caller_of
+from triptych.runtime.tls import Reloaded, ServerCertificate, TlsIdentity, TlsSettings, Validity, caller_of
 from triptych.runtime.tls_expiry import TlsExpiry
 
 
@@ -51,6 +51,19 @@ def test_new_files_are_used_a_second_later(authority: Authority, clock: Clock) -
     assert second.certificate == (authority.folder / "router" / "cert.pem").read_bytes() != first.certificate
     clock.now_s += 1.1
     assert own.current is second
+
+
+def test_files_that_are_replaced_while_they_are_first_read_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def read() -> str:
+        content = file.read_text()
+        if content == "old":
+            file.write_text("newer")
+        return content
+
+    assert Reloaded([file], read).current == "newer"
 
 
 def test_files_that_are_only_touched_change_nothing(authority: Authority, clock: Clock) -> None:
