@@ -72,8 +72,11 @@ class Issued:
         with contextlib.suppress(x509.ExtensionNotFound):
             named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             names = tuple(str(one.value) for one in named)
-        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        wanted = Wanted(folder.name, names, serves=ExtendedKeyUsageOID.SERVER_AUTH in usages)
+        serves = True  # as one without extended key usages does, if another tool made it
+        with contextlib.suppress(x509.ExtensionNotFound):
+            usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            serves = ExtendedKeyUsageOID.SERVER_AUTH in usages
+        wanted = Wanted(folder.name, names, serves=serves)
         return cls(wanted, certificate.not_valid_after_utc, certificate.issuer)
 
 

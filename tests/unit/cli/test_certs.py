@@ -3,6 +3,7 @@
 import itertools
 import ssl
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,20 @@ def shake(*, listener: TlsIdentity, caller: TlsIdentity) -> None:
             except ssl.SSLWantReadError:
                 pass
     assert not waiting
+
+
+def test_a_certificate_of_another_tool_may_have_no_key_usages(tmp_path: Path) -> None:
+    certs(tmp_path)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-days", "1", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:prime256v1", "-subj", "/CN=other", "-addext", "subjectAltName=DNS:a.host"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=20,
+    )
+    assert "other (a.host)" in certs(tmp_path)
