@@ -31,6 +31,7 @@ class TcpTransport:
         self._limits = limits
         self._tls = tls
         self._server: asyncio.Server | None = None
+        self._closed = False
         self._advertised = ("", 0)
         self._serving: set[Serving] = set()
         self._peers: set[TcpPeer] = set()
@@ -102,6 +103,7 @@ class TcpTransport:
         return ()
 
     async def close(self) -> None:
+        self._closed = True
         if self._server is not None:
             self._server.close()
             for serving in self._serving:
@@ -118,7 +120,10 @@ class TcpTransport:
         return Serving(self._arena, self._check, self._limits, begun=self._begun)
 
     def _begun(self, serving: Serving) -> None:
-        """Counted only now: a failed TLS handshake does not call its protocol."""
+        """Counted only now: a failed TLS handshake does not call its protocol. One may end after ``close``."""
+        if self._closed:
+            serving.abort()
+            return
         self._serving.add(serving)
         serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from triptych.domain.embedding import DType
 from triptych.errors import TransferFailed
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
+from triptych.transport.arena import PROBE_NBYTES
+from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
 pytestmark = pytest.mark.process
 
@@ -93,6 +97,32 @@ async def test_an_untrusted_certificate_and_a_missing_holder_have_different_erro
     async with Kit("tcp", tls=member).site("holder") as holder, Kit("tcp", tls=stranger).site("reader") as reader:
         with pytest.raises(TransferFailed, match="TLS handshake with the holder failed: CERTIFICATE_VERIFY_FAILED"):
             await pull(holder, reader, 1000)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_handshake_that_ends_after_the_holder_has_closed_reads_nothing(
+    member: TlsIdentity, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    def read_probe(plain: socket.socket) -> bytes:
+        try:
+            with member.current.caller.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                connection.sendall(Read(1, NO_LEASE, 0, PROBE_NBYTES).pack())
+                return connection.recv(1)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+    async def run() -> None:
+        async with Kit("tcp", tls=member).site("holder") as holder:
+            port = TcpOffer.parse(holder.transport.offer()).port
+            with socket.create_connection(("127.0.0.1", port), 10) as plain:
+                await asyncio.sleep(0.1)  # until it is accepted
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(holder.transport.close())
+                    await asyncio.sleep(0.1)
+                    assert await asyncio.to_thread(read_probe, plain) == b""
+
+    with asyncio.Runner(debug=True, loop_factory=new_loop) as runner:
+        runner.run(run())
 
 
 @pytest.mark.parametrize("theirs", ["stranger", "plain"])
