@@ -46,7 +46,8 @@ check: lint  ## Lint, types, and the unit tests that start no process: under 90 
 test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest --durations=10 -n 2 -p no:schemathesis tests/simulation
-	$(BIN)/python -m pytest --durations=10 -rs -n 2 $(BY_FILE) --ignore tests/simulation
+	$(BIN)/python -m pytest --durations=10 -rs -n 2 $(BY_FILE) --ignore tests/simulation -m "not alone"
+	$(BIN)/python -m pytest --durations=10 -m alone tests/e2e
 else
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 endif

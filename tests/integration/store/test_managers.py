@@ -52,7 +52,9 @@ async def test_a_leader_that_is_paused_past_its_lease_orders_nothing_more(manage
     await managers.set_size(second, 3)
     managers.processes[first].send_signal(signal.SIGCONT)
     await managers.until(first, lambda pool: pool.fault == "another manager leads")
-    await managers.until(second, lambda pool: pool.ready == 3)
+    await managers.until(
+        second, lambda pool: (pool.ready, pool.draining) == (3, 0) and len(managers.scaler.running) == 3
+    )
     await asyncio.sleep(1)
     tokens = [given for given, _ in managers.scaler.accepted]
     assert tokens == sorted(tokens)

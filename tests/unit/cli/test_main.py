@@ -514,6 +514,7 @@ def test_an_interrupted_bench_reports_the_finished_requests(
     pace: tuple[object, ...], gateway: Stub, tmp_path: Path
 ) -> None:
     out_file = tmp_path / "out.json"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     stop = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
     stop.start()
     try:
@@ -522,6 +523,7 @@ def test_an_interrupted_bench_reports_the_finished_requests(
     finally:
         stop.cancel()
         stop.join()
+        signal.signal(signal.SIGINT, before)
     assert (code, err) == (130, "")
     assert re.search(r"interrupted: \d+ of \d{4} requests had ended", out)
     (run,) = json.loads(out_file.read_text())["runs"]
