@@ -43,7 +43,7 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
 
 
 async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
-    """As docs/kubernetes.md has it. Returns the identity of a user."""
+    """As docs/kubernetes.md has it. Returns the identity of an operator."""
     certs = folder / "certs"
     command = [sys.executable, "-m", "triptych.cli.main", "certs", str(certs)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
@@ -58,8 +58,8 @@ async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
     users = f"user default off\nuser manager on >secret {rights}\n"
     await make_secret(server, "triptych-redis-password", {"password": b"secret"})
     await make_secret(server, "triptych-redis-users", {"users.acl": users.encode()})
-    user = certs / "user"
-    return TlsIdentity.load(user / "cert.pem", user / "key.pem", user / "ca.pem", name=DOMAIN)
+    own = certs / "operator"
+    return TlsIdentity.load(own / "cert.pem", own / "key.pem", own / "ca.pem", name=DOMAIN)
 
 
 class Load:
@@ -116,7 +116,7 @@ async def test_pools_grow_shrink_roll_and_lose_a_pod_and_no_request_fails(
 
     async with server.admin:
         assert await apply(server, documents) == {"PodDisruptionBudget"}, "and endPort, which 1.20 drops"
-        user = await make_secrets(server, tmp_path)
+        operator = await make_secrets(server, tmp_path)
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/triptych-pool-manager/token"
         token = await server.request("POST", account, {"spec": {"expirationSeconds": 3600}})
         (tmp_path / "token").write_text(token["status"]["token"])
@@ -128,7 +128,7 @@ async def test_pools_grow_shrink_roll_and_lose_a_pod_and_no_request_fails(
             await nodes.until(lambda: len(nodes.ready) == 8, "not all pods have become ready")  # 2 managers, Redis
             (gateway,) = nodes.of("gateway").values()
             load = Load(f"https://{gateway}:8000", tmp_path / "certs" / "ca.pem")
-            managers = Managers("", ",".join(f"{at}:50041" for at in nodes.of("pool-manager").values()), user)
+            managers = Managers("", ",".join(f"{at}:50041" for at in nodes.of("pool-manager").values()), operator)
             async with load.running():
                 await asyncio.sleep(1)
                 await pools.scale("encoder", 3, 600.0, managers, quiet())
