@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from triptych.domain.decision import (
+    Acting,
     DecisionRecord,
     InstancePhase,
     KeptPool,
@@ -107,6 +108,7 @@ class Control:
         self.advisory = not autoscale
         """Decisions are recorded only."""
         self._acts = acts
+        self._acting = Acting.ALL if autoscale else Acting.MANUAL if acts else Acting.NONE
         self._drain = drain
         self._clock = clock
         self._scope = scope
@@ -218,8 +220,7 @@ class Control:
             scaling=self._scaling,
             limits=self._pool_limits,
             now_s=now_s,
-            advisory=self.advisory,
-            manual=self._acts,
+            acting=self._acting,
         )
         orders = Orders(
             name,

@@ -99,9 +99,7 @@ class _Order:
 
 
 class PoolMachine:
-    """With ``advisory`` decisions are recorded only; with ``manual`` as well, sizes that were set by hand are ordered
-    nevertheless.
-    """
+    """What ``acting`` does not order is recorded only."""
 
     def __init__(
         self,
@@ -111,16 +109,14 @@ class PoolMachine:
         scaling: ScalingLimits,
         limits: PoolLimits,
         now_s: float,
-        advisory: bool = False,
-        manual: bool = False,
+        acting: Acting = Acting.ALL,
     ) -> None:
         """``reports`` are those of all routers of the pool's model; they are only read."""
         self._settings = settings
         self._scaling = scaling
         self._limits = limits
-        self._advisory = advisory
-        self._manual = manual
-        self._acting = (Acting.MANUAL if manual else Acting.NONE) if advisory else Acting.ALL
+        self._acting = acting
+        self._advisory = acting is not Acting.ALL
         self._demand = Demand(settings.role, settings.facts, reports)
         self._log = DecisionLog(limits.max_records)
         self._wanted = settings.initial
@@ -215,7 +211,8 @@ class PoolMachine:
     def _acts(self, now_s: float) -> bool:
         """Whether the size is ordered here: always, or as long as it was set by hand."""
         return not self._advisory or (
-            self._manual and (self._override(now_s) is not None or self._order is not None or bool(self._draining))
+            self._acting is Acting.MANUAL
+            and (self._override(now_s) is not None or self._order is not None or bool(self._draining))
         )
 
     def _drained(self, now_s: float) -> list[PoolEffect]:
@@ -335,7 +332,7 @@ class PoolMachine:
     def _decided(self, view: PoolView, decision: Decision, now_s: float) -> list[PoolEffect]:
         before, self._decision = self._decision, decision
         changed = decision.target != self._wanted
-        advised = self._advisory and not (self._manual and decision.why is Why.OVERRIDE)
+        advised = self._advisory and not (self._acting is Acting.MANUAL and decision.why is Why.OVERRIDE)
         if (advised or not changed) and before is not None and _news(before) == _news(decision):
             return []
         number = self._log.next_number()
@@ -474,7 +471,7 @@ class PoolMachine:
         name = self._settings.name
         if len(self._changes) > self._scaling.max_changes_per_hour:
             raise AssertionError(f"{name} has changed more often than its budget allows")
-        if self._advisory and not self._manual and (self._order is not None or self._draining):
+        if self._advisory and self._acting is not Acting.MANUAL and (self._order is not None or self._draining):
             raise AssertionError(f"{name} has an order in advisory mode")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from triptych.domain.decision import (
+    Acting,
     Bounds,
     DecisionRecord,
     InstancePhase,
@@ -129,7 +130,7 @@ class Modelled:
                 scaling=self.scaling,
                 limits=PoolLimits(),
                 now_s=0.0,
-                advisory=self.advisory,
+                acting=Acting.NONE if self.advisory else Acting.ALL,
             )
             for one in self.pools.values()
         }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.machine.pool_manager.modelled import Modelled, fixed_facts
 from triptych.domain.decision import (
+    Acting,
     Bounds,
     Decision,
     DecisionOutcome,
@@ -296,9 +297,8 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
 def one_pool(*, initial: int = 2, advisory: bool = False) -> PoolMachine:
     pool = PoolSettings("e", Role.E, Bounds(1, 9), initial, 5.0, fixed_facts)
     limits = PoolLimits()
-    return PoolMachine(
-        pool, RouterReports(), scaling=FAST, limits=limits, now_s=0.0, advisory=advisory, manual=advisory
-    )
+    acting = Acting.MANUAL if advisory else Acting.ALL
+    return PoolMachine(pool, RouterReports(), scaling=FAST, limits=limits, now_s=0.0, acting=acting)
 
 
 def ready(*names: str) -> tuple[PoolInstance, ...]:
