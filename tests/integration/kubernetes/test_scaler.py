@@ -100,6 +100,27 @@ async def test_two_managers_refuse_each_others_outdated_orders(site: Site) -> No
         assert pool.wanted is None
 
 
+async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Site) -> None:
+    """Orders come at any moment: here, one between any two calls of the round that carries out another."""
+    async with site.manager() as scaler, site.api() as api:
+        await scaler.scale(POOL, 4, 1)
+        first, *others, last = sorted(one.name for one in (await pool_when(scaler, running=4)).instances)
+        await scaler.scale(POOL, 1, 1)
+        api_of_scaler = scaler._api
+        mark = api_of_scaler.mark
+
+        async def mark_while_more_are_named(pod: str, cost: str) -> None:
+            await mark(pod, cost)
+            if others:
+                await scaler.remove(POOL, others.pop(), 1)
+
+        api_of_scaler.mark = mark_while_more_are_named  # type: ignore[method-assign]
+        await scaler.remove(POOL, first, 1)
+        pool = await pool_when(scaler, running=1)
+        assert [one.name for one in pool.instances if one.phase is Phase.RUNNING] == [last]
+        assert (await api.scale(DEPLOYMENT)).replicas == 1
+
+
 async def test_a_size_that_somebody_else_changed_is_set_again(site: Site) -> None:
     async with site.manager() as scaler, site.api() as api:
         await scaler.scale(POOL, 2, 1)

@@ -115,14 +115,16 @@ class KubernetesScaler:
         target.fault = fault
 
     async def _reconcile(self, pool: PoolName, target: _Target) -> None:
+        named = frozenset(target.removals)  # orders that come while this runs are the next round's
         scale, pods = await self._observe(target)
         await self._take(self._token)
         present = {pod.name: pod for pod in pods if not pod.deleting}
-        target.removals &= present.keys()
-        for name in target.removals:
+        target.removals -= named - present.keys()
+        leaving = sorted(named & present.keys())
+        for name in leaving:
             if present[name].deletion_cost != _CHOSEN:
                 await self._api.mark(name, _CHOSEN)
-        kept = sum(pod.ready and pod.name not in target.removals for pod in present.values())
+        kept = sum(pod.ready and pod.name not in leaving for pod in present.values())
         wanted = scale.replicas if target.wanted is None else target.wanted
         rollout = len({pod.template for pod in present.values()}) > 1
         replicas = max(wanted, scale.replicas if rollout else kept)
@@ -130,7 +132,7 @@ class KubernetesScaler:
             await self._api.set_replicas(target.deployment, replicas, scale.version)
             logger.info("pool %s: %s has %d replicas, %d before", pool, target.deployment, replicas, scale.replicas)
         elif len(pods) == scale.replicas == scale.observed:  # nothing is about to be deleted anyway
-            for name in sorted(target.removals):
+            for name in leaving:
                 with contextlib.suppress(NotFound):
                     await self._api.delete_pod(name, present[name].uid)
 
