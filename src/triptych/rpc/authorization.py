@@ -1,5 +1,6 @@
 """Which kinds of processes may call what, by the names in their certificates."""
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import grpc.aio
 
 from triptych.errors import PermissionDenied
+from triptych.runtime.logs import BoundedWarnings
 from triptych.runtime.tls import GATEWAY, INSTANCE, OPERATOR, POOL_MANAGER, ROUTER, TlsIdentity
+
+logger = logging.getLogger(__name__)
 
 _EVERYONE: frozenset[str] = frozenset()
 
@@ -44,13 +48,18 @@ class Authorization:
 
     def __init__(self, tls: TlsIdentity | None) -> None:
         self._tls = tls
+        self._refusals = BoundedWarnings(logger)
 
     def check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        """``method`` is one of ``CALLERS``. Raises PermissionDenied."""
+        """``method`` is one of ``CALLERS``. Raises PermissionDenied, and logs it for each method and kind of caller."""
         kinds = CALLERS[method]
         if self._tls is None or not kinds:
             return
-        names = context.auth_context().get("peer_dns", ())
-        if not self._tls.admits((name.decode(errors="replace") for name in names), kinds):
+        names = [name.decode(errors="replace") for name in context.auth_context().get("peer_dns", ())]
+        if not self._tls.admits(names, kinds):
+            name = method.rpartition("/")[2]
             wanted = " or ".join(sorted(str(self._tls.name_of(kind)) for kind in kinds))
-            raise PermissionDenied(f"{method.rpartition('/')[2]} needs a certificate for {wanted}")
+            caller = " and ".join(sorted(self._tls.kinds_of(names))) or "no kind of process"
+            message = f"{method} refused a caller whose certificate is for {caller}: it needs one for {wanted}"
+            self._refusals.warn(message, kind=(method, caller))
+            raise PermissionDenied(f"{name} needs a certificate for {wanted}")

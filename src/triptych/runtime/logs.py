@@ -6,10 +6,14 @@ Records carry their request id: ``request_id`` is set where a request enters a p
 import json
 import logging
 import sys
+from collections import Counter
+from collections.abc import Hashable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from triptych.ports import Clock
 from triptych.runtime import tracing
+from triptych.runtime.clock import monotonic
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the current request; empty outside of one."""
@@ -21,6 +25,8 @@ FIELDS = "fields"
 _HTTP_CLIENT = "httpx"
 """It logs every call as INFO, and the scaler of Kubernetes calls every second."""
 
+_WARN_EVERY_S = 10.0
+
 
 def configure(level: str, log_format: str = "text") -> None:
     """Set up the process's logging; arguments as in the settings."""
@@ -28,6 +34,26 @@ def configure(level: str, log_format: str = "text") -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger(_HTTP_CLIENT).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
+
+
+class BoundedWarnings:
+    """Warnings that a peer can cause at any rate: of each kind at most one in ``_WARN_EVERY_S``, with the number left out."""
+
+    def __init__(self, logger: logging.Logger, clock: Clock = monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._silent_until_s: dict[Hashable, float] = {}
+        self._unlogged = Counter[Hashable]()
+
+    def warn(self, message: str, *, kind: Hashable = None) -> None:
+        """``kind`` is one of a bounded set, as each is remembered."""
+        now_s = self._clock()
+        if now_s < self._silent_until_s.get(kind, float("-inf")):
+            self._unlogged[kind] += 1
+            return
+        unlogged = self._unlogged.pop(kind, 0)
+        self._logger.warning("%s%s", message, f" (and {unlogged} more before it)" if unlogged else "")
+        self._silent_until_s[kind] = now_s + _WARN_EVERY_S
 
 
 class TextFormatter(logging.Formatter):

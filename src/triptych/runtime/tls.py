@@ -12,6 +12,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from triptych.ports import Clock
 from triptych.runtime.clock import monotonic
+from triptych.runtime.logs import BoundedWarnings
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,9 @@ ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS = "router", "instance", "pool-mana
 """What is called by name: the certificate of a router under ``--tls-name NAME`` is for ``router.NAME``, and so on."""
 GATEWAY, OPERATOR = "gateway", "operator"
 """Kinds of callers that nobody calls under their names."""
+KINDS = frozenset({ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS, GATEWAY, OPERATOR})
 
 _CHECK_S = 1.0
-_LOG_EVERY_S = 10.0
 _NAME = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
 
 T = TypeVar("T")
@@ -183,10 +184,15 @@ class TlsIdentity:
         """Whether a peer whose certificate carries these domain names is of one of these kinds. Always without ``tls_name``, as
         certificates do not tell kinds then.
         """
+        return not self._name or not self.kinds_of(names).isdisjoint(kinds)
+
+    def kinds_of(self, names: Iterable[str]) -> frozenset[str]:
+        """The kinds of a peer whose certificate carries these domain names; none without ``tls_name``."""
         if not self._name:
-            return True
-        admitted = {f"{kind}.{self._name}" for kind in (*kinds, "*")}
-        return any(name.lower() in admitted for name in names)
+            return frozenset()
+        carried = {name.lower() for name in names}
+        every = f"*.{self._name}" in carried
+        return frozenset(kind for kind in KINDS if every or f"{kind}.{self._name}" in carried)
 
     def listening(self, *kinds: str) -> ssl.SSLContext:
         """For a server: each connection uses the files of its time. Callers are of one of ``kinds``, if any are given."""
@@ -270,13 +276,13 @@ class _Listening(ssl.SSLContext):
 
     source: Callable[[], ssl.SSLContext]
     admits: Callable[[Iterable[str]], bool]
-    refusals: "_Refusals"
+    refusals: BoundedWarnings
 
     @classmethod
     def made(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
         """``admits`` decides by the domain names in the caller's certificate."""
         made = cls(ssl.PROTOCOL_TLS_SERVER)
-        made.source, made.admits, made.refusals = source, admits, _Refusals()
+        made.source, made.admits, made.refusals = source, admits, BoundedWarnings(logger)
         return made
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
@@ -292,7 +298,7 @@ class _Watched(ssl.SSLObject):
     """One connection of a server. Event loops drop a handshake that fails without a word."""
 
     admits: Callable[[Iterable[str]], bool]
-    refusals: "_Refusals"
+    refusals: BoundedWarnings
 
     def do_handshake(self) -> None:
         try:
@@ -302,31 +308,13 @@ class _Watched(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             reasons = (getattr(error, name, None) for name in ("verify_message", "reason", "strerror"))
-            self.refusals.note(next(filter(None, reasons), "no reason given"))
+            self.refusals.warn(f"a TLS connection was refused: {next(filter(None, reasons), 'no reason given')}")
             raise
 
     def _check_caller(self) -> None:
         named: dict[str, Any] = self.getpeercert() or {}
         if not self.admits(name for kind, name in named.get("subjectAltName", ()) if kind == "DNS"):
             raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the caller's certificate is not for a kind that may call")
-
-
-class _Refusals:
-    """At most one line in ``_LOG_EVERY_S``."""
-
-    def __init__(self, clock: Clock = monotonic) -> None:
-        self._clock = clock
-        self._silent_until_s = float("-inf")
-        self._unlogged = 0
-
-    def note(self, reason: str) -> None:
-        now_s = self._clock()
-        if now_s < self._silent_until_s:
-            self._unlogged += 1
-            return
-        more = f" (and {self._unlogged} more before it)" if self._unlogged else ""
-        logger.warning("a TLS connection was refused: %s%s", reason, more)
-        self._silent_until_s, self._unlogged = now_s + _LOG_EVERY_S, 0
 
 
 def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:

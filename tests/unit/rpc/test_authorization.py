@@ -1,6 +1,7 @@
 """Who may call what: each method with the certificates of each kind."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -162,3 +163,20 @@ async def test_a_folder_with_the_name_of_a_service_gives_no_rights(made: Authori
     register = TextServicer(script).register
     async with RpcServer(host=HOST, port=0, service_names=(), register=register, tls=tls) as server:
         assert await refused(f"{HOST}:{server.port}", "Generate", identities.identity(posing))
+
+
+async def test_refusals_are_logged_once_for_each_method_and_kind_of_caller(
+    made: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    script: Any = Script()
+    tls = identities.identity(made.folder / "encoder")
+    register = TextServicer(script).register
+    caplog.set_level(logging.WARNING, "triptych.rpc.authorization")
+    async with RpcServer(host=HOST, port=0, service_names=(), register=register, tls=tls) as server:
+        for folder in ("gateway", "gateway", "user", "gateway", "user"):
+            assert await refused(f"{HOST}:{server.port}", "Generate", identities.identity(made.folder / folder))
+    needed = f"it needs one for router.{identities.DOMAIN}"
+    assert [record.getMessage() for record in caplog.records if record.name == "triptych.rpc.authorization"] == [
+        f"/triptych.v1.Text/Generate refused a caller whose certificate is for {caller}: {needed}"
+        for caller in ("gateway", "no kind of process")
+    ]

@@ -96,3 +96,13 @@ def test_calls_of_the_http_client_are_logged_for_debugging_only(level: str, said
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert {line.rsplit(" ", 1)[1] for line in done.stderr.splitlines()} == said
+
+
+def test_bounded_warnings_say_how_many_of_their_kind_were_left_out() -> None:
+    stream, now_s = StringIO(), [0.0]
+    warnings = logs.BoundedWarnings(logger_into(stream, logging.Formatter()), lambda: now_s[0])
+    for at_s in (0.0, 5.0, 9.9, 10.1, 30.0):
+        now_s[0] = at_s
+        warnings.warn("one", kind="a")
+    warnings.warn("another", kind="b")
+    assert stream.getvalue().splitlines() == ["one", "one (and 2 more before it)", "one", "another"]
