@@ -505,6 +505,12 @@ def pools() -> schema.Dashboard:
                         "registrations {{job}}": "min by (job) (triptych_pool_registrations)",
                     },
                 ),
+                graph(
+                    "Streams",
+                    "Open streams that last as long as their client, by method, at all services.",
+                    "short",
+                    {"{{method}}": "sum by (method) (triptych_rpc_server_streams)"},
+                ),
             ],
         },
     )

@@ -61,22 +61,24 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         own = method.startswith(OWN_SERVICES)
         decode = REQUESTS[method] if own else _standard(handler.request_deserializer)
         check = partial(self._authorization.check, method) if own else _admit
-        if handler.request_streaming:
-            return _streams(handler, decode, method, check)
         if handler.response_streaming:
-            inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.unary_stream)
+            streaming = handler.request_streaming
+            inner_stream = cast(
+                "Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]",
+                handler.stream_stream if streaming else handler.unary_stream,
+            )
 
-            async def stream(request: bytes, context: Context) -> AsyncGenerator[Any]:
+            async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
                 call = observer.begin(method, context.invocation_metadata())
                 try:
                     check(context)
-                    answers = inner_stream(decode(request), context)
-                    if isinstance(answers, Awaitable):  # health's Watch writes its answers itself
+                    answers = inner_stream(request if streaming else decode(request), context)
+                    if isinstance(answers, Awaitable):  # health's Watch, and streams of calls, write their answers
                         await answers
-                        return
-                    async with aclosing(answers):
-                        async for answer in answers:
-                            yield answer
+                    else:
+                        async with aclosing(answers):
+                            async for answer in answers:
+                                yield answer
                     call.code = "OK"
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
                     call.code = "UNKNOWN"  # what we record if a standard service sets its own status
@@ -86,6 +88,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 finally:
                     call.end()
 
+            if streaming:  # its requests are decoded as they come
+                return grpc.stream_stream_rpc_method_handler(stream, decode, handler.response_serializer)
             return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
         inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
 
@@ -109,28 +113,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 def _admit(_: Context) -> None:
     """Standard services are for everyone."""
-
-
-def _streams(
-    handler: Handler, decode: Callable[[bytes], Any], method: str, check: Callable[[Context], None]
-) -> Handler:
-    """Reflection, members' streams to a pool manager, and streams of calls, which are observed one by one instead."""
-    inner = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.stream_stream)
-
-    async def stream(requests: object, context: Context) -> AsyncGenerator[Any]:
-        try:
-            check(context)
-            answers = inner(requests, context)
-            if isinstance(answers, Awaitable):  # it writes its answers itself
-                await answers
-                return
-            async with aclosing(answers):
-                async for answer in answers:
-                    yield answer
-        except Exception as error:  # noqa: BLE001 - the boundary of the process
-            await _abort(context, _status(error, method))
-
-    return grpc.stream_stream_rpc_method_handler(stream, decode, handler.response_serializer)
 
 
 def _standard(parse: Any) -> Callable[[bytes], Any]:

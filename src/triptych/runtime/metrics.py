@@ -1,12 +1,12 @@
 """Prometheus metrics of one process, with a registry per object: nothing is global and tests need no reset.
 
-``counter`` and ``histogram`` record events as they happen; ``watch`` reads an object's state at scrape time only.
+``counter``, ``gauge`` and ``histogram`` record events as they happen; ``watch`` reads an object's state at scrape time only.
 Labels come from small fixed sets: never a request id, an address, or user input.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -32,6 +32,10 @@ class Metrics:
 
     def counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, help_, labels, registry=self.registry)
+
+    def gauge(self, name: str, help_: str, labels: Sequence[str] = ()) -> Gauge:
+        """For what begins and ends in many places; ``watch`` is for the state of one object."""
+        return Gauge(name, help_, labels, registry=self.registry)
 
     def common_counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
         """As ``counter``, but shared by several parts of one process: created on first use."""

@@ -71,11 +71,17 @@ async def test_background_calls_and_watches_start_no_trace() -> None:
         assert await in_separate_task(span_of(method, ("traceparent", TRACEPARENT))) is None
 
 
-def test_a_watch_is_not_timed() -> None:
+def test_streams_that_last_are_counted_and_not_timed() -> None:
     telemetry = Telemetry()
     observer = CallObserver(telemetry)
-    for method in ("Encoder/WatchLoad", "Encoder/WatchLoad", "Encoder/Encode", "Encoder/Encode"):
-        observer.begin(f"/triptych.v1.{method}", ()).end()
+    observer.begin("/triptych.v1.Encoder/Encode", ()).end()
+    calls = [observer.begin(f"/triptych.v1.PoolManager/{method}", ()) for method in ("Attend", "Attend", "Watch")]
+    calls[0].code = "UNAVAILABLE"
+    calls[0].end()
     rendered = telemetry.metrics.render().decode()
-    assert "WatchLoad" not in rendered
-    assert 'triptych_rpc_server_seconds_count{code="CANCELLED",method="Encoder/Encode"} 2.0' in rendered
+    assert 'triptych_rpc_server_streams{method="PoolManager/Attend"} 1.0' in rendered
+    assert 'triptych_rpc_server_streams{method="PoolManager/Watch"} 1.0' in rendered
+    ended = 'triptych_rpc_server_streams_ended_total{code="UNAVAILABLE",method="PoolManager/Attend"} 1.0'
+    assert ended in rendered
+    timed = {line for line in rendered.splitlines() if line.startswith("triptych_rpc_server_seconds_count")}
+    assert timed == {'triptych_rpc_server_seconds_count{code="CANCELLED",method="Encoder/Encode"} 1.0'}
