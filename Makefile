@@ -19,7 +19,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards proto bench vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -82,6 +82,9 @@ format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards from scripts/dashboards.py
 	$(BIN)/python scripts/dashboards.py
+
+lock: $(STAMP)  ## Write the versions that the images install, deploy/images/requirements; the newest with UPGRADE=1
+	$(BIN)/python scripts/lock.py --torch $(TORCH) $(if $(UPGRADE),--upgrade)
 
 proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 	PYTHON=$(BIN)/python proto/generate.sh

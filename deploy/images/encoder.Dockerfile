@@ -6,34 +6,31 @@ FROM ${PYTHON} AS code
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python3 -m venv /opt/triptych
+COPY deploy/images/requirements/build.txt .
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet --no-deps --require-hashes --requirement build.txt
 COPY LICENSE README.md pyproject.toml ./
 COPY src src
 COPY services services
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
-    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    /opt/triptych/bin/pip install --quiet --no-deps --prefix /code .
-
-# What is to be installed, without the settings of tools, so that their changes do not install it again.
-FROM ${PYTHON} AS project
-COPY pyproject.toml .
-RUN sed -i '/^\[dependency-groups\]/,$d' pyproject.toml
+RUN /opt/triptych/bin/pip install --quiet --no-deps --no-build-isolation --prefix /code .
 
 FROM ${PYTHON} AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python3 -m venv /opt/triptych
+COPY deploy/images/requirements/instance.txt .
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/triptych/bin/pip install --quiet --no-deps --require-hashes --requirement instance.txt
 # The build of torch, and the index to take it from. Empty: as pip is configured.
-ARG TORCH=torch==2.13.0
+ARG TORCH=torch
 ARG TORCH_INDEX=
+COPY deploy/images/requirements/constraints.txt .
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    /opt/triptych/bin/pip install --quiet ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
-COPY --from=project pyproject.toml .
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
-    --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    mkdir -p src/triptych && touch LICENSE README.md src/triptych/__init__.py \
-    && /opt/triptych/bin/pip install --quiet '.[cli,encoder,text,telemetry,ucx]' \
-    && /opt/triptych/bin/pip uninstall --quiet --yes triptych pip
+    /opt/triptych/bin/pip install --quiet --constraint constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}" \
+    && /opt/triptych/bin/pip check && /opt/triptych/bin/pip uninstall --quiet --yes pip
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="triptych-encoder" org.opencontainers.image.licenses="Apache-2.0"

@@ -1,4 +1,4 @@
-"""The Dockerfiles: what they install suffices and holds no torch where none is needed, and their twins stay twins.
+"""The Dockerfiles: what they install is pinned, suffices and holds no torch where none is needed, and their twins stay twins.
 
 That they build and run is shown by ``make test-compose``.
 """
@@ -6,13 +6,17 @@ That they build and run is shown by ``make test-compose``.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts.lock import EXTRAS, OF_TORCH
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "deploy" / "images"
@@ -53,10 +57,30 @@ def stage(text: str, name: str) -> str:
     return re.split(r"^FROM ", text.split(f" AS {name}\n")[1], flags=re.MULTILINE)[0]
 
 
-def extras(service: str) -> set[str]:
-    found = re.search(r"'\.\[([a-z,]+)\]'", dockerfile(service))
-    assert found is not None
-    return set(found[1].split(","))
+def installed_from(service: str) -> str:
+    """The name of the file of requirements that the image installs."""
+    (name,) = re.findall(r"--require-hashes --requirement (\w+)\.txt", stage(dockerfile(service), "packages"))
+    return str(name)
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Versions of packages by name."""
+    lines = (IMAGES / "requirements" / f"{name}.txt").read_text()
+    return dict(re.findall(r"^([\w-]+)==(\S+)", lines, flags=re.MULTILINE))
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def required(extras: Iterable[str]) -> Iterator[Requirement]:
+    """What pyproject.toml requires with these extras, of others."""
+    optional = project()["project"]["optional-dependencies"]
+    for requirement in map(Requirement, (line for extra in extras for line in optional[extra])):
+        if requirement.name == "triptych":
+            yield from required(requirement.extras)
+        else:
+            yield requirement
 
 
 def closure(distribution: str, wanted: set[str]) -> Iterator[str]:
@@ -81,7 +105,8 @@ def test_every_service_has_one_dockerfile() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("service", WITHOUT_TORCH)
 def test_a_service_without_torch_needs_only_what_its_image_installs(service: str) -> None:
-    installed = set(closure("triptych", extras(service)))
+    assert installed_from(service) == service
+    installed = set(closure("triptych", set(EXTRAS[service])))
     assert not installed & {"torch", "transformers", "numpy", "safetensors", "av", "pillow"}
     absent = {
         module
@@ -108,7 +133,7 @@ def test_an_image_runs_its_service_as_an_ordinary_user(service: str) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_dockerfile_needs_more_than_its_base_image_and_pip(service: str) -> None:
     text = dockerfile(service)
-    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${PYTHON}"] * 4
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${PYTHON}"] * 3
     assert "ARG PYTHON=python:3.11-slim-bookworm\n" in text
     assert "syntax=" not in text, "a frontend from a registry"
     assert "://" not in text, "the address of an index"
@@ -118,15 +143,44 @@ def test_no_dockerfile_needs_more_than_its_base_image_and_pip(service: str) -> N
 def test_common_stages_are_the_same_so_that_they_are_built_once() -> None:
     assert len({stage(dockerfile(service), "code") for service in SERVICES}) == 1
     assert stage(dockerfile("encoder"), "packages") == stage(dockerfile("text"), "packages")
-    named = {re.sub(r"'\.\[.*\]'", "", stage(dockerfile(service), "packages")) for service in WITHOUT_TORCH}
+    named = {stage(dockerfile(service), "packages").replace(f"{service}.txt", "") for service in WITHOUT_TORCH}
     assert len(named) == 1
 
 
 def test_the_torch_of_the_images_is_the_one_that_is_tested() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    pinned = re.search(r"^TORCH \?= (\S+)$", makefile, flags=re.MULTILINE)
-    assert pinned is not None
-    assert f"ARG TORCH={pinned[1]}\n" in dockerfile("encoder")
+    tested = f"torch=={pinned('constraints')['torch']}"
+    assert f"\nTORCH ?= {tested}\n" in (ROOT / "Makefile").read_text()
+    assert f'"${{TORCH:-{tested}}}"' in (ROOT / "scripts" / "setup.sh").read_text()
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_an_image_installs_fits_what_the_project_requires(name: str) -> None:
+    versions = pinned(name) | {"torch": pinned("constraints")["torch"]}
+    own = map(Requirement, project()["project"]["dependencies"])
+    for requirement in (*own, *required(EXTRAS[name])):
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, f"{requirement}: run make lock"
+    for requirement in map(Requirement, project()["build-system"]["requires"]):
+        assert pinned("build")[requirement.name] in requirement.specifier, f"{requirement}: run make lock"
+
+
+@pytest.mark.parametrize("name", ["build", *EXTRAS])
+def test_packages_of_images_are_pinned_by_digest(name: str) -> None:
+    text = (IMAGES / "requirements" / f"{name}.txt").read_text()
+    packages = re.split(r"\n(?=\w)", text.rstrip("\n"))[1:]
+    assert packages
+    for one in packages:
+        assert re.fullmatch(r"[\w-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", one), one
+
+
+def test_images_have_the_same_versions() -> None:
+    files = {path.stem for path in (IMAGES / "requirements").iterdir()}
+    assert files == {"build", "constraints", *EXTRAS}
+    together = [item for name in ("build", *EXTRAS) for item in pinned(name).items()]
+    of_torch = {name for name in pinned("constraints") if OF_TORCH.match(f"{name}==")}
+    assert {"torch", "triton", "cuda-toolkit", "nvidia-cudnn-cu13"} <= of_torch
+    assert dict(together) == {name: one for name, one in pinned("constraints").items() if name not in of_torch}
+    assert len(set(together)) == len(dict(together))
+    assert {installed_from(service) for service in SERVICES} == set(EXTRAS)
 
 
 def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
@@ -139,4 +193,6 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(service), flags=re.MULTILINE)
         for source in line.split()[:-1]
     }
-    assert {source if source in allowed else str(Path(source).parent) for source in copied} == allowed
+    covered = {str(one) for source in copied for one in (Path(source), *Path(source).parents)}
+    assert allowed <= covered, "nothing of it is copied"
+    assert all(allowed & {str(one) for one in (Path(source), *Path(source).parents)} for source in copied)
