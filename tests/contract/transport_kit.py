@@ -93,6 +93,7 @@ class Kit:
         epoch: int = 1,
         max_pull_s: float = MAX_PULL_S,
         idle_s: float = 600.0,
+        max_connections: int = 1024,
     ) -> AsyncIterator[Site]:
         arena = self.arena(nbytes, instance_id, epoch)
         machine = ArenaMachine(
@@ -113,7 +114,7 @@ class Kit:
                 arena,
                 machine=MACHINE,
                 check=check,
-                limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s),
+                limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s, max_connections=max_connections),
                 tls=self.tls,
             )
         else:

@@ -5,35 +5,41 @@ not encrypted and belongs on an isolated network.
 """
 
 import asyncio
-from typing import Self, cast
+import socket
+from typing import Self
 
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import TCP
 from triptych.ports import Arena, LeaseCheck
-from triptych.runtime.tls import INSTANCE, TlsIdentity
-from triptych.transport.tcp_holder import Serving, TcpLimits
+from triptych.runtime.tls import TlsIdentity
+from triptych.transport.tcp_holder import TcpLimits, TcpListener
 from triptych.transport.tcp_reader import TcpPeer
-from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer
+from triptych.transport.tcp_wire import TcpOffer
 
 BACKEND = TCP
+_BACKLOG = 128
 
 
 class TcpTransport:
     """Listens from ``listen`` until ``close``."""
 
     def __init__(
-        self, arena: Arena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: TlsIdentity | None
+        self,
+        arena: Arena,
+        listener: TcpListener,
+        *,
+        machine: str,
+        advertised: tuple[str, int],
+        max_pull_s: float,
+        tls: TlsIdentity | None,
     ) -> None:
-        """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``."""
+        """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``; readers use the ``advertised`` host and port."""
         self._arena = arena
+        self._listener = listener
         self._machine = machine
-        self._check = check
-        self._limits = limits
+        self._advertised = advertised
+        self._max_pull_s = max_pull_s
         self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._closed = False
-        self._advertised = ("", 0)
-        self._serving: set[Serving] = set()
         self._peers: set[TcpPeer] = set()
 
     @classmethod
@@ -53,17 +59,15 @@ class TcpTransport:
         ``advertised_host`` is the address that readers use when it differs from ``bind_host``. Raises OSError when it
         cannot be bound.
         """
-        transport = cls(arena, machine=machine, check=check, limits=limits, tls=tls)
-        loop = asyncio.get_running_loop()
-        if tls is None:
-            server = await loop.create_server(transport._accept, bind_host, 0)
-        else:
-            server = await loop.create_server(
-                transport._accept, bind_host, 0, ssl=tls.listening(INSTANCE), ssl_handshake_timeout=TLS_HANDSHAKE_S
-            )
-        transport._server = server
-        transport._advertised = (advertised_host or bind_host, server.sockets[0].getsockname()[1])
-        return transport
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = infos[0]
+        bound = socket.create_server(address, family=family, backlog=_BACKLOG)
+        port = bound.getsockname()[1]
+        listener = TcpListener(bound, arena, check, limits, tls)
+        advertised = (advertised_host or bind_host, port)
+        return cls(arena, listener, machine=machine, advertised=advertised, max_pull_s=limits.max_pull_s, tls=tls)
 
     @property
     def backend(self) -> str:
@@ -76,7 +80,7 @@ class TcpTransport:
     @property
     def connections(self) -> int:
         """Connected readers."""
-        return len(self._serving)
+        return self._listener.connections
 
     def offer(self) -> TransportOffer:
         host, port = self._advertised
@@ -86,7 +90,7 @@ class TcpTransport:
         peer = TcpPeer(
             self._arena,
             TcpOffer.parse(offer),
-            max_pull_s=self._limits.max_pull_s,
+            max_pull_s=self._max_pull_s,
             tls=self._tls,
             closed=self._peers.discard,
         )
@@ -103,33 +107,6 @@ class TcpTransport:
         return ()
 
     async def close(self) -> None:
-        self._closed = True
-        if self._server is not None:
-            self._server.close()
-            for serving in self._serving:
-                serving.abort()
-            await self._server.wait_closed()
+        await self._listener.close()
         for peer in list(self._peers):
             await peer.close()
-        if self._serving:
-            await asyncio.wait([serving.gone for serving in self._serving])  # safe to cancel
-
-    def _accept(self) -> asyncio.Protocol:
-        if len(self._serving) >= self._limits.max_connections:
-            return _Refusing()
-        return Serving(self._arena, self._check, self._limits, begun=self._begun)
-
-    def _begun(self, serving: Serving) -> None:
-        """Counted only now: a failed TLS handshake does not call its protocol. One may end after ``close``."""
-        if self._closed:
-            serving.abort()
-            return
-        self._serving.add(serving)
-        serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
-
-
-class _Refusing(asyncio.Protocol):
-    """Hangs up, when the limit of readers is reached."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()  # uvloop's class does not derive from it

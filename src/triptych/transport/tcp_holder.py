@@ -1,23 +1,32 @@
 """The holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
 
-Callbacks only, no task per connection. Bounded are connections, queued requests per connection, bytes in the write
+Callbacks only: a connection has a task until its TLS handshake has ended. Bounded are connections, queued requests per connection, bytes in the write
 buffer, bytes sent per turn of the event loop, the time of a read, and idle time.
 """
 
 import asyncio
+import logging
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from triptych.ports import Arena, LeaseCheck
+from triptych.runtime.logs import BoundedWarnings
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.tls import INSTANCE, TlsIdentity
 from triptych.transport.arena import PROBE_NBYTES
-from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, REQUEST, Read, Status
+from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, REQUEST, TLS_HANDSHAKE_S, Read, Status
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_NBYTES = 1 << 19
 _TURN_NBYTES = 1 << 22
 _GREETING_S = 10.0
 """Time in which a new connection must send its first request."""
+_ACCEPT_AGAIN_S = 1.0
+"""Pause after a connection could not be accepted, as when the process has no file descriptor left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +34,95 @@ class TcpLimits:
     max_pull_s: float
     """Time limit of one read, on both sides."""
     max_connections: int = 1024
+    """Of readers, those included whose TLS handshake has not ended."""
     max_requests_in_line: int = 128
     """Per connection."""
     idle_s: float = 600.0
     """Idle time after which a connection is closed; the reader opens another when it needs one."""
+
+
+class TcpListener:
+    """Accepts readers on a bound socket, in the event loop, from construction until ``close``."""
+
+    def __init__(
+        self, bound: socket.socket, arena: Arena, check: LeaseCheck, limits: TcpLimits, tls: TlsIdentity | None
+    ) -> None:
+        self._socket = bound
+        self._socket.setblocking(False)
+        self._arena = arena
+        self._check = check
+        self._limits = limits
+        self._encryption = None if tls is None else tls.listening(INSTANCE)
+        self._loop = asyncio.get_running_loop()
+        self._scope = TaskScope("tcp")
+        self._beginning: dict[Serving, socket.socket] = {}
+        """Before the end of their TLS handshake. They count in the limit: each has buffers."""
+        self._serving: set[Serving] = set()
+        self._warnings = BoundedWarnings(logger)
+        self._again: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._listen()
+
+    @property
+    def connections(self) -> int:
+        """Connected readers."""
+        return len(self._serving)
+
+    async def close(self) -> None:
+        """Safe to cancel."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        if self._again is not None:
+            self._again.cancel()
+        for serving in self._serving:
+            serving.abort()
+        await self._scope.close()
+        for connection in self._beginning.values():  # their tasks were cancelled before they began
+            connection.close()
+        if self._serving:
+            await asyncio.wait([serving.gone for serving in self._serving])
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # the reader has left
+            return
+        except OSError as error:
+            self._warnings.warn(f"readers cannot connect: {error}")
+            self._loop.remove_reader(self._socket)
+            self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+            return
+        if len(self._beginning) + len(self._serving) >= self._limits.max_connections:
+            connection.close()
+            return
+        serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
+        self._beginning[serving] = connection
+        self._scope.spawn(self._begin(serving, connection), name="handshake")
+
+    async def _begin(self, serving: "Serving", connection: socket.socket) -> None:
+        timeout_s = None if self._encryption is None else TLS_HANDSHAKE_S
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: serving, connection, ssl=self._encryption, ssl_handshake_timeout=timeout_s
+            )
+        except OSError as error:
+            logger.debug("a reader did not connect: %s", error)
+        finally:
+            self._beginning.pop(serving, None)
+
+    def _begun(self, serving: "Serving") -> None:
+        """The handshake may end after ``close``."""
+        self._beginning.pop(serving, None)
+        if self._closed:
+            serving.abort()
+            return
+        self._serving.add(serving)
+        serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
 
 
 class Serving(asyncio.Protocol):

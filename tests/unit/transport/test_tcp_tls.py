@@ -125,6 +125,44 @@ def test_a_handshake_that_ends_after_the_holder_has_closed_reads_nothing(
         runner.run(run())
 
 
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_that_never_finish_their_handshake_count_in_the_limit(
+    member: TlsIdentity, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    most, opened = 4, 40
+
+    async def hung_up(reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+
+    async def run() -> None:
+        kit = Kit("tcp", tls=member)
+        async with (
+            kit.site("holder", max_connections=most) as holder,
+            kit.site("reader") as reader,
+            asyncio.timeout(30),
+        ):
+            port = TcpOffer.parse(holder.transport.offer()).port
+            streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(opened)]
+            async with asyncio.TaskGroup() as group:
+                ends = [group.create_task(hung_up(stream)) for stream, _ in streams]
+                while sum(map(asyncio.Task.done, ends)) < opened - most:  # noqa: ASYNC110 - any of them may be refused
+                    await asyncio.sleep(0.01)
+                with pytest.raises(TransferFailed):
+                    await pull(holder, reader, 1000)
+                assert sum(map(asyncio.Task.done, ends)) == opened - most
+                for _, writer in streams:
+                    writer.close()
+            while True:
+                with contextlib.suppress(TransferFailed):  # until the holder has seen that they left
+                    await pull(holder, reader, 1000)
+                    break
+                await asyncio.sleep(0.01)
+
+    with asyncio.Runner(debug=True, loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
 @pytest.mark.parametrize("theirs", ["stranger", "plain"])
 async def test_without_a_trusted_certificate_no_pull_succeeds(
     member: TlsIdentity, stranger: TlsIdentity, theirs: str
