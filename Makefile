@@ -19,7 +19,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -99,7 +99,10 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
 	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
 
-vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (creates a 3.5 GB environment under build/)
+vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
+	scripts/vllm_environment.sh
+
+vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster, in that environment
 	scripts/vllm_client.sh
 
 model: $(STAMP)  ## Train and evaluate the demo model (about 20 minutes)

