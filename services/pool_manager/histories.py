@@ -12,7 +12,7 @@ from triptych.machine.pool_manager.history import LoadHistory
 from triptych.policy.scaling import initial_size
 from triptych.ports import Clock, Store
 
-from .keeper import read_table
+from .keeper import Table
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Histories:
 
     def __init__(self, store: Store, clock: Clock, hour: Clock) -> None:
         self._store = store
+        self._table = Table(store, _TABLE, _KEPT)
         self._clock = clock
         self._hour = hour
         self._pools: dict[str, LoadHistory] = {}
@@ -47,7 +48,7 @@ class Histories:
 
     async def read(self) -> None:
         """Take over what an earlier leader has kept."""
-        kept = await read_table(self._store, _TABLE, _KEPT)
+        kept = await self._table.read()
         self._pools |= {name: LoadHistory(one) for name, one in kept.items()}
         self._written |= kept
 

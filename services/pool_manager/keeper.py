@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,15 +50,28 @@ def later(pool: KeptPool, seconds: float) -> KeptPool:
     )
 
 
-async def read_table(store: Store, table: str, kind: TypeAdapter[T]) -> dict[str, T]:
-    """What the store has by key. An entry that this program did not write is skipped."""
-    found: dict[str, T] = {}
-    for entry in await store.entries(table):
-        try:
-            found[entry.key] = kind.validate_json(entry.value)
-        except ValidationError:
-            logger.warning("the store's entry of %s in %s cannot be used", entry.key, table)
-    return found
+class Table(Generic[T]):
+    """A table of the store, as values by key. An entry that this program did not write is skipped, and logged once."""
+
+    def __init__(self, store: Store, name: str, kind: TypeAdapter[T]) -> None:
+        self._store = store
+        self._name = name
+        self._kind = kind
+        self._skipped: set[str] = set()
+        """Keys whose entries could not be used when they were last read."""
+
+    async def read(self) -> dict[str, T]:
+        found: dict[str, T] = {}
+        skipped: set[str] = set()
+        for entry in await self._store.entries(self._name):
+            try:
+                found[entry.key] = self._kind.validate_json(entry.value)
+            except ValidationError:
+                skipped.add(entry.key)
+        for key in sorted(skipped - self._skipped):
+            logger.warning("the store's entry of %s in %s cannot be used", key, self._name)
+        self._skipped = skipped
+        return found
 
 
 _LEFT = TypeAdapter(Left)
@@ -72,13 +85,14 @@ class Keeper:
         """``owner`` names this manager."""
         self._owner = owner
         self._store = store
+        self._pools = Table(store, _POOLS, _LEFT)
         self._clock = clock
         self._written: dict[str, _Written] = {}
         self._records: deque[bytes] = deque(maxlen=_MAX_WAITING_RECORDS)
 
     async def read(self) -> dict[str, Left]:
         """All pools."""
-        return await read_table(self._store, _POOLS, _LEFT)
+        return await self._pools.read()
 
     async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
         """The last decisions by pool, oldest first."""

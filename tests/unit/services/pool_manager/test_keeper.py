@@ -86,6 +86,21 @@ async def test_what_another_program_wrote_is_skipped(caplog: pytest.LogCaptureFi
     assert await keeper.read() == {"m/E": Left("me", POOL)}
 
 
+async def test_an_entry_that_cannot_be_used_is_logged_when_that_begins(caplog: pytest.LogCaptureFixture) -> None:
+    """A leader of another release writes it every few seconds, and those that follow read it as often."""
+    store = MemoryStore(clock=now_s)
+    keeper, fence = Keeper(store, now_s, "me"), await led(store)
+    logged = []
+    for value in (b"[]", b"[1]", b"[2]", None, b"[]"):
+        if value is None:
+            await keeper.write({"m/E": POOL}, fence)
+        else:
+            await store.put("pools", "m/E", value)
+        await keeper.read()
+        logged.append(len(caplog.records))
+    assert logged == [1, 1, 1, 1, 2]
+
+
 async def test_a_deposed_manager_writes_nothing() -> None:
     store = MemoryStore(clock=now_s)
     fence = await led(store)
