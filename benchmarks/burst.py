@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from benchmarks.bursts import (
     FIRST_S,
     SLO_FACTOR,
@@ -123,6 +123,7 @@ def show(served: Served, outcomes: Sequence[Outcome]) -> None:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument(

@@ -30,7 +30,7 @@ import transformers
 from PIL import Image
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_DIR, MODEL_ID
 
@@ -219,6 +219,7 @@ def report(results: list[Result]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--requests", type=int, default=48, help="per case")

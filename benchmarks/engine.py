@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import transformers as untyped_transformers
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from triptych.demo import MODEL_DIR
 from triptych.engine import heap
 
@@ -160,13 +160,22 @@ class Worker:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=variables
         )
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.kill()
+            raise
 
     def ask(self, case: dict[str, Any]) -> dict[str, float]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
         return self._read()
+
+    def kill(self) -> None:
+        """Instead of ``close``, which lets it finish."""
+        self._process.kill()
+        self.close()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -186,7 +195,6 @@ class Worker:
         if not line:
             self._log.seek(0)
             said = self._log.read()
-            self.close()
             raise RuntimeError(said[-2000:])
         answer: dict[str, float] = json.loads(line)
         return answer
@@ -205,7 +213,12 @@ def workers(systems: dict[str, str], directory: Path, threads: int) -> Iterator[
                 print(f"vllm is LEFT OUT: its environment does not start: {error}")
             else:
                 stack.callback(made[-1].close)
-        yield made
+        try:
+            yield made
+        except BaseException:
+            for worker in made:
+                worker.kill()
+            raise
 
 
 def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale: float) -> list[dict[str, Any]]:
@@ -242,6 +255,7 @@ def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-0.5b"], choices=["demo", *SHAPES])

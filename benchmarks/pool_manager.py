@@ -36,7 +36,7 @@ import grpc.aio
 import psutil
 import uvloop
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
 from triptych.domain.membership import MemberKind
@@ -433,6 +433,7 @@ def _print_gathering(row: Gathering) -> None:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--quick", action="store_true", help="one rate, for a second: shows that it works")

@@ -38,7 +38,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from tests.integration.gateway.wired import Wired, wired
 from tests.simulation.cluster import World
 from triptych.testing.fakes import FAKE_MODEL
@@ -261,6 +261,7 @@ def _by_file(calls: Counter[CodeType]) -> dict[str, int]:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the figures to this file, with what they are made of")
     parser.add_argument("--quick", action="store_true", help="one request: shows that it works")

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import identity, machine
+from benchmarks import ending, identity, machine
 from benchmarks.relay_peers import HOST
 from benchmarks.router_overhead import (
     GATEWAY,
@@ -185,6 +185,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")

@@ -39,7 +39,7 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
 from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
@@ -493,6 +493,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from benchmarks.engine import make
 from tests.unit.engine.decoder.reference_sampling import Sampler
 from triptych.domain.sampling import SamplingParams
@@ -131,6 +131,7 @@ def _scale(adapter: Any) -> None:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m", "qwen2.5-vocabulary"])
     parser.add_argument("--steps", type=int, default=20)

@@ -31,7 +31,7 @@ import torch
 import transformers as untyped_transformers
 from PIL import Image
 
-from benchmarks import machine
+from benchmarks import ending, machine
 from services.encoder import app as encoder_app
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
@@ -278,6 +278,7 @@ def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, 
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--rounds", type=int, default=2)

@@ -36,7 +36,7 @@ from typing import Any, Self
 import grpc
 import uvloop
 
-from benchmarks import identity, machine
+from benchmarks import ending, identity, machine
 from triptych.cli.child import child_command
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
@@ -538,6 +538,7 @@ def show(rows: list[dict[str, Any]], small_rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="a few small pulls, to see that it runs")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import ending
 from benchmarks.burst import MANAGER
 from benchmarks.bursts import FIRST_S, SLO_FACTOR, Outcome, Sample, Served, Shape, System, replayed, synthetic
 from triptych.cli import show
@@ -89,4 +90,5 @@ async def main(console: Console) -> int:
 
 
 if __name__ == "__main__":
+    ending.by_sigterm()
     sys.exit(asyncio.run(main(show.plain_console())))

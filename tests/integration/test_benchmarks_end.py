@@ -12,13 +12,22 @@ from tests.integration.quick_benchmark import TIMEOUT_S
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("name", ["router_overhead", "transport", "pool_manager"])
-def test_a_benchmark_that_is_terminated_leaves_no_process(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("router_overhead", ("--quick",)),
+        ("transport", ("--quick",)),
+        ("pool_manager", ("--quick",)),
+        ("engine", ("--quick",)),
+        ("burst", ()),
+    ],
+)
+def test_a_benchmark_that_is_terminated_leaves_no_process_and_no_files(
+    name: str, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     benchmark = subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.{name}", "--quick"],
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -32,6 +41,8 @@ def test_a_benchmark_that_is_terminated_leaves_no_process(
         benchmark.terminate()
         benchmark.wait()
         assert psutil.wait_procs(children, timeout=20)[1] == []
+        left = [path.name for path in tmp_path.iterdir()]
+        assert [name for name in left if not name.startswith("torchinductor")] == []  # PyTorch's own cache
     finally:
         benchmark.kill()
         benchmark.wait()
