@@ -8,11 +8,10 @@ Each file is replaced as a whole. Private keys are readable by their owner only.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_address
@@ -176,23 +175,6 @@ def identities(folder: Path) -> tuple[Issued, ...]:
     """All identities in ``folder``."""
     found = (Issued.found(one) for one in sorted(folder.iterdir()) if one.is_dir())
     return tuple(one for one in found if one is not None)
-
-
-@contextlib.contextmanager
-def sole_writer(folder: Path) -> Generator[None]:
-    """Makes ``folder``, and waits for others that write to it."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise CliError(f"cannot use {folder}: {error.strerror}", caller=True) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    except OSError as error:
-        raise CliError(f"cannot use {error.filename or folder}: {error.strerror}", caller=False) from None
-    finally:
-        os.close(descriptor)
 
 
 def _builder(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from triptych.cli.folders import sole_writer
 from triptych.cli.options import failures
 from triptych.cli.outcome import CliError
 
@@ -100,7 +101,7 @@ def _write(
     except ValueError as error:
         raise CliError(str(error), caller=True) from None
     now = datetime.now(UTC).replace(microsecond=0)
-    with ca.sole_writer(folder):
+    with sole_writer(folder):
         authority = ca.Authority.found(folder)
         wanted = ca.expected(name, hosts, users if users is not None else [] if authority else ["user"])
         there = {one.wanted.folder: one for one in ca.identities(folder)}

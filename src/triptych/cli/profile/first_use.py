@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from triptych.cli.folders import sole_writer
 from triptych.cli.profile.command import Job, profile
 from triptych.demo import MODEL_DIR
 from triptych.domain.durations import in_words
@@ -17,7 +19,7 @@ from triptych.policy.costs import disturbances
 from triptych.ports import Clock
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import cpu_name
-from triptych.runtime.profiles import read_profiles, the_profile
+from triptych.runtime.profiles import read_profiles, the_profile, write_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _SLO_FACTOR = 5.0
@@ -25,6 +27,7 @@ _REPEATS_S = 60.0
 """For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
 _MEASURING = "measuring"
 _DISTURBED = "disturbed"
+"""Profiles of parts whose measurement was disturbed, and of the others. They stay, as long as the commands may run that use them."""
 
 
 def cache_directory() -> Path:
@@ -44,41 +47,53 @@ def demo_profiles(
     takes about a minute, or with ``again`` all. Raises CliError.
 
     A part that was disturbed is measured once more, as long as that adds about a minute at most. If that was disturbed as well, its
-    profile is not kept: the directory is then one for this run.
+    profile is not kept: the directory is then one for this run. Of several processes one measures at a time, and those that
+    waited use what it has measured.
     """
-    directory = cache / f"demo-{threads}"
-    measuring, disturbed = directory / _MEASURING, directory / _DISTURBED
-    found = read_profiles(directory)[0] if directory.is_dir() and not again else []
-    checkpoint = open_checkpoint(MODEL_DIR)
-    parts = [
-        part
-        for part in ModelPart
-        if not any(_describes(one, part, checkpoint.part_digest(part), threads) for one in found)
-    ]
-    if not parts:
-        return directory
-    console.print("measuring what the demo model costs here, once; this takes about a minute (--profiles DIR skips it)")
-    shutil.rmtree(disturbed, ignore_errors=True)
-    if again:
-        shutil.rmtree(measuring, ignore_errors=True)  # the rows of a measurement that was interrupted
-    for path in measuring.glob("*.json"):
-        path.unlink()
-    left_s = _REPEATS_S
-    for part in parts:
-        left_s -= _measured(part, directory, threads, console, measure, clock, left_s)
-    shutil.rmtree(measuring, ignore_errors=True)
-    if not disturbed.is_dir():
-        console.print(f"profiles written to {directory}", soft_wrap=True)
-        return directory
-    console.print(
-        "decisions on sizes will not be exact. These profiles serve for this run only: the next start measures again",
-        soft_wrap=True,
-    )
-    there = {path.name for path in disturbed.glob("*.json")}
-    for path in directory.glob("*.json"):
-        if path.name not in there:
-            shutil.copy(path, disturbed)
-    return disturbed
+    with sole_writer(cache, waits=lambda: console.print("another command measures the demo model: waiting for it")):
+        directory = cache / f"demo-{threads}"
+        found = read_profiles(directory)[0] if directory.is_dir() and not again else []
+        checkpoint = open_checkpoint(MODEL_DIR)
+        parts = [
+            part
+            for part in ModelPart
+            if not any(_describes(one, part, checkpoint.part_digest(part), threads) for one in found)
+        ]
+        if not parts:
+            return directory
+        console.print(
+            "measuring what the demo model costs here, once; this takes about a minute (--profiles DIR skips it)"
+        )
+        measuring, disturbed = directory / _MEASURING, directory / _DISTURBED
+        if again:
+            shutil.rmtree(measuring, ignore_errors=True)  # the rows of a measurement that was interrupted
+        for path in measuring.glob("*.json"):
+            path.unlink()
+        left_s, not_kept = _REPEATS_S, set[str]()
+        for part in parts:
+            measured = _measured(part, directory, threads, console, measure, clock, left_s)
+            left_s -= measured.repeated_s
+            not_kept |= measured.disturbed
+        shutil.rmtree(measuring, ignore_errors=True)
+        if not not_kept:
+            console.print(f"profiles written to {directory}", soft_wrap=True)
+            return directory
+        console.print(
+            "decisions on sizes will not be exact. These profiles serve for this run only: the next start measures again",
+            soft_wrap=True,
+        )
+        for one in read_profiles(directory)[0]:
+            if one.file_name not in not_kept:
+                write_profile(disturbed / one.file_name, one)
+        return disturbed
+
+
+@dataclass(frozen=True, slots=True)
+class _PartMeasured:
+    repeated_s: float
+    """Time that a second measurement took."""
+    disturbed: frozenset[str]
+    """Names of its files, if they are among the disturbed ones."""
 
 
 def _measured(
@@ -89,9 +104,9 @@ def _measured(
     measure: Callable[[Job, Console], bool],
     clock: Clock,
     left_s: float,
-) -> float:
-    """Put a profile of the part into the directory, or into the one for disturbed ones below it. Return the time that a second
-    measurement took; there is none if the first took more than ``left_s``.
+) -> _PartMeasured:
+    """Put a profile of the part into the directory, or into the one for disturbed ones below it. It is measured once if that
+    takes more than ``left_s``.
     """
     job = Job(
         model="demo",
@@ -118,9 +133,10 @@ def _measured(
         _say_disturbed(console, part, signs, "end what else runs for exact ones")
     place = directory / _DISTURBED if signs else directory
     place.mkdir(exist_ok=True)
-    for path in job.out.glob("*.json"):
+    made = list(job.out.glob("*.json"))
+    for path in made:
         path.replace(place / path.name)
-    return repeated_s
+    return _PartMeasured(repeated_s, frozenset(path.name for path in made if signs))
 
 
 def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then: str) -> None:

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -102,7 +103,46 @@ def test_a_measurement_that_stays_disturbed_serves_one_run_only(tmp_path: Path) 
     assert [job.parts for job in measure.jobs][3:] == [(ModelPart.DECODER,)]
     assert second != first
     assert {one.measured.drift for one in read_profiles(second)[0]} == {0.0}
-    assert list(second.glob("*/")) == [], "nothing else is left"
+    assert {one.identity.part: one.measured.drift for one in read_profiles(first)[0]} == found, (
+        "the first may still run"
+    )
+    assert list(second.glob("measuring")) == []
+
+
+def test_profiles_for_one_run_have_the_newest_of_the_parts_that_were_not_disturbed(tmp_path: Path) -> None:
+    measure = Measuring(drifts=(0.3, 0.3, 0.0, 0.0, 0.3, 0.4))
+    for again in (False, True):
+        directory = demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure, again=again)
+    found = {one.identity.part: one.measured.drift for one in read_profiles(directory)[0]}
+    assert found == {ModelPart.ENCODER: 0.0, ModelPart.DECODER: 0.4}
+
+
+def test_of_two_commands_at_once_one_measures_and_the_other_uses_that(tmp_path: Path) -> None:
+    measure, said = Measuring(), StringIO()
+    waits, outcome = threading.Event(), list[Path]()
+
+    class Said(StringIO):
+        def write(self, text: str) -> int:
+            if "waiting" in text:
+                waits.set()
+            return said.write(text)
+
+    def other() -> None:
+        outcome.append(demo_profiles(Console(file=Said(), width=200), threads=1, cache=tmp_path, measure=measure))
+
+    second = threading.Thread(target=other)
+
+    def first_measures(job: Job, console: Console) -> bool:
+        if not measure.jobs:
+            second.start()
+            assert waits.wait(20)
+        return measure(job, console)
+
+    directory = demo_profiles(Console(), threads=1, cache=tmp_path, measure=first_measures)
+    second.join(20)
+    assert outcome == [directory]
+    assert [job.parts for job in measure.jobs] == [(ModelPart.ENCODER,), (ModelPart.DECODER,)]
+    assert said.getvalue() == "another command measures the demo model: waiting for it\n"
 
 
 def test_profiles_that_were_disturbed_when_they_were_made_are_made_again(tmp_path: Path) -> None:
