@@ -166,16 +166,19 @@ async def test_what_the_store_does_not_take_is_an_error_at_once_and_a_warning_in
     assert await keeper.read() == {}
 
 
-async def test_a_pool_of_which_it_is_not_known_what_the_store_has_is_written_again() -> None:
-    store = MemoryStore(clock=now_s)
-    fence = await led(store)
-    link = StoreLink(store, timeout_s=0.05)
-    keeper = Keeper(link, now_s, "me")
-    await keeper.write({"m/E": POOL}, fence)
-    link.cut = True
-    with pytest.raises(StoreUnavailable):
-        await keeper.keep("m/E", KeptPool(9), fence)
-    link.cut = False
-    await store.put("pools", "m/E", b"it was written after all", fence=fence)
-    await keeper.write({"m/E": POOL}, fence)
-    assert await keeper.read() == {"m/E": Left("me", POOL)}
+def test_a_pool_of_which_it_is_not_known_what_the_store_has_is_written_again() -> None:
+    async def test() -> None:
+        store = MemoryStore(clock=now_s)
+        fence = await led(store)
+        link = StoreLink(store, timeout_s=0.05)
+        keeper = Keeper(link, now_s, "me")
+        await keeper.write({"m/E": POOL}, fence)
+        link.cut = True
+        with pytest.raises(StoreUnavailable):
+            await keeper.keep("m/E", KeptPool(9), fence)
+        link.cut = False
+        await store.put("pools", "m/E", b"it was written after all", fence=fence)
+        await keeper.write({"m/E": POOL}, fence)
+        assert await keeper.read() == {"m/E": Left("me", POOL)}
+
+    virtual_time.run(test())
