@@ -21,7 +21,8 @@ _REPEAT_REMOVAL_S = 10.0
 
 
 class Orders:
-    """Sends the newest size of one pool, then which instances to stop, until the scaler accepts it.
+    """Sends the newest size of one pool, then which instances to stop, until the scaler accepts it. A removal waits for a size that
+    fails: before it, the scaler would replace what is removed.
 
     ``fence`` is asked before every call, and nothing is sent without one: what is under way is then forgotten. So is the removal
     of an instance that ``works`` again.

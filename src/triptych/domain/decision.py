@@ -185,7 +185,7 @@ class DecisionOutcome(StrEnum):
     ADVISED = "advised"
     """Not carried out: advisory mode."""
     REPLACED = "replaced"
-    """A newer decision came first."""
+    """A newer decision came first, or a later leader, which orders the size anew."""
     FAILED = "failed"
     TIMED_OUT = "timed out"
 

@@ -37,6 +37,13 @@ class DecisionLog:
                 return one.record
         return None
 
+    def replace_pending(self, detail: str) -> list[DecisionRecord]:
+        """End all decisions of which nothing came yet."""
+        pending = [one for one in self._entries if one.record.outcome is DecisionOutcome.PENDING]
+        for one in pending:
+            one.record = replace(one.record, outcome=DecisionOutcome.REPLACED, detail=detail)
+        return [one.record for one in pending]
+
     def resume(self, records: Sequence[DecisionRecord], ages_s: Mapping[int, float], now_s: float) -> None:
         """Go on from the records of another leader, oldest first; ``ages_s`` by number."""
         self._entries.clear()

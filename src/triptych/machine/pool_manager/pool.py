@@ -169,7 +169,7 @@ class PoolMachine:
             case OrderTaken(number):
                 self._answered(number, "")
             case Resumed(kept, records):
-                self._resumed(kept, records, now_s)
+                return self._resumed(kept, records, now_s)
         return []
 
     def _override_set(self, size: int, until_s: float, now_s: float) -> None:
@@ -182,10 +182,10 @@ class PoolMachine:
         if self._order is None or self._order.number == number:
             self._refused = refused
 
-    def _resumed(self, kept: KeptPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> None:
+    def _resumed(self, kept: KeptPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> list[PoolEffect]:
         self._declared, self._refused = False, ""
         if kept is None:
-            return
+            return []
         least = 0 if self._advisory else self._settings.bounds.least
         self._wanted, self._given_up = max(least, kept.wanted), kept.given_up
         self._order, self._draining, self._fault = None, "", ""
@@ -195,6 +195,7 @@ class PoolMachine:
             self._override_size, self._override_until_s = kept.override.size, now_s + kept.override.left_s
         if records:
             self._log.resume(records, dict(kept.decisions_s), now_s)
+        return [RecordDecision(record) for record in self._log.replace_pending("by a later leader")]
 
     def _seen(self, instances: tuple[PoolInstance, ...], now_s: float) -> list[PoolEffect]:
         ready = {one.instance_id for one in self._instances if one.phase is InstancePhase.READY}

@@ -469,6 +469,7 @@ def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_wha
     assert machine.kept(101.0).changes_s == (3001.0, 11.0)
     first = machine.records(101.0)[0]
     assert (first.number, first.age_s) == (7, 31.0)
+    assert (first.outcome, first.detail) == (DecisionOutcome.REPLACED, "by a later leader")
     assert machine.records(101.0)[-1].number > 7
     machine.handle(Resumed(KeptPool(1)), 200.0)
     machine.handle(InstancesSeen(ready("a", "b", "c")), 200.0)

@@ -793,6 +793,35 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
     play(scenario, shared=True)
 
 
+def test_what_a_former_leader_left_pending_ends_when_a_later_one_takes_over() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = await site.boot_two()
+        site.begin()
+        await asyncio.sleep(30)
+        site.scaler.hangs.add(E)
+        await first.set_size(manual(E, 4, 3600.0))
+        await asyncio.sleep(10)
+
+        def outcomes(service: PoolManagerService) -> dict[int, tuple[DecisionOutcome, str]]:
+            return {one.number: (one.outcome, one.detail) for one in service.control.records("m", Role.E)}
+
+        number, (outcome, _) = outcomes(first).popitem()
+        assert outcome is DecisionOutcome.PENDING
+        site.stores["m:1"].cut = True
+        await asyncio.sleep(60)
+        assert second.control.leading.leads
+        ended = (DecisionOutcome.REPLACED, "by a later leader")
+        assert outcomes(second)[number] == ended
+        site.stores["m:1"].cut = False
+        await asyncio.sleep(30)
+        assert outcomes(first)[number] == ended, "the former leader lives, and follows"
+        assert site.store is not None
+        kept = [entry.value for entry in await site.store.tail("decisions", 100)]
+        assert sum(b"by a later leader" in value for value in kept) == 1
+
+    play(scenario, shared=True)
+
+
 def test_managers_that_do_not_lead_ask_the_scaler_seldom_and_at_once_when_they_begin_to_lead() -> None:
     async def scenario(site: Site) -> None:
         first, second = await site.boot_two()
