@@ -22,7 +22,7 @@ from triptych.cli.bench.payload import Style
 from triptych.cli.bench.report import LATE_S, percentile
 from triptych.cli.bench.workload import Planned, Size
 from triptych.cli.cluster import LocalCluster
-from triptych.domain.pool import Condition
+from triptych.domain.pool import MemberCondition
 from triptych.domain.stage import Role
 from triptych.errors import TriptychError
 from triptych.policy.capacity import ItemClass, encode_capacity
@@ -372,7 +372,7 @@ async def _watch(
     while True:
         with suppress(TriptychError):
             ready = {
-                pool.role: sum(one.condition is Condition.ACTIVE and not one.suspected for one in pool.members)
+                pool.role: sum(one.condition is MemberCondition.ACTIVE and not one.suspected for one in pool.members)
                 for pool in (await manager.status()).pools
                 if pool.role is not None and pool.model != _BESIDE
             }

@@ -13,7 +13,7 @@ from triptych.domain.decision import (
     PoolInstance,
     ScalingStatus,
 )
-from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus, Registration
+from triptych.domain.pool import ManualSize, MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, WindowReport
@@ -52,9 +52,9 @@ _MAX_POOLS = 256
 _GONE_S = 60.0
 """A pool without members, of which the scaler knows nothing either, is forgotten after this long."""
 _PHASES = {
-    Condition.ACTIVE: InstancePhase.READY,
-    Condition.LEAVING: InstancePhase.DRAINING,
-    Condition.DRAINED: InstancePhase.DRAINED,
+    MemberCondition.ACTIVE: InstancePhase.READY,
+    MemberCondition.LEAVING: InstancePhase.DRAINING,
+    MemberCondition.DRAINED: InstancePhase.DRAINED,
 }
 
 

@@ -21,7 +21,7 @@ from tests.contract.scaler_kit import (
     simulated_kit,
 )
 from triptych.cli import ports
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
 from triptych.errors import Deposed, InternalError, InvalidRequest, NotFound, Unavailable
 from triptych.rpc.stubs import ScalerStub
@@ -101,18 +101,20 @@ async def test_a_size_out_of_bounds_is_refused_and_changes_nothing(kit: Kit) -> 
 
 async def test_a_larger_size_starts_instances(acting: Kit) -> None:
     await acting.scaler.scale(POOL, 3, 1)
-    assert (await acting.pool()).count(Phase.ORDERED, Phase.STARTING, Phase.RUNNING) == 3, "what is ordered counts"
-    pool = await acting.until(lambda pool: pool.count(Phase.RUNNING) == 3)
+    assert (await acting.pool()).count(ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.RUNNING) == 3, (
+        "what is ordered counts"
+    )
+    pool = await acting.until(lambda pool: pool.count(ProcessPhase.RUNNING) == 3)
     assert len({instance.name for instance in pool.instances}) == 3
     assert pool.fault == ""
 
 
 async def test_a_smaller_size_stops_nothing_that_runs_until_it_is_named(acting: Kit) -> None:
     await acting.scaler.scale(POOL, 3, 1)
-    pool = await acting.until(lambda pool: pool.count(Phase.RUNNING) == 3)
+    pool = await acting.until(lambda pool: pool.count(ProcessPhase.RUNNING) == 3)
     await acting.scaler.scale(POOL, 1, 1)
     await asyncio.sleep(0.3)
-    assert (await acting.pool()).count(Phase.RUNNING) == 3
+    assert (await acting.pool()).count(ProcessPhase.RUNNING) == 3
     first, second, third = (instance.name for instance in pool.instances)
     await acting.scaler.remove(POOL, first, 1)
     await acting.scaler.remove(POOL, third, 1)
@@ -128,7 +130,7 @@ async def test_a_removed_instance_is_replaced_while_the_size_wants_it(acting: Ki
     await acting.scaler.remove(POOL, former.name, 1)
 
     def is_replaced(pool: ScaledPool) -> bool:
-        return [(one.name != former.name, one.phase) for one in pool.instances] == [(True, Phase.RUNNING)]
+        return [(one.name != former.name, one.phase) for one in pool.instances] == [(True, ProcessPhase.RUNNING)]
 
     await acting.until(is_replaced)
     await acting.until_gone(former.name)
@@ -137,10 +139,10 @@ async def test_a_removed_instance_is_replaced_while_the_size_wants_it(acting: Ki
 async def test_a_newer_size_takes_back_what_an_older_one_ordered(acting: Kit) -> None:
     acting.slow.touch()
     await acting.scaler.scale(POOL, 4, 1)
-    await acting.until(lambda pool: pool.count(Phase.STARTING) == 3)
+    await acting.until(lambda pool: pool.count(ProcessPhase.STARTING) == 3)
     await acting.scaler.scale(POOL, 1, 1)
     pool = await acting.until(lambda pool: len(pool.instances) == 1)
-    assert pool.count(Phase.RUNNING) == 1
+    assert pool.count(ProcessPhase.RUNNING) == 1
 
 
 async def test_instances_that_cannot_start_are_reported_with_the_reason_and_a_newer_size_heals(acting: Kit) -> None:
@@ -148,12 +150,12 @@ async def test_instances_that_cannot_start_are_reported_with_the_reason_and_a_ne
     await acting.scaler.scale(POOL, 2, 1)
     pool = await acting.until(lambda pool: pool.fault != "")
     assert "crash" in pool.fault.lower()
-    assert pool.count(Phase.RUNNING) == 1
-    (failed,) = [instance for instance in pool.instances if instance.phase is Phase.FAILED]
+    assert pool.count(ProcessPhase.RUNNING) == 1
+    (failed,) = [instance for instance in pool.instances if instance.phase is ProcessPhase.FAILED]
     assert failed.reason in pool.fault
     acting.broken.unlink()
     await acting.scaler.scale(POOL, 3, 1)
-    pool = await acting.until(lambda pool: pool.count(Phase.RUNNING) == 3)
+    pool = await acting.until(lambda pool: pool.count(ProcessPhase.RUNNING) == 3)
     assert pool.fault == ""
 
 
@@ -178,7 +180,7 @@ async def test_an_instance_that_still_works_is_not_killed_before_the_grace_time(
         await kit.scaler.remove(POOL, "encoder-1", 1)
         asked_s = loop.time()
         while kit.is_alive("encoder-1"):
-            assert (await kit.pool()).count(Phase.STOPPING) == 1
+            assert (await kit.pool()).count(ProcessPhase.STOPPING) == 1
             await asyncio.sleep(0.02)
         assert GRACE_S - 0.1 <= loop.time() - asked_s < GRACE_S + 10
         await kit.until(lambda pool: pool.instances == ())
@@ -236,7 +238,7 @@ class Verbose(NoScaler):
     [
         (ScaledPool(POOL, 1, ()), ScaledPool(POOL, 2, ())),
         tuple(ScaledPool(PoolName(f"m{number}", Role.E), 1, ()) for number in range(1025)),
-        (ScaledPool(POOL, 4097, tuple(ScaledInstance(f"e-{number}", Phase.RUNNING) for number in range(4097))),),
+        (ScaledPool(POOL, 4097, tuple(ScaledInstance(f"e-{number}", ProcessPhase.RUNNING) for number in range(4097))),),
         (ScaledPool(POOL, 1, (), "x" * 4097),),
         (ScaledPool(PoolName("m" * 513, Role.E), 1, ()),),
     ],

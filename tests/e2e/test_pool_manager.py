@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.client import load
 from triptych.cli.cluster import LocalCluster
-from triptych.domain.pool import Condition, ManagerStatus
+from triptych.domain.pool import ManagerStatus, MemberCondition
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -46,13 +46,13 @@ async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer
             cluster.kill("pool-manager", signal.SIGCONT)
             await asyncio.sleep(2)
             found = members(await manager.status())
-            assert {one.condition for one in found.values()} == {Condition.ACTIVE}
+            assert {one.condition for one in found.values()} == {MemberCondition.ACTIVE}
             assert min(one.since_s for one in found.values()) > 8, "none was removed meanwhile"
 
             code, out = await triptych("drain", "encoder-2", "--pool-manager", cluster.manager_target)
             assert (code, "encoder-2" in out) == (0, True)
             async with asyncio.timeout(30):
-                while members(await manager.status())["encoder-2"].condition is not Condition.DRAINED:  # noqa: ASYNC110 - asked over gRPC
+                while members(await manager.status())["encoder-2"].condition is not MemberCondition.DRAINED:  # noqa: ASYNC110 - asked over gRPC
                     await asyncio.sleep(0.1)
             code, out = await triptych("drain", "encoder-9", "--pool-manager", cluster.manager_target)
             assert (code, "knows no member 'encoder-9'" in out) == (2, True)

@@ -19,7 +19,7 @@ from tests.e2e.reference import Question, answer, questions
 from tests.e2e.revisions import THIS, Processes, Service, Tree, before
 from tests.integration.store.manager_kit import Managers
 from triptych.demo import MODEL_DIR, MODEL_ID
-from triptych.domain.pool import Condition
+from triptych.domain.pool import MemberCondition
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
 
@@ -117,7 +117,7 @@ class Cluster:
         finally:
             await stub.close()
 
-    async def conditions(self) -> dict[str, Condition]:
+    async def conditions(self) -> dict[str, MemberCondition]:
         """Of the members that the manager knows, by name; none while it is away."""
         async with self.manager() as stub:
             try:
@@ -133,7 +133,7 @@ class Cluster:
             while f"{name}: ready" not in (await http.get(url)).json()["instances"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.1)
 
-    async def until(self, name: str, condition: Condition) -> None:
+    async def until(self, name: str, condition: MemberCondition) -> None:
         async with asyncio.timeout(60):
             while (await self.conditions()).get(name) is not condition:  # noqa: ASYNC110 - asked over gRPC
                 await asyncio.sleep(0.1)
@@ -145,7 +145,7 @@ class Cluster:
             self.now[kind] = await self.start(kind, tree, port=former.port)
             await self.now[kind].until_ready()
             for name in [one.name for one in self.now.values() if one.kind in ("router", "encoder", "text")]:
-                await self.until(name, Condition.ACTIVE)
+                await self.until(name, MemberCondition.ACTIVE)
             return
         new = await self.start(kind, tree, *arguments)
         await new.until_ready()
@@ -153,14 +153,14 @@ class Cluster:
             self.now[kind], load.url = new, f"http://{new.target}"
         else:
             if kind == "router":
-                await self.until(new.name, Condition.ACTIVE)
+                await self.until(new.name, MemberCondition.ACTIVE)
                 if self.now["gateway"].tree is not THIS:
                     await asyncio.sleep(ASKED_EACH_S)
             else:
                 await self.until_used(new.name)
             async with self.manager() as stub:
                 await stub.drain_instance(former.name)
-            await self.until(former.name, Condition.DRAINED)
+            await self.until(former.name, MemberCondition.DRAINED)
             self.now[kind] = new
         await former.end()
 

@@ -14,8 +14,8 @@ from tests.simulation.test_pool_manager import known, members, simulate
 from tests.simulation.workload import Ask, Reply, make_asks, make_bursts, make_replay, play
 from triptych.cli.bench.traces import Span, load
 from triptych.domain.decision import Bounds
-from triptych.domain.pool import Condition
-from triptych.domain.scaling import Phase
+from triptych.domain.pool import MemberCondition
+from triptych.domain.scaling import ProcessPhase
 from triptych.errors import DeadlineExceeded, Overloaded, Unavailable
 
 MINUTE_S = 60.0
@@ -79,13 +79,13 @@ async def healed(cluster: SimCluster, scaled: Scaled) -> None:
 async def unhealed(cluster: SimCluster, scaled: Scaled) -> str:
     running = set[str]()
     for pool in await scaled.scaler.pools():
-        names = {one.name for one in pool.instances if one.phase is Phase.RUNNING}
+        names = {one.name for one in pool.instances if one.phase is ProcessPhase.RUNNING}
         if not len(names) == len(pool.instances) == pool.wanted:
             return f"{pool}"
         running |= names
     for address in cluster.managers:
         listed = await members(cluster, address)
-        active = {name for name, one in listed.items() if one.condition is Condition.ACTIVE and not one.suspected}
+        active = {name for name, one in listed.items() if one.condition is MemberCondition.ACTIVE and not one.suspected}
         if not active == listed.keys() == running:
             return f"{address} lists {listed}"
     if await known(cluster) != dict.fromkeys(running, "ready"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
-from triptych.domain.pool import Condition, MemberStatus
+from triptych.domain.pool import MemberCondition, MemberStatus
 from triptych.errors import DeadlineExceeded, NotFound, Unavailable
 from triptych.testing import virtual_time
 
@@ -61,7 +61,7 @@ async def whole(cluster: SimCluster) -> None:
             if (
                 states == dict.fromkeys(cluster.processes, "ready")
                 and all(listed.keys() == cluster.processes.keys() for listed in lists)
-                and all(one.condition is Condition.ACTIVE for listed in lists for one in listed.values())
+                and all(one.condition is MemberCondition.ACTIVE for listed in lists for one in listed.values())
                 and not cluster.source.fault
             ):
                 return
@@ -177,7 +177,7 @@ def test_an_instance_that_is_drained_by_order_and_then_killed_loses_no_request(s
                 await asyncio.sleep(rng.uniform(0, 1))
                 await cluster.managers["m0:1"].way("operator").drain_instance(name)
                 async with asyncio.timeout(60):
-                    while (await members(cluster, "m0:1"))[name].condition is not Condition.DRAINED:  # noqa: ASYNC110 - virtual time
+                    while (await members(cluster, "m0:1"))[name].condition is not MemberCondition.DRAINED:  # noqa: ASYNC110 - virtual time
                         await asyncio.sleep(0.1)
                 await node.kill()
                 node.start()

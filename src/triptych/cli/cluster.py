@@ -19,7 +19,7 @@ from triptych.cli.consequences import without
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
-from triptych.domain.scaling import Phase
+from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
@@ -382,7 +382,7 @@ class LocalCluster:
         if self._stopping:
             return
         ended = Exit(plan, code)
-        expected = self._kept and self.scaler.phase(plan.name) is Phase.STOPPING
+        expected = self._kept and self.scaler.phase(plan.name) is ProcessPhase.STOPPING
         if self._kept:
             self.scaler.ended(plan.name, str(ended))
         if expected:

@@ -14,7 +14,7 @@ from rich.text import Text
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.load import load_line
 from triptych.cli.metrics import Samples, scrape
-from triptych.domain.scaling import Phase
+from triptych.domain.scaling import ProcessPhase
 
 _REFRESH_S = 1.0
 _EVENTS = 6
@@ -84,7 +84,7 @@ class LiveView:
         for name in targets:
             samples = self._loads.get(name)
             phase = self._cluster.scaler.phase(name)
-            up = phase is Phase.RUNNING
+            up = phase is ProcessPhase.RUNNING
             state = Text("up" if up else str(phase or "gone"), style="green" if up else "bold red")
             load = load_line(samples) if samples is not None and name in alive else ""
             metrics = f":{urlsplit(admin_urls[name]).port}"  # a whole URL leaves no room for the load

@@ -16,7 +16,7 @@ from triptych.cli.outcome import CliError
 from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.durations import in_words
-from triptych.domain.pool import MAX_OVERRIDE_S, Condition, ManagerStatus, ManualSize, MemberStatus, PoolStatus
+from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.errors import InvalidRequest, NotFound
@@ -102,7 +102,7 @@ async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
     told = await manager.status()
     members = [member for pool in told.pools for member in pool.members]
     found = next((one for one in members if one.registration.instance_id == instance_id), None)
-    return told.up_s < _REGISTERED_S if found is None else found.condition is not Condition.DRAINED
+    return told.up_s < _REGISTERED_S if found is None else found.condition is not MemberCondition.DRAINED
 
 
 def _ids(pool: PoolStatus) -> set[str]:
@@ -117,7 +117,7 @@ def _loss(instance_id: str, pool: PoolStatus, pools: Sequence[PoolStatus]) -> st
         if one.model == pool.model
         for member in one.members
         if member.registration.instance_id != instance_id
-        and member.condition is Condition.ACTIVE
+        and member.condition is MemberCondition.ACTIVE
         and not member.suspected
     ]
     if pool.role is None:

@@ -11,6 +11,10 @@ from triptych.domain.windows import NOTHING_JUDGED, Judged
 
 
 class InstancePhase(StrEnum):
+    """An instance as decisions on the size of its pool see it: what its process (``ProcessPhase``, of the scaler) and the member
+    (``MemberCondition``) say, put together.
+    """
+
     STARTING = "starting"
     """Ordered, and not ready yet."""
     READY = "ready"

@@ -11,6 +11,8 @@ MAX_MEMBERS = 4096
 
 
 class MemberState(StrEnum):
+    """What a source of members tells those that use them."""
+
     ACTIVE = "active"
     LEAVING = "leaving"
     """It gets no new work and finishes what it has."""

@@ -141,8 +141,8 @@ class Watch:
         return (not self.kinds or kind in self.kinds) and self.model in ("", model)
 
 
-class Condition(StrEnum):
-    """A member's state in its pool."""
+class MemberCondition(StrEnum):
+    """A member as its pool manager sees it, by what it said last. Watchers are told ``MemberState``, which knows no "drained"."""
 
     ACTIVE = "active"
     LEAVING = "leaving"
@@ -156,7 +156,7 @@ class MemberStatus:
     """A member as the manager sees it. Times are in seconds before now."""
 
     registration: Registration
-    condition: Condition
+    condition: MemberCondition
     suspected: bool
     load: InstanceLoad
     since_s: float

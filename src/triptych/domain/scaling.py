@@ -17,8 +17,8 @@ class PoolName:
         return f"{self.model}/{self.role.value}"
 
 
-class Phase(StrEnum):
-    """Where an instance is in its life, for whoever starts and stops it."""
+class ProcessPhase(StrEnum):
+    """An instance as its scaler sees it: a process that is started and stopped. What it says of itself is ``MemberCondition``."""
 
     ORDERED = "ordered"
     """Wanted and not started yet, or waiting for its next attempt."""
@@ -35,7 +35,7 @@ class ScaledInstance:
     """An instance of a pool; ``reason`` says why it is not running, if there is more to say."""
 
     name: str
-    phase: Phase
+    phase: ProcessPhase
     reason: str = ""
 
 
@@ -49,5 +49,5 @@ class ScaledPool:
     fault: str = ""
     """Why the pool does not become what is wanted; empty while nothing is wrong."""
 
-    def count(self, *phases: Phase) -> int:
+    def count(self, *phases: ProcessPhase) -> int:
         return sum(instance.phase in phases for instance in self.instances)

@@ -12,7 +12,7 @@ process ends only when an order names it. A process that ended by itself is star
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from triptych.domain.scaling import Phase
+from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Deposed, InvalidRequest, NotFound
 from triptych.machine.process_pool_events import (
     Adopt,
@@ -61,7 +61,7 @@ class RestartRules:
 @dataclass(slots=True)
 class _Process:
     name: str
-    phase: Phase
+    phase: ProcessPhase
     since_s: float
     due_s: float = 0.0
     """ORDERED: when it is started. STARTING, STOPPING: when it is killed."""
@@ -87,7 +87,7 @@ class ProcessState:
     """A process of a pool, read-only."""
 
     name: str
-    phase: Phase
+    phase: ProcessPhase
     reason: str
 
 
@@ -121,21 +121,21 @@ class ProcessPools:
     @property
     def due_s(self) -> float | None:
         """When ``TimePassed`` has something to do next."""
-        waits = (Phase.ORDERED, Phase.STARTING, Phase.STOPPING)
+        waits = (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.STOPPING)
         return min((one.due_s for one in self._all() if one.phase in waits and not one.killed), default=None)
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         for name, pool in self._pools.items():
-            active = [one.phase for one in pool.processes.values() if one.phase is not Phase.STOPPING]
-            idle = active.count(Phase.ORDERED) + active.count(Phase.FAILED)
+            active = [one.phase for one in pool.processes.values() if one.phase is not ProcessPhase.STOPPING]
+            idle = active.count(ProcessPhase.ORDERED) + active.count(ProcessPhase.FAILED)
             wanted = len(active) if pool.wanted is None else pool.wanted
             violated = {
                 "has more processes than names": len(pool.processes) > pool.numbers,
                 "keeps processes that do not run and are too many": len(active) > wanted and idle > 0,
                 "lacks processes without a reason": len(active) < wanted
                 and not (pool.fault or "{}" not in pool.pattern),
-                "has failed processes but did not give up": Phase.FAILED in active and not pool.fault,
+                "has failed processes but did not give up": ProcessPhase.FAILED in active and not pool.fault,
                 "did not give up": pool.crashes >= self._rules.start_crashes and not pool.fault,
             }
             if any(violated.values()):
@@ -162,7 +162,7 @@ class ProcessPools:
     def _adopt(self, event: Adopt, now_s: float) -> list[Effect]:
         pool = self._pool(event.pool)
         for name in event.processes:
-            pool.processes[name] = _Process(name, Phase.RUNNING, now_s)
+            pool.processes[name] = _Process(name, ProcessPhase.RUNNING, now_s)
         pool.numbers += len(event.processes)
         pool.wanted = len(pool.processes)
         return []
@@ -185,31 +185,31 @@ class ProcessPools:
             raise NotFound(f"pool {event.pool} has no process {event.process[:80]!r}")
         self._check(event.token)
         effects: list[Effect] = []
-        if one.phase in (Phase.RUNNING, Phase.STARTING):
+        if one.phase in (ProcessPhase.RUNNING, ProcessPhase.STARTING):
             effects.append(self._stop(one, "removed", now_s))
-        elif one.phase is not Phase.STOPPING:
+        elif one.phase is not ProcessPhase.STOPPING:
             del pool.processes[one.name]
         return effects + self._advance(event.pool, now_s)
 
     def _ready(self, name: str, now_s: float) -> list[Effect]:
         key, one = self._find(name)
-        if one is None or one.phase is not Phase.STARTING:
+        if one is None or one.phase is not ProcessPhase.STARTING:
             return []
         pool = self._pools[key]
-        one.phase, one.since_s, one.reason = Phase.RUNNING, now_s, ""
+        one.phase, one.since_s, one.reason = ProcessPhase.RUNNING, now_s, ""
         self._try_again(pool, now_s, now_s + self._rules.first_backoff_s)  # it can start after all
         return self._advance(key, now_s)
 
     def _ended(self, name: str, reason: str, now_s: float) -> list[Effect]:
         key, one = self._find(name)
-        if one is None or one.phase in (Phase.ORDERED, Phase.FAILED):
+        if one is None or one.phase in (ProcessPhase.ORDERED, ProcessPhase.FAILED):
             return []
         pool = self._pools[key]
         effects: list[Effect] = []
-        if one.phase is Phase.STOPPING:
+        if one.phase is ProcessPhase.STOPPING:
             del pool.processes[name]
         else:
-            if one.phase is Phase.STARTING:
+            if one.phase is ProcessPhase.STARTING:
                 pool.crashes += 1
                 reason = f"{one.reason}: {reason}" if one.killed else f"{reason} while starting"
             else:
@@ -217,7 +217,7 @@ class ProcessPools:
                 self._try_again(pool, now_s, now_s + self._rules.longest_backoff_s)
                 one.backoff_s = 0.0 if now_s - one.since_s >= self._rules.stable_s else one.backoff_s
             one.backoff_s = min(max(2 * one.backoff_s, self._rules.first_backoff_s), self._rules.longest_backoff_s)
-            one.phase, one.since_s, one.due_s = Phase.ORDERED, now_s, now_s + one.backoff_s
+            one.phase, one.since_s, one.due_s = ProcessPhase.ORDERED, now_s, now_s + one.backoff_s
             one.reason, one.killed = reason, False
             if pool.crashes >= self._rules.start_crashes and not pool.fault:
                 pool.fault = f"gave up after {pool.crashes} crashes at the start: {reason}"
@@ -234,52 +234,54 @@ class ProcessPools:
             effects += self._shrink(pool, pool.wanted, now_s)
             self._grow(pool, pool.wanted, now_s)
         for one in pool.processes.values():
-            if pool.fault and one.phase is Phase.ORDERED:
-                one.phase, one.since_s = Phase.FAILED, now_s
-            elif one.phase is Phase.ORDERED and one.due_s <= now_s:
+            if pool.fault and one.phase is ProcessPhase.ORDERED:
+                one.phase, one.since_s = ProcessPhase.FAILED, now_s
+            elif one.phase is ProcessPhase.ORDERED and one.due_s <= now_s:
                 why = f"again: {one.reason}" if one.reason else f"{pool.wanted} wanted"
-                one.phase, one.since_s, one.due_s = Phase.STARTING, now_s, now_s + self._rules.start_timeout_s
+                one.phase, one.since_s, one.due_s = ProcessPhase.STARTING, now_s, now_s + self._rules.start_timeout_s
                 effects.append(StartProcess(key, one.name, why))
-            elif one.phase in (Phase.STARTING, Phase.STOPPING) and one.due_s <= now_s and not one.killed:
+            elif one.phase in (ProcessPhase.STARTING, ProcessPhase.STOPPING) and one.due_s <= now_s and not one.killed:
                 limit_s = now_s - one.since_s
-                one.reason = f"{'not ready' if one.phase is Phase.STARTING else 'not ended'} after {limit_s:.0f} s"
+                one.reason = (
+                    f"{'not ready' if one.phase is ProcessPhase.STARTING else 'not ended'} after {limit_s:.0f} s"
+                )
                 one.killed = True
                 effects.append(KillProcess(one.name, one.reason))
         return effects
 
     def _shrink(self, pool: _Pool, wanted: int, now_s: float) -> Iterator[Effect]:
-        active = [one for one in pool.processes.values() if one.phase is not Phase.STOPPING]
+        active = [one for one in pool.processes.values() if one.phase is not ProcessPhase.STOPPING]
         surplus = len(active) - wanted
-        for phase in (Phase.FAILED, Phase.ORDERED, Phase.STARTING):
+        for phase in (ProcessPhase.FAILED, ProcessPhase.ORDERED, ProcessPhase.STARTING):
             for one in reversed(active):
                 if surplus <= 0 or one.phase is not phase:
                     continue
                 surplus -= 1
-                if phase is Phase.STARTING:
+                if phase is ProcessPhase.STARTING:
                     yield self._stop(one, f"{wanted} wanted", now_s)
                 else:
                     del pool.processes[one.name]
 
     @staticmethod
     def _grow(pool: _Pool, wanted: int, now_s: float) -> None:
-        active = sum(one.phase is not Phase.STOPPING for one in pool.processes.values())
+        active = sum(one.phase is not ProcessPhase.STOPPING for one in pool.processes.values())
         while active < wanted and not pool.fault:
             name = pool.pattern.format(pool.numbers + 1)
             if name in pool.processes:  # one that may exist once, and still ends
                 return
             pool.numbers += 1
             active += 1
-            pool.processes[name] = _Process(name, Phase.ORDERED, now_s, now_s)
+            pool.processes[name] = _Process(name, ProcessPhase.ORDERED, now_s, now_s)
 
     @staticmethod
     def _try_again(pool: _Pool, now_s: float, due_s: float) -> None:
         pool.crashes, pool.fault = 0, ""
         for one in pool.processes.values():
-            if one.phase is Phase.FAILED:
-                one.phase, one.since_s, one.due_s, one.backoff_s = Phase.ORDERED, now_s, due_s, 0.0
+            if one.phase is ProcessPhase.FAILED:
+                one.phase, one.since_s, one.due_s, one.backoff_s = ProcessPhase.ORDERED, now_s, due_s, 0.0
 
     def _stop(self, one: _Process, reason: str, now_s: float) -> StopProcess:
-        one.phase, one.since_s, one.due_s = Phase.STOPPING, now_s, now_s + self._rules.grace_s
+        one.phase, one.since_s, one.due_s = ProcessPhase.STOPPING, now_s, now_s + self._rules.grace_s
         one.reason, one.killed = reason, False
         return StopProcess(one.name, reason)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.errors import NotFound, Unavailable
 from triptych.machine.process_pool_events import (
     Adopt,
@@ -118,7 +118,7 @@ class ProcessScaler:
         """A process has ended."""
         self._handle(ProcessEnded(process, reason))
 
-    def phase(self, process: str) -> Phase | None:
+    def phase(self, process: str) -> ProcessPhase | None:
         """None if it belongs to no pool (any more)."""
         return next((one.phase for one in self._machine.all_processes() if one.name == process), None)
 
@@ -176,7 +176,7 @@ class ProcessScaler:
         """Processes that were started and are not ready yet."""
         pending = {effect.process for effect in self._effects if isinstance(effect, StartProcess)}
         for one in self._machine.all_processes():
-            if one.phase is Phase.STARTING and one.name not in pending:
+            if one.phase is ProcessPhase.STARTING and one.name not in pending:
                 yield one.name
 
     def _pause_s(self) -> float | None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.contract.kubernetes_kit import ApiServer, Controllers, api_server, namespace
-from triptych.domain.scaling import Phase, PoolName, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledPool
 from triptych.domain.stage import Role
 from triptych.errors import Conflict, Deposed, NotFound, PermissionDenied, Unavailable
 from triptych.integrations.kubernetes.api import KubernetesApi
@@ -80,7 +80,7 @@ async def pool_when(scaler: KubernetesScaler, *, running: int | None = None, fau
     async with asyncio.timeout(20):
         while True:
             (pool,) = await scaler.pools()
-            if running in (None, pool.count(Phase.RUNNING)) and (fault is None or fault in pool.fault):
+            if running in (None, pool.count(ProcessPhase.RUNNING)) and (fault is None or fault in pool.fault):
                 return pool
             await asyncio.sleep(0.05)
 
@@ -117,7 +117,7 @@ async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Si
         api_of_scaler.mark = mark_while_more_are_named  # type: ignore[method-assign]
         await scaler.remove(POOL, first, 1)
         pool = await pool_when(scaler, running=1)
-        assert [one.name for one in pool.instances if one.phase is Phase.RUNNING] == [last]
+        assert [one.name for one in pool.instances if one.phase is ProcessPhase.RUNNING] == [last]
         assert (await api.scale(DEPLOYMENT)).replicas == 1
 
 
@@ -134,7 +134,7 @@ async def test_a_size_that_somebody_else_changed_is_set_again(site: Site) -> Non
                     continue
         # Pods that are not ready yet go at once; ready ones are not deleted unnamed, so they stay until they have drained.
         async with asyncio.timeout(20):
-            while (running := (await pool_when(scaler)).count(Phase.RUNNING)) != await site.replicas():  # noqa: ASYNC110 - a real server
+            while (running := (await pool_when(scaler)).count(ProcessPhase.RUNNING)) != await site.replicas():  # noqa: ASYNC110 - a real server
                 await asyncio.sleep(0.05)
         assert 2 <= running <= 4
         assert (await pool_when(scaler)).wanted == 2

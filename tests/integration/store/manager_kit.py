@@ -13,7 +13,7 @@ from triptych.domain.decision import ScalingStatus
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManagerStatus, ManualSize, Registration
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
 from triptych.errors import Deposed, NotFound, TriptychError
 from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
@@ -95,7 +95,9 @@ class RecordingScaler:
         self.accepted.append((token, what))
 
     async def pools(self) -> tuple[ScaledPool, ...]:
-        return (ScaledPool(POOL, self.wanted, tuple(ScaledInstance(name, Phase.RUNNING) for name in self.running)),)
+        return (
+            ScaledPool(POOL, self.wanted, tuple(ScaledInstance(name, ProcessPhase.RUNNING) for name in self.running)),
+        )
 
     async def close(self) -> None:
         for instance in self.running.values():

@@ -20,7 +20,7 @@ from triptych.cli import plan
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
-from triptych.domain.scaling import Phase, PoolName
+from triptych.domain.scaling import PoolName, ProcessPhase
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import ScalerStub
 
@@ -337,8 +337,8 @@ async def test_the_manager_of_an_autoscaled_cluster_starts_and_stops_instances_a
         await until_said(out, "stopping encoder-1 (removed)", "encoder-1 has stopped")
         (found,) = [found for found in await scaler.pools() if found.name == pool]
         assert [(one.name, one.phase) for one in found.instances] == [
-            ("encoder-2", Phase.RUNNING),
-            ("encoder-3", Phase.RUNNING),
+            ("encoder-2", ProcessPhase.RUNNING),
+            ("encoder-3", ProcessPhase.RUNNING),
         ]
         await scaler.close()
         signal.raise_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ from rich.console import Console
 from triptych.cli.live import LiveView
 from triptych.cli.load import load_figures, load_line
 from triptych.cli.metrics import Samples
-from triptych.domain.scaling import Phase
+from triptych.domain.scaling import ProcessPhase
 
 ROUTER = """# HELP triptych_requests_total x
 # TYPE triptych_requests_total counter
@@ -38,7 +38,7 @@ class StubCluster:
 
     def __init__(self) -> None:
         self.scaler = self
-        self.phases = {"encoder-1": Phase.RUNNING, "router": Phase.RUNNING}
+        self.phases = {"encoder-1": ProcessPhase.RUNNING, "router": ProcessPhase.RUNNING}
         self.processes: dict[str, int] = {"encoder-1": 11, "router": 12}
         self.targets = {"encoder-1": "127.0.0.1:1", "router": "127.0.0.1:2"}
         self.admin_urls: Mapping[str, str] = {
@@ -46,7 +46,7 @@ class StubCluster:
             "router": "http://127.0.0.1:29411",
         }
 
-    def phase(self, process: str) -> Phase | None:
+    def phase(self, process: str) -> ProcessPhase | None:
         return self.phases.get(process)
 
 
@@ -115,7 +115,7 @@ async def test_the_view_shows_processes_load_requests_and_events() -> None:
         assert " :29411 " in text
         assert "events" not in text
         del cluster.processes["encoder-1"]
-        cluster.phases["encoder-1"] = Phase.ORDERED
+        cluster.phases["encoder-1"] = ProcessPhase.ORDERED
         view.event("encoder-1 was killed by SIGKILL")
         await view.refresh(http, 1.0)
         text = seen(view)
@@ -123,10 +123,10 @@ async def test_the_view_shows_processes_load_requests_and_events() -> None:
         assert "4 items pending" not in text
         assert "encoder-1 was killed by SIGKILL" in text
         cluster.processes["encoder-1"] = 13
-        cluster.phases["encoder-1"] = Phase.RUNNING
+        cluster.phases["encoder-1"] = ProcessPhase.RUNNING
         cluster.targets["encoder-2"] = "127.0.0.1:3"
         cluster.admin_urls = {**cluster.admin_urls, "encoder-2": "http://127.0.0.1:29412"}
-        cluster.phases["encoder-2"] = Phase.STARTING
+        cluster.phases["encoder-2"] = ProcessPhase.STARTING
         await view.refresh(http, 1.0)
     text = seen(view)
     assert "ordered" not in text

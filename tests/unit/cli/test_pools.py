@@ -32,9 +32,9 @@ from triptych.domain.decision import (
 from triptych.domain.instance import InstanceLoad, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import (
-    Condition,
     ManagerStatus,
     ManualSize,
+    MemberCondition,
     MemberReport,
     MembershipDelta,
     MemberStatus,
@@ -58,7 +58,7 @@ def member(name: str, role: Role | None, *, suspected: bool = False) -> MemberSt
     kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
     load = InstanceLoad({Stage.ENCODE: StageLoad(12_345, 3)} if role else {})
     told = Registration(kind, name, 1, "127.0.0.1:40001", "m", role=role)
-    return MemberStatus(told, Condition.ACTIVE, suspected, load, 63.0, 0.2)
+    return MemberStatus(told, MemberCondition.ACTIVE, suspected, load, 63.0, 0.2)
 
 
 def decision(number: int, age_s: float, wanted: int, target: int, why: Why) -> DecisionSummary:
@@ -301,22 +301,22 @@ async def test_a_manager_without_members_and_one_that_is_away_are_said() -> None
 async def test_a_drain_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_POLL_S", 0.01)
 
-    def told(condition: Condition | None) -> ManagerStatus:
+    def told(condition: MemberCondition | None) -> ManagerStatus:
         """``encoder-1`` in this condition; None once it has left."""
         first, second = STATUS.pools[0].members
         second = replace(second, suspected=False)
         members = (second,) if condition is None else (replace(first, condition=condition), second)
         return replace(STATUS, pools=(replace(STATUS.pools[0], members=members), *STATUS.pools[1:]))
 
-    async with serving(told(Condition.LEAVING)) as (manager, address):
+    async with serving(told(MemberCondition.LEAVING)) as (manager, address):
         managers = Managers(GATEWAY, address)
         shown, out = console(200)
         with pytest.raises(CliError, match="encoder-1 has not finished within") as caught:
             await pools.drain("encoder-1", managers, shown, wait_s=0.2)
         assert not caught.value.caller
         assert "has finished" not in out.getvalue()
-        for end in (Condition.DRAINED, None):
-            manager.told = told(Condition.LEAVING)
+        for end in (MemberCondition.DRAINED, None):
+            manager.told = told(MemberCondition.LEAVING)
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(pools.drain("encoder-1", managers, shown, wait_s=30.0))
                 await asyncio.sleep(0.1)
@@ -329,7 +329,7 @@ async def test_a_manager_that_restarts_does_not_end_the_wait_for_a_drain(monkeyp
     """It knows no member at first, and before that it is away."""
     monkeypatch.setattr(pools, "_POLL_S", 0.01)
     (first, second), shown = STATUS.pools[0].members, console(200)
-    leaving = (replace(first, condition=Condition.LEAVING), replace(second, suspected=False))
+    leaving = (replace(first, condition=MemberCondition.LEAVING), replace(second, suspected=False))
     told = replace(STATUS, pools=(replace(STATUS.pools[0], members=leaving), *STATUS.pools[1:]))
     async with serving(told) as (manager, address), asyncio.TaskGroup() as group:
         waiting = group.create_task(pools.drain("encoder-1", Managers(GATEWAY, address), shown[0], wait_s=30.0))

@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from triptych.domain.scaling import Phase
+from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Deposed, InvalidRequest, NotFound
 from triptych.machine.process_pool_events import (
     Adopt,
@@ -59,7 +59,7 @@ class Pools:
         return self(ProcessEnded(process, reason))
 
     @property
-    def phases(self) -> dict[str, Phase]:
+    def phases(self) -> dict[str, ProcessPhase]:
         return {one.name: one.phase for one in self.machine.processes("encoder")}
 
     @property
@@ -76,9 +76,9 @@ def test_a_size_starts_as_many_processes_and_a_larger_one_the_rest() -> None:
     assert started(pools.scale(2)) == ["encoder-1", "encoder-2"]
     assert started(pools.scale(2)) == []
     assert started(pools.scale(3)) == ["encoder-3"]
-    assert set(pools.phases.values()) == {Phase.STARTING}
+    assert set(pools.phases.values()) == {ProcessPhase.STARTING}
     pools(ProcessReady("encoder-2"))
-    assert pools.phases["encoder-2"] is Phase.RUNNING
+    assert pools.phases["encoder-2"] is ProcessPhase.RUNNING
 
 
 def test_a_smaller_size_stops_the_newest_that_start_and_nothing_that_runs() -> None:
@@ -86,7 +86,7 @@ def test_a_smaller_size_stops_the_newest_that_start_and_nothing_that_runs() -> N
     pools.run(2)
     pools.scale(4)
     assert pools.scale(1) == [StopProcess("encoder-4", "1 wanted"), StopProcess("encoder-3", "1 wanted")]
-    assert pools.phases["encoder-1"] is pools.phases["encoder-2"] is Phase.RUNNING
+    assert pools.phases["encoder-1"] is pools.phases["encoder-2"] is ProcessPhase.RUNNING
     assert pools(Remove("encoder", "encoder-1", 1)) == [StopProcess("encoder-1", "removed")]
     assert pools.end("encoder-1") == []
     assert "encoder-1" not in pools.phases
@@ -105,7 +105,7 @@ def test_a_newer_size_replaces_an_older_one_that_is_being_carried_out() -> None:
     pools.scale(4)
     pools.scale(0)
     for process in ("encoder-1", "encoder-2", "encoder-3", "encoder-4"):
-        assert pools.phases[process] is Phase.STOPPING
+        assert pools.phases[process] is ProcessPhase.STOPPING
     assert started(pools.scale(1)) == ["encoder-5"]
 
 
@@ -114,7 +114,7 @@ def test_a_process_that_died_is_started_again_under_its_name_after_pauses_that_d
     pools.run(1)
     for pause_s in (1, 2, 4, 8, 8):
         assert pools.end("encoder-1") == []
-        assert pools.phases == {"encoder-1": Phase.ORDERED}
+        assert pools.phases == {"encoder-1": ProcessPhase.ORDERED}
         assert pools.machine.due_s == pools.now_s + pause_s
         assert pools.later(pause_s - 0.01) == []
         assert pools.later(0.01) == [StartProcess("encoder", "encoder-1", "again: it was killed")]
@@ -129,7 +129,7 @@ def test_a_process_that_died_is_not_started_again_when_fewer_are_wanted() -> Non
     pools.run(2)
     pools.scale(1)
     pools.end("encoder-1")
-    assert pools.phases == {"encoder-2": Phase.RUNNING}
+    assert pools.phases == {"encoder-2": ProcessPhase.RUNNING}
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -142,9 +142,9 @@ def test_three_crashes_at_the_start_give_the_pool_up_until_a_size_is_declared(si
     reason = "gave up after 3 crashes at the start: it ended with status 1 while starting"
     assert pools.end("encoder-1", "it ended with status 1") == [GaveUp("encoder", reason)]
     assert pools.fault == reason
-    assert pools.phases["encoder-1"] is Phase.FAILED
+    assert pools.phases["encoder-1"] is ProcessPhase.FAILED
     pools.end("encoder-2")
-    assert set(pools.phases.values()) == {Phase.FAILED}
+    assert set(pools.phases.values()) == {ProcessPhase.FAILED}
     assert pools.later(1000) == []
     assert started(pools.scale(size)) == [f"encoder-{number}" for number in range(1, size + 1)]
     assert pools.fault == ""
@@ -178,7 +178,7 @@ def test_a_pool_that_gave_up_still_replaces_what_ran() -> None:
         pools.end("encoder-2")
         pools.later(10)
     assert pools.fault
-    assert pools.phases == {"encoder-1": Phase.RUNNING, "encoder-2": Phase.FAILED}
+    assert pools.phases == {"encoder-1": ProcessPhase.RUNNING, "encoder-2": ProcessPhase.FAILED}
     pools.later(100)
     pools.end("encoder-1")
     assert started(pools.later(1)) == ["encoder-1"]
@@ -220,7 +220,7 @@ def test_an_order_with_an_older_token_is_refused_for_every_pool() -> None:
         pools.scale(1, token=4, pool="router")
     with pytest.raises(Deposed):
         pools(Remove("encoder", "encoder-1", 4))
-    assert pools.phases == {"encoder-1": Phase.STARTING}
+    assert pools.phases == {"encoder-1": ProcessPhase.STARTING}
     assert started(pools.scale(2, token=5)) == ["encoder-2"]
 
 
@@ -285,9 +285,9 @@ class World:
     def settle(self) -> None:
         """Whatever starts becomes ready, and whatever is stopped ends."""
         for process, phase in self.pools.phases.items():
-            if process in self.alive and phase is Phase.STARTING:
+            if process in self.alive and phase is ProcessPhase.STARTING:
                 self(ProcessReady(process))
-            elif process in self.alive and phase is Phase.STOPPING:
+            elif process in self.alive and phase is ProcessPhase.STOPPING:
                 self(ProcessEnded(process, "as asked"))
         self.pools.now_s += 10
         self(TimePassed())
@@ -305,6 +305,6 @@ def test_whatever_happens_the_pool_becomes_what_is_wanted_once_processes_start(
     world(SetSize("encoder", size, 3))
     for _ in range(60):
         world.settle()
-    running = [process for process, phase in world.pools.phases.items() if phase is Phase.RUNNING]
+    running = [process for process, phase in world.pools.phases.items() if phase is ProcessPhase.RUNNING]
     assert len(running) == len(world.pools.phases)
     assert len(running) >= size, "what runs is not stopped without a name"

@@ -42,12 +42,12 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Serv
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
-    Condition,
     Departure,
     Farewell,
     Heartbeat,
     ManagerStatus,
     ManualSize,
+    MemberCondition,
     MemberReport,
     MembershipDelta,
     MemberStatus,
@@ -60,7 +60,7 @@ from triptych.domain.pool import (
 )
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
@@ -349,7 +349,7 @@ DELTA = st.builds(
     st.lists(st.builds(Removal, TEXT, st.sampled_from(Departure)), max_size=3).map(tuple),
 )
 MEMBER_STATUS = st.builds(
-    MemberStatus, REGISTRATION, st.sampled_from(Condition), st.booleans(), LOADS, SECONDS, SECONDS
+    MemberStatus, REGISTRATION, st.sampled_from(MemberCondition), st.booleans(), LOADS, SECONDS, SECONDS
 )
 JUDGED = st.builds(Judged, U32, U32)
 DECISION = st.builds(
@@ -459,7 +459,7 @@ SCALED = st.builds(
     ScaledPool,
     POOL,
     st.none() | st.integers(0, 4096),
-    st.lists(st.builds(ScaledInstance, TEXT, st.sampled_from(Phase), TEXT), max_size=3).map(tuple),
+    st.lists(st.builds(ScaledInstance, TEXT, st.sampled_from(ProcessPhase), TEXT), max_size=3).map(tuple),
     TEXT,
 )
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.errors import Conflict, Deposed, InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.integrations.kubernetes.api import KubernetesApi, Pod, Scale
 
@@ -148,9 +148,10 @@ class KubernetesScaler:
         planned = scale.replicas if target.wanted is None else target.wanted
         missing = planned - sum(not pod.deleting for pod in pods)
         instances += [
-            ScaledInstance(f"{target.deployment}-ordered-{number}", Phase.ORDERED) for number in range(1, missing + 1)
+            ScaledInstance(f"{target.deployment}-ordered-{number}", ProcessPhase.ORDERED)
+            for number in range(1, missing + 1)
         ]
-        failed = [instance for instance in instances if instance.phase is Phase.FAILED]
+        failed = [instance for instance in instances if instance.phase is ProcessPhase.FAILED]
         fault = target.fault or (f"{failed[0].name}: {failed[0].reason or 'failed'}" if failed else "")
         return ScaledPool(pool, target.wanted, tuple(instances), fault)
 
@@ -188,9 +189,9 @@ class KubernetesScaler:
             raise NotFound(f"there is no pool {pool}") from None
 
 
-def _phase(pod: Pod) -> Phase:
+def _phase(pod: Pod) -> ProcessPhase:
     if pod.deleting:
-        return Phase.STOPPING
+        return ProcessPhase.STOPPING
     if pod.ready:
-        return Phase.RUNNING
-    return Phase.FAILED if pod.failed else Phase.STARTING
+        return ProcessPhase.RUNNING
+    return ProcessPhase.FAILED if pod.failed else ProcessPhase.STARTING

@@ -14,9 +14,9 @@ from triptych.domain.instance import InstanceLoad
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.domain.membership import MAX_MEMBERS, Member, MemberKind, MemberState
 from triptych.domain.pool import (
-    Condition,
     Departure,
     Heartbeat,
+    MemberCondition,
     MembershipDelta,
     MemberStatus,
     Order,
@@ -74,7 +74,7 @@ class _Member:
     """Of its condition."""
     version: int = 0
     """The list's version at its last change."""
-    condition: Condition = Condition.ACTIVE
+    condition: MemberCondition = MemberCondition.ACTIVE
     suspected: bool = False
     ordered: bool = False
     """It was told to drain."""
@@ -89,7 +89,7 @@ class _Member:
     @property
     def listed(self) -> Member:
         told = self.registration
-        state = MemberState.ACTIVE if self.condition is Condition.ACTIVE else MemberState.LEAVING
+        state = MemberState.ACTIVE if self.condition is MemberCondition.ACTIVE else MemberState.LEAVING
         return Member(told.address, state, told.role, told.model, told.epoch, told.kind, self.suspected)
 
 
@@ -278,11 +278,11 @@ class MembersMachine:
             return []
         member.sequence, member.load = heartbeat.sequence, heartbeat.load
         effects = self._heard(member, now_s)
-        condition = Condition.ACTIVE
+        condition = MemberCondition.ACTIVE
         if heartbeat.drained:
-            condition = Condition.DRAINED
+            condition = MemberCondition.DRAINED
         elif heartbeat.load.draining or member.ordered:
-            condition = Condition.LEAVING
+            condition = MemberCondition.LEAVING
         return effects + self._enter(member, condition, now_s, "as it says")
 
     def _heard(self, member: _Member, now_s: float) -> list[MemberEffect]:
@@ -293,7 +293,7 @@ class MembersMachine:
         self._changed(member)
         return [Logged(member.registration.instance_id, "is heard again")]
 
-    def _enter(self, member: _Member, condition: Condition, now_s: float, why: str) -> list[MemberEffect]:
+    def _enter(self, member: _Member, condition: MemberCondition, now_s: float, why: str) -> list[MemberEffect]:
         if member.condition is condition:
             return []
         was, member.condition, member.since_s = member.listed, condition, now_s
@@ -324,8 +324,8 @@ class MembersMachine:
         if not member.ordered and member.session is not None:
             effects.append(SendOrder(member.session, Order(OrderKind.DRAIN, reason)))
         member.ordered = True
-        if member.condition is Condition.ACTIVE:
-            effects += self._enter(member, Condition.LEAVING, now_s, f"as ordered: {reason}")
+        if member.condition is MemberCondition.ACTIVE:
+            effects += self._enter(member, MemberCondition.LEAVING, now_s, f"as ordered: {reason}")
         return effects
 
     def _tick(self, now_s: float) -> list[MemberEffect]:

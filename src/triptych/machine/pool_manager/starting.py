@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from triptych.domain.decision import InstancePhase, PoolInstance
-from triptych.domain.scaling import Phase, ScaledInstance
+from triptych.domain.scaling import ProcessPhase, ScaledInstance
 
 _REGISTER_S = 30.0
 """A process that runs registers within this time, also after a restart of the manager. After that it counts as lost."""
@@ -80,12 +80,12 @@ def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance 
     counted_s = -1.0 if before is None else before.counted_s
     if down and (before is None or not _is_down(before.one)):
         since_s = ended_s = now_s
-    up = not down and one.phase is not Phase.STARTING  # one that died and starts again may still be listed
+    up = not down and one.phase is not ProcessPhase.STARTING  # one that died and starts again may still be listed
     member = listed is not None and up and (ended_s is None or listed.age_s < now_s - ended_s)
     if down and _is_failed_start(one, before, now_s):
         since_s = counted_s = now_s
     silent_s = None
-    if one.phase is Phase.RUNNING and not member:
+    if one.phase is ProcessPhase.RUNNING and not member:
         silent_s = now_s if before is None or before.silent_s is None else before.silent_s
     registered = listed is not None or (before is not None and before.registered)
     return _Known(one, member, since_s, ended_s, counted_s, silent_s, registered)
@@ -93,7 +93,7 @@ def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance 
 
 def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
     """An instance that is no member; None if it is none at all."""
-    if known.one.phase not in (Phase.ORDERED, Phase.STARTING, Phase.RUNNING):
+    if known.one.phase not in (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.RUNNING):
         return None
     if known.silent_s is not None and now_s - known.silent_s >= _REGISTER_S:
         lost = PoolInstance(name, InstancePhase.LOST, age_s=now_s - known.silent_s)
@@ -109,16 +109,16 @@ def _is_failed_start(one: ScaledInstance, before: _Known | None, now_s: float) -
         return not before.member  # one that was ready has died: that is no failed start
     if before.one != one:
         return True
-    return one.phase is Phase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
+    return one.phase is ProcessPhase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
 
 
 def _is_down(one: ScaledInstance) -> bool:
     """Its process has ended: it waits for its next attempt, or gets none."""
-    return one.phase is Phase.FAILED or (one.phase is Phase.ORDERED and bool(one.reason))
+    return one.phase is ProcessPhase.FAILED or (one.phase is ProcessPhase.ORDERED and bool(one.reason))
 
 
 def _as_scaled(member: PoolInstance, known: _Known | None) -> PoolInstance:
     """One that is being stopped drains, whatever it said last."""
-    if known is None or known.one.phase is not Phase.STOPPING or member.phase is not InstancePhase.READY:
+    if known is None or known.one.phase is not ProcessPhase.STOPPING or member.phase is not InstancePhase.READY:
         return member
     return replace(member, phase=InstancePhase.DRAINING)

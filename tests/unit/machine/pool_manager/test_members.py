@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from triptych.domain.instance import InstanceLoad, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
-    Condition,
     Departure,
     Heartbeat,
+    MemberCondition,
     Order,
     OrderKind,
     Registration,
@@ -81,7 +81,7 @@ class Manager:
         return {one.address: one for one in self.machine.since(Watch()).members}
 
     @property
-    def conditions(self) -> dict[str, Condition]:
+    def conditions(self) -> dict[str, MemberCondition]:
         pools = self.machine.pools(self.now_s)
         return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
 
@@ -113,7 +113,7 @@ def test_its_load_is_in_the_status_with_the_times_since_when(manager: Manager) -
     (pool,) = manager.machine.pools(manager.now_s)
     (one,) = pool.members
     assert (pool.model, pool.role) == ("m", Role.E)
-    assert (one.load, one.condition, one.suspected) == (LOAD, Condition.ACTIVE, False)
+    assert (one.load, one.condition, one.suspected) == (LOAD, MemberCondition.ACTIVE, False)
     assert (one.since_s, one.heard_s) == (2.25, 0.25)
 
 
@@ -210,7 +210,7 @@ def test_an_address_goes_to_another_instance_only_when_the_owner_is_not_there(ma
     assert ended(manager.joins(2, name="b", address="a:1")) == [2]
     manager.passes(3)
     manager.joins(2, name="b", address="a:1")
-    assert manager.conditions == {"b": Condition.ACTIVE}
+    assert manager.conditions == {"b": MemberCondition.ACTIVE}
     assert orders(manager.beats(1)) == [(1, REREGISTER)]
     assert ended(manager.joins(1)) == [1]
 
@@ -252,11 +252,11 @@ def test_one_that_drains_by_itself_is_leaving_then_drained_and_may_come_back(man
     manager.joins(1)
     manager.passes(1)
     manager.beats(1, DRAINING)
-    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": Condition.LEAVING})
+    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": MemberCondition.LEAVING})
     known = manager.machine.version
     manager.passes(0.5)
     manager.beats(1, DRAINING, drained=True)
-    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": Condition.DRAINED})
+    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": MemberCondition.DRAINED})
     assert manager.machine.version == known, "watchers need not know"
     manager.passes(0.5)
     manager.beats(1)
@@ -269,7 +269,7 @@ def test_one_that_is_ordered_to_drain_is_leaving_at_once_and_told_once(manager: 
     assert manager.listed == {"a:1": member(state=MemberState.LEAVING)}
     assert manager.handle(DrainWanted("a", "test")) == []
     manager.passes(1, 1)
-    assert manager.conditions == {"a": Condition.LEAVING}, "whatever it reports before it obeys"
+    assert manager.conditions == {"a": MemberCondition.LEAVING}, "whatever it reports before it obeys"
 
 
 def test_an_order_to_drain_that_could_not_be_sent_is_sent_on_the_next_stream(manager: Manager) -> None:
@@ -284,7 +284,7 @@ def test_an_old_heartbeat_is_ignored(manager: Manager) -> None:
     manager.joins(1)
     manager.handle(HeartbeatReceived(1, Heartbeat(2, LOAD)))
     assert manager.handle(HeartbeatReceived(1, Heartbeat(1, DRAINING, drained=True))) == []
-    assert manager.conditions == {"a": Condition.ACTIVE}
+    assert manager.conditions == {"a": MemberCondition.ACTIVE}
 
 
 def test_a_watcher_hears_of_its_model_and_kinds_only(manager: Manager) -> None:

@@ -21,7 +21,7 @@ from triptych.domain.decision import (
 )
 from triptych.domain.instance import InstanceLoad, ServedPart
 from triptych.domain.membership import MemberKind
-from triptych.domain.pool import Condition, MemberStatus, PoolStatus, Registration
+from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow
@@ -48,7 +48,7 @@ MIX = {"image-1024": IMAGES, "text": ClassWindow(arrivals=50, prompt_tokens=5_00
 def member(name: str, role: Role | None, *parts: ServedPart, slo: Sequence[str] = (), model: str = "m") -> MemberStatus:
     kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
     told = Registration(kind, name, 1, f"{name}:1", model, role=role, parts=parts, slo=tuple(slo))
-    return MemberStatus(told, Condition.ACTIVE, suspected=False, load=InstanceLoad({}), since_s=1.0, heard_s=0.0)
+    return MemberStatus(told, MemberCondition.ACTIVE, suspected=False, load=InstanceLoad({}), since_s=1.0, heard_s=0.0)
 
 
 def pool(*members: MemberStatus) -> PoolStatus:

@@ -30,7 +30,7 @@ from triptych.domain.history import HOURS_OF_WEEK
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManualSize, Registration
-from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Entry
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
@@ -173,9 +173,13 @@ class ScriptedScaler:
         return tuple(ScaledPool(pool, size, tuple(self._instances(pool))) for pool, size in self.sizes.items())
 
     def _instances(self, pool: PoolName) -> Iterator[ScaledInstance]:
-        yield from (ScaledInstance(name, Phase.RUNNING) for name, one in self.running.items() if one[0] == pool)
-        yield from (ScaledInstance(name, Phase.STARTING) for name, one in self.starting.items() if one[0] == pool)
-        yield from (ScaledInstance(name, Phase.FAILED, "no model") for name, of in self.failed.items() if of == pool)
+        yield from (ScaledInstance(name, ProcessPhase.RUNNING) for name, one in self.running.items() if one[0] == pool)
+        yield from (
+            ScaledInstance(name, ProcessPhase.STARTING) for name, one in self.starting.items() if one[0] == pool
+        )
+        yield from (
+            ScaledInstance(name, ProcessPhase.FAILED, "no model") for name, of in self.failed.items() if of == pool
+        )
 
     async def run(self) -> None:
         while True:

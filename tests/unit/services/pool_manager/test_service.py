@@ -13,7 +13,7 @@ from services.pool_manager.settings import PoolManagerSettings
 from triptych import ports
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
-from triptych.domain.pool import Condition, Heartbeat, MemberReport, Order, OrderKind, Registration, Watch
+from triptych.domain.pool import Heartbeat, MemberCondition, MemberReport, Order, OrderKind, Registration, Watch
 from triptych.domain.stage import Role
 from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.membership_view import ViewLimits
@@ -278,7 +278,7 @@ async def test_an_order_to_drain_is_obeyed_and_the_drained_process_stays_until_i
         a.drain_ends.set()
         await asyncio.sleep(2)
         ((member,),) = [pool.members for pool in (await manager.status()).pools]
-        assert (member.condition, watcher.state(a)) == (Condition.DRAINED, "leaving")
+        assert (member.condition, watcher.state(a)) == (MemberCondition.DRAINED, "leaving")
         with pytest.raises(NotFound):
             await manager.drain_instance("b")
 
