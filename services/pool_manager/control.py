@@ -73,8 +73,7 @@ class Control:
     """One ``PoolMachine`` per pool, over the reports of its model. Only the manager that leads orders anything, under the fence of
     its lease.
 
-    Pools are those that have members, and those of which the scaler knows instances. With ``autoscale`` decisions are
-    carried out; without, sizes that were set by hand only. With ``acts`` false nothing is ordered: nobody would do it.
+    Pools are those that have members, and those of which the scaler knows instances. ``acting`` says which sizes are carried out.
     """
 
     def __init__(
@@ -88,8 +87,7 @@ class Control:
         store: Store,
         scaler: Scaler,
         scaler_at: str,
-        autoscale: bool,
-        acts: bool,
+        acting: Acting,
         drain: Callable[[str, str], None],
         clock: Clock,
         scope: TaskScope,
@@ -105,10 +103,7 @@ class Control:
         self._scaling = scaling
         self._pool_limits = pool_limits
         self._scaler = scaler
-        self.advisory = not autoscale
-        """Decisions are recorded only."""
-        self._acts = acts
-        self._acting = Acting.ALL if autoscale else Acting.MANUAL if acts else Acting.NONE
+        self.acting = acting
         self._drain = drain
         self._clock = clock
         self._scope = scope
@@ -188,7 +183,7 @@ class Control:
             if name in self.pools:
                 self.pools[name].seen_s = now_s
         for name, pool in list(self.pools.items()):
-            if now_s - pool.seen_s >= (_GONE_S if self._acts else 0.0) and name not in there:
+            if now_s - pool.seen_s >= (0.0 if self.acting is Acting.NONE else _GONE_S) and name not in there:
                 pool.orders.close()
                 del self.pools[name]
         for model in self.reports.keys() - {name.model for name in self.pools}:
@@ -210,7 +205,7 @@ class Control:
             str(name),
             name.role,
             bounds,
-            initial=size if self.advisory else max(bounds.least, size),
+            initial=size if self.acting.advisory else max(bounds.least, size),
             start_s=self._limits.start_s,
             facts=self._facts_of(name),
         )
@@ -220,7 +215,7 @@ class Control:
             scaling=self._scaling,
             limits=self._pool_limits,
             now_s=now_s,
-            acting=self._acting,
+            acting=self.acting,
         )
         orders = Orders(
             name,
@@ -250,12 +245,12 @@ class Control:
 
     def _why_not(self, pool: ControlledPool) -> str:
         """Why nothing may be ordered of this pool now, although this manager leads; empty if it may."""
-        if not self._acts:
+        if self.acting is Acting.NONE:
             return ""
         if not self.scaled.answered:
             return f"waiting for the first answer of the scaler{f' ({self.scaled.fault})' if self.scaled.fault else ''}"
         found = self._clock() - pool.found_s < self._limits.adopt_s
-        return "the pool was just found: its members may still register" if found and not self.advisory else ""
+        return "the pool was just found: its members may still register" if found and not self.acting.advisory else ""
 
     def _feed(self, pool: ControlledPool, event: PoolEvent) -> None:
         for effect in pool.machine.handle(event, self._clock()):
@@ -284,7 +279,7 @@ class Control:
         await self.scaled.ask()
 
     def first(self, name: PoolName) -> KeptPool | None:
-        if self.advisory or not self._limits.initial_from_history:
+        if self.acting.advisory or not self._limits.initial_from_history:
             return None
         return KeptPool(self.leading.initial_size(name, self._limits.bounds(name)))
 

@@ -58,7 +58,7 @@ def watch(metrics: Metrics, state: State) -> None:
 def _sizes(control: Control) -> Iterable[Metric]:
     found = {(name.model, name.role.value): one for name, one in control.sizes().items()}
     wanted: dict[tuple[str, ...], float] = {
-        name: one.decisions[-1].target if control.advisory and one.decisions else one.wanted
+        name: one.decisions[-1].target if control.acting.advisory and one.decisions else one.wanted
         for name, one in found.items()
     }
     yield gauge("triptych_pool_wanted_instances", "Size that the pool should have", wanted, _POOL)

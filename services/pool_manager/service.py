@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 
+from triptych.domain.decision import Acting
 from triptych.domain.pool import (
     Farewell,
     Heartbeat,
@@ -136,8 +137,7 @@ class PoolManagerService:
             store=store,
             scaler=NoScaler(max_size=MAX_POOL_SIZE) if scaler is None else scaler,
             scaler_at=settings.scaler,
-            autoscale=settings.autoscale,
-            acts=scaler is not None,
+            acting=Acting.NONE if scaler is None else Acting.ALL if settings.autoscale else Acting.MANUAL,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
             clock=clock,
             scope=scope,

@@ -278,6 +278,11 @@ class Acting(StrEnum):
     """Those that are set by hand."""
     ALL = "all"
 
+    @property
+    def advisory(self) -> bool:
+        """Decisions are recorded only."""
+        return self is not Acting.ALL
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingStatus:

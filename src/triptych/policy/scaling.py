@@ -11,7 +11,7 @@ from statistics import median
 from triptych.domain.decision import Bounds, Decision, InstancePhase, PoolInstance, PoolLoad, PoolView, Reason, Why
 from triptych.domain.durations import in_words
 from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
-from triptych.domain.windows import ClassWindow, Judged
+from triptych.domain.windows import ATTAINMENT_WINDOW_S, ClassWindow, Judged
 from triptych.policy.attainment import wilson
 from triptych.policy.capacity import ItemClass, RequestClass
 
@@ -36,7 +36,7 @@ class ScalingLimits:
     """Time between periodic reconfigurations. Pools shrink then only; they grow at once."""
     attainment_threshold: Seconds = 0.99
     """Share of requests that must meet their objective; below it the pool grows at once."""
-    attainment_window_s: PositiveSeconds = 60.0
+    attainment_window_s: PositiveSeconds = ATTAINMENT_WINDOW_S
     """Attainment is that of so much time, at most 300 s. No pool shrinks while it has misses above the threshold."""
     min_judged: Positive = 20
     """Judged requests below which attainment says nothing."""

@@ -116,7 +116,6 @@ class PoolMachine:
         self._scaling = scaling
         self._limits = limits
         self._acting = acting
-        self._advisory = acting is not Acting.ALL
         self._demand = Demand(settings.role, settings.facts, reports)
         self._log = DecisionLog(limits.max_records)
         self._wanted = settings.initial
@@ -186,7 +185,7 @@ class PoolMachine:
         self._declared, self._refused = False, ""
         if kept is None:
             return []
-        least = 0 if self._advisory else self._settings.bounds.least
+        least = 0 if self._acting.advisory else self._settings.bounds.least
         self._wanted, self._given_up = max(least, kept.wanted), kept.given_up
         self._order, self._draining, self._fault = None, "", ""
         self._changes = deque(now_s - age_s for age_s in sorted(kept.changes_s, reverse=True))
@@ -211,7 +210,7 @@ class PoolMachine:
 
     def _acts(self, now_s: float) -> bool:
         """Whether the size is ordered here: always, or as long as it was set by hand."""
-        return not self._advisory or (
+        return not self._acting.advisory or (
             self._acting is Acting.MANUAL
             and (self._override(now_s) is not None or self._order is not None or bool(self._draining))
         )
@@ -333,7 +332,7 @@ class PoolMachine:
     def _decided(self, view: PoolView, decision: Decision, now_s: float) -> list[PoolEffect]:
         before, self._decision = self._decision, decision
         changed = decision.target != self._wanted
-        advised = self._advisory and not (self._acting is Acting.MANUAL and decision.why is Why.OVERRIDE)
+        advised = self._acting.advisory and not (self._acting is Acting.MANUAL and decision.why is Why.OVERRIDE)
         if (advised or not changed) and before is not None and _news(before) == _news(decision):
             return []
         number = self._log.next_number()
@@ -371,7 +370,7 @@ class PoolMachine:
 
     def _ended(self, now_s: float) -> list[PoolEffect]:
         """Close the order of a size by hand that has ended, if decisions are only recorded."""
-        if not self._advisory or self._draining or self._override(now_s) is not None:
+        if not self._acting.advisory or self._draining or self._override(now_s) is not None:
             return []
         return self._closed(DecisionOutcome.REPLACED, "the size by hand has ended")
 
@@ -472,7 +471,7 @@ class PoolMachine:
         name = self._settings.name
         if len(self._changes) > self._scaling.max_changes_per_hour:
             raise AssertionError(f"{name} has changed more often than its budget allows")
-        if self._advisory and self._acting is not Acting.MANUAL and (self._order is not None or self._draining):
+        if self._acting.advisory and self._acting is not Acting.MANUAL and (self._order is not None or self._draining):
             raise AssertionError(f"{name} has an order in advisory mode")
 
 

@@ -13,6 +13,7 @@ from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.domain.slo import CLASSES, ChargedStage, Isolated, Metric, Slo, modality_of
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import (
+    ATTAINMENT_WINDOW_S,
     MAX_BLAMED,
     NOTHING_JUDGED,
     ClassWindow,
@@ -37,7 +38,7 @@ _TBT_SHARE = 100
 class WindowLimits:
     report_window_s: PositiveSeconds = 1.0
     """Shortest window of a report on load and attainment."""
-    attainment_window_s: PositiveSeconds = 60.0
+    attainment_window_s: PositiveSeconds = ATTAINMENT_WINDOW_S
     """Length of the sliding window of attainment in metrics and status."""
     isolated_samples: Positive = 20
     """Requests of a class after which its isolated latency is estimated, where no profile has it."""
