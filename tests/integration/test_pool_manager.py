@@ -16,6 +16,7 @@ from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import RouterSettings
+from tests.loaded import LoadedProcess
 from tests.unit.services.gateway.fakes import FakeRouter
 from triptych.cli import ports
 from triptych.domain.embedding import DType
@@ -51,24 +52,12 @@ def access(port: int) -> ManagerAccess:
     return ManagerAccess((ports.address(port),), heartbeat_s=0.2, manager_retry_max_s=0.2)
 
 
-class Instance:
+class Instance(LoadedProcess):
     """An instance's service and app."""
 
     def __init__(self, port: int) -> None:
+        super().__init__(LOAD.stages)
         self.port = port
-        self.draining = False
-        self._listeners: list[Callable[[], None]] = []
-
-    def load(self) -> InstanceLoad:
-        return InstanceLoad(LOAD.stages, self.draining)
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
-    async def drain(self) -> None:
-        self.draining = True
-        for listener in self._listeners:
-            listener()
 
 
 @asynccontextmanager

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from tests.contract.store_kit import RedisServer
 from tests.e2e.revisions import THIS, Tree
+from tests.loaded import LoadedProcess
 from triptych.cli import ports
 from triptych.domain.decision import ScalingStatus
-from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManagerStatus, ManualSize, Registration
 from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
@@ -29,13 +29,12 @@ LEASE = ("--lease-ttl-s", "6", "--lease-margin-s", "2", "--lease-retry-s", "0.3"
 QUICK = ("--adopt-s", "1", "--start-s", "1", "--log-level", "INFO")
 
 
-class Instance:
+class Instance(LoadedProcess):
     """What a registrar tells of an instance."""
 
     def __init__(self, name: str, managers: tuple[str, ...]) -> None:
+        super().__init__()
         self.name = name
-        self.draining = False
-        self._listeners: list[Callable[[], None]] = []
         self.scope = TaskScope(name)
         access = ManagerAccess(managers, heartbeat_s=0.5, manager_retry_max_s=0.5)
         Registrar(self, self.introduce, self.drain, PoolManagerStub, access, self.scope).start()
@@ -43,17 +42,6 @@ class Instance:
     async def introduce(self) -> Registration:
         address = f"127.0.0.1:{1000 + int(self.name[1:])}"
         return Registration(MemberKind.INSTANCE, self.name, 1, address, "m", role=Role.E)
-
-    def load(self) -> InstanceLoad:
-        return InstanceLoad({}, self.draining)
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
-    async def drain(self) -> None:
-        self.draining = True
-        for listener in self._listeners:
-            listener()
 
 
 class RecordingScaler:

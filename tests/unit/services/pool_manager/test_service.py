@@ -10,6 +10,7 @@ import pytest
 
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
+from tests.loaded import LoadedProcess
 from triptych import ports
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
@@ -28,32 +29,23 @@ from triptych.testing.links import Link, LinkedPoolManager
 SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2, max_unregistered=4)
 
 
-class Process:
+class Process(LoadedProcess):
     """A member's process: its load, its drain, its registrar."""
 
     def __init__(self, site: "Site", name: str, epoch: int = 1, managers: tuple[str, ...] = ("m1:1",)) -> None:
+        super().__init__()
         self.name = name
-        self.draining = False
         self.drain_ends = asyncio.Event()
         self.told = Registration(MemberKind.INSTANCE, name, epoch, f"127.0.0.1:{ord(name[0])}", "model", role=Role.E)
         self.scope = TaskScope(name)
-        self._listeners: list[Callable[[], None]] = []
         self.registrar = Registrar(self, self.introduce, self.drain, site.connect, ManagerAccess(managers), self.scope)
         self.registrar.start()
 
     async def introduce(self) -> Registration:
         return self.told
 
-    def load(self) -> InstanceLoad:
-        return InstanceLoad({}, self.draining)
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
     async def drain(self) -> None:
-        self.draining = True
-        for listener in self._listeners:
-            listener()
+        await super().drain()
         await self.drain_ends.wait()
 
     async def kill(self) -> None:

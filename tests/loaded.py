@@ -1,0 +1,26 @@
+"""What a registrar is given of the process that it registers, in tests of pool managers."""
+
+from collections.abc import Callable, Mapping
+
+from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.stage import Stage
+
+
+class LoadedProcess:
+    """Its load (``runtime.registrar.Loaded``), and whether it was told to drain."""
+
+    def __init__(self, stages: Mapping[Stage, StageLoad] | None = None) -> None:
+        self.draining = False
+        self._stages = {} if stages is None else stages
+        self._listeners: list[Callable[[], None]] = []
+
+    def load(self) -> InstanceLoad:
+        return InstanceLoad(self._stages, self.draining)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    async def drain(self) -> None:
+        self.draining = True
+        for listener in self._listeners:
+            listener()
