@@ -121,12 +121,14 @@ async def test_a_stopped_redis_costs_a_call_its_deadline_and_no_more(server: Red
 
 
 async def test_a_pause_of_clients_fails_calls_and_heals(server: RedisServer) -> None:
-    async with opened(replace(server.settings, redis_timeout_s=0.3)) as store, server.admin() as admin:
+    hasty = replace(server.settings, redis_timeout_s=0.3)
+    async with opened(server.settings) as store, opened(hasty) as paused, server.admin() as admin:
         await store.put("members", "a", b"1")
+        await put_when_it_answers(paused)
         await execute(admin, "CLIENT", "PAUSE", "1000", "ALL")
         with pytest.raises(StoreUnavailable, match="did not answer"):
-            await store.get("members", "a")
-        await put_when_it_answers(store)
+            await paused.get("members", "a")
+        await put_when_it_answers(paused)
         entry = await store.get("members", "a")
         assert entry is not None
         assert entry.value == b"1"
@@ -200,7 +202,7 @@ async def test_a_leader_that_is_stopped_past_its_lease_does_not_act_when_it_cont
 
 async def test_connections_are_bounded(server: RedisServer) -> None:
     async with (
-        opened(replace(server.settings, redis_connections=3, redis_timeout_s=10)) as store,
+        opened(replace(server.settings, redis_connections=3, redis_timeout_s=30)) as store,
         server.admin() as admin,
     ):
         await asyncio.gather(*(store.get("members", str(number)) for number in range(100)))
