@@ -25,7 +25,7 @@ from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.windows import WindowReport
-from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
+from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.pool_manager.member_events import (
     DrainWanted,
     EndSession,
@@ -41,6 +41,7 @@ from triptych.machine.pool_manager.member_events import (
 )
 from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
+from triptych.policy.consequences import loss
 from triptych.ports import Clock, Scaler, Store
 from triptych.runtime.clock import hours
 from triptych.runtime.profiles import KnownProfiles
@@ -253,9 +254,11 @@ class PoolManagerService:
             store_fault=self.control.leading.store_fault,
         )
 
-    async def drain_instance(self, instance_id: str) -> None:
+    async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         if instance_id not in self._machine:
             raise NotFound("no member has this instance id", param="instance_id")
+        if not force and (lost := loss(instance_id, self._machine.pools(self._clock()))):
+            raise FailedPrecondition(lost, param="instance_id")
         self._feed(DrainWanted(instance_id, "an operator asked for it"))
 
     async def set_size(self, order: ManualSize) -> None:

@@ -48,7 +48,8 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
 
     async def Drain(self, request: pool_manager_pb2.DrainRequest, context: Context) -> pool_manager_pb2.DrainResponse:  # noqa: N802
         del context
-        await self._service.drain_instance(request.instance_id)
+        force = request.force or not request.HasField("force")
+        await self._service.drain_instance(request.instance_id, force=force)
         return pool_manager_pb2.DrainResponse()
 
     async def SetSize(  # noqa: N802

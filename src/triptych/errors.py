@@ -15,6 +15,7 @@
     |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
     +-- Conflict                ABORTED              409  what a write depends on has changed: read it again
     |   +-- Deposed             ABORTED              409  the lease under which an order was given is not held any more
+    +-- FailedPrecondition      FAILED_PRECONDITION  409  something else must be done first
     +-- RequestTooLarge         OUT_OF_RANGE         413  the body exceeds the server's limit
     +-- RequestTimeout          DEADLINE_EXCEEDED    408  the caller did not send its request in time
     +-- Overloaded              RESOURCE_EXHAUSTED   429  a limit is reached; the same request may succeed later
@@ -138,6 +139,12 @@ class Deposed(Conflict):
     """The lease under which an order was given is not held any more, or by another process: do not repeat it."""
 
     code = "deposed"
+
+
+class FailedPrecondition(TriptychError):
+    """The state of the cluster does not permit this: something else must be done first."""
+
+    code, grpc_code, http_status = "failed_precondition", "FAILED_PRECONDITION", 409
 
 
 class RequestTooLarge(TriptychError):

@@ -140,8 +140,10 @@ class PoolManager(Protocol):
 
     async def status(self) -> ManagerStatus: ...
 
-    async def drain_instance(self, instance_id: str) -> None:
-        """Order the instance to drain. Raises NotFound."""
+    async def drain_instance(self, instance_id: str, *, force: bool) -> None:
+        """Order the instance to drain. Raises NotFound, and without ``force`` FailedPrecondition if no other member of its model
+        does what it does.
+        """
         ...
 
     async def set_size(self, order: ManualSize) -> None:

@@ -192,7 +192,7 @@ async def callers_are_told(cluster: LocalCluster, folder: Path) -> None:
     for caller, refusal in ((user, PermissionDenied), (operator, NotFound)):
         manager = PoolManagerStub(cluster.manager_target, caller)
         with pytest.raises(refusal):
-            await manager.drain_instance("nobody")
+            await manager.drain_instance("nobody", force=False)
         await manager.close()
     # A user's certificate is for calls only.
     async with scaler_of(folder / "ca" / "user") as port:

@@ -159,7 +159,7 @@ class Cluster:
             else:
                 await self.until_used(new.name)
             async with self.manager() as stub:
-                await stub.drain_instance(former.name)
+                await stub.drain_instance(former.name, force=False)
             await self.until(former.name, MemberCondition.DRAINED)
             self.now[kind] = new
         await former.end()

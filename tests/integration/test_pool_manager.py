@@ -112,9 +112,9 @@ async def test_members_join_are_shown_drain_and_leave() -> None:
             (pool,) = (await stub.status()).pools
             assert (pool.model, pool.role, len(pool.members)) == ("m", Role.E, 2)
             await until(lambda: all(one.load == LOAD for pool in service._machine.pools(0) for one in pool.members))
-            await stub.drain_instance(f"i{one}")
+            await stub.drain_instance(f"i{one}", force=False)
             with pytest.raises(NotFound):
-                await stub.drain_instance("unknown")
+                await stub.drain_instance("unknown", force=False)
             await until(lambda: known[first].state is MemberState.LEAVING)
             assert known[second].state is MemberState.ACTIVE
             await until(lambda: instance.draining)

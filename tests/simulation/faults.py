@@ -140,7 +140,7 @@ class Faults:
             case Kind.CUT_OFF:
                 return _cut(self._managers(), (node.name,))
             case Kind.DRAIN:
-                await ask(self._cluster, lambda manager: manager.drain_instance(node.name))
+                await ask(self._cluster, lambda manager: manager.drain_instance(node.name, force=True))
             case _:
                 await self._scaled.processes.lose(node.name, "signal 9")
         return _nothing

@@ -160,7 +160,7 @@ async def drained(cluster: SimCluster, name: str) -> None:
     """Ask a pool manager to drain an instance; wait a while for it, as its manager may be in trouble."""
     manager = next(iter(cluster.managers.values()))
     try:
-        await manager.way("operator").drain_instance(name)
+        await manager.way("operator").drain_instance(name, force=True)
     except (NotFound, Unavailable, DeadlineExceeded):
         return
     await asyncio.sleep(5)
@@ -175,7 +175,7 @@ def test_an_instance_that_is_drained_by_order_and_then_killed_loses_no_request(s
             """Replace every instance, one at a time."""
             for name, node in cluster.processes.items():
                 await asyncio.sleep(rng.uniform(0, 1))
-                await cluster.managers["m0:1"].way("operator").drain_instance(name)
+                await cluster.managers["m0:1"].way("operator").drain_instance(name, force=True)
                 async with asyncio.timeout(60):
                     while (await members(cluster, "m0:1"))[name].condition is not MemberCondition.DRAINED:  # noqa: ASYNC110 - virtual time
                         await asyncio.sleep(0.1)

@@ -15,7 +15,6 @@ import httpx
 
 from triptych.cli import ports
 from triptych.cli.child import child_command
-from triptych.cli.consequences import without
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
@@ -23,6 +22,7 @@ from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
+from triptych.policy.consequences import without
 from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
 from triptych.rpc.server import RpcServer
 from triptych.runtime.admin import STARTING

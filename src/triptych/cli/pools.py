@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -10,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from triptych.cli.consequences import without
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
 from triptych.cli.show import folding_table
@@ -19,7 +18,7 @@ from triptych.domain.durations import in_words
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
-from triptych.errors import InvalidRequest, NotFound
+from triptych.errors import FailedPrecondition, InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
 _SHOWN_DECISIONS = 3
@@ -60,9 +59,10 @@ async def drain(
         if found is None:
             names = ", ".join(sorted(name for pool in pools for name in _ids(pool))) or "none"
             raise CliError(f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True)
-        if not force and (loss := _loss(instance_id, found, pools)):
-            raise CliError(f"{loss}; --force drains it nevertheless", caller=True)
-        await manager.drain_instance(instance_id)
+        try:
+            await manager.drain_instance(instance_id, force=force)
+        except FailedPrecondition as refused:
+            raise CliError(f"{refused.message}; --force drains it nevertheless", caller=True) from None
         told = found.scaling
         by_hand = told is not None and told.acting is Acting.MANUAL and told.override is not None
         return by_hand or (told is not None and told.acting is Acting.ALL)
@@ -107,31 +107,6 @@ async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
 
 def _ids(pool: PoolStatus) -> set[str]:
     return {member.registration.instance_id for member in pool.members}
-
-
-def _loss(instance_id: str, pool: PoolStatus, pools: Sequence[PoolStatus]) -> str:
-    """What no longer works without this member; empty if others of its model do the same."""
-    others = [
-        (one.role, member)
-        for one in pools
-        if one.model == pool.model
-        for member in one.members
-        if member.registration.instance_id != instance_id
-        and member.condition is MemberCondition.ACTIVE
-        and not member.suspected
-    ]
-    if pool.role is None:
-        left = any(role is None for role, _ in others)
-        return (
-            ""
-            if left
-            else f"{instance_id} is the last router of {pool.model}: requests for it fail until there is another"
-        )
-    served = {stage for role, _ in others if role is not None for stage in role.stages}
-    lost = without(pool.role.stages - served, f" for {pool.model}")
-    if lost is None:
-        return ""
-    return f"{instance_id} is the last {lost[0]} of {pool.model}: {lost[1]} until there is another"
 
 
 async def scale(pool: str, size: int | None, for_s: float, managers: Managers, console: Console) -> None:

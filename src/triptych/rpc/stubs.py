@@ -145,8 +145,8 @@ class PoolManagerStub(Channel):
         call = self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, pool_manager.STATUS.from_wire)
 
-    async def drain_instance(self, instance_id: str) -> None:
-        message = pool_manager_pb2.DrainRequest(instance_id=instance_id)
+    async def drain_instance(self, instance_id: str, *, force: bool) -> None:
+        message = pool_manager_pb2.DrainRequest(instance_id=instance_id, force=force)
         await calls.unary(self._stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
 
     async def set_size(self, order: ManualSize) -> None:

@@ -226,8 +226,8 @@ class LinkedPoolManager:
     async def status(self) -> ManagerStatus:
         return await self._link.call("status", lambda manager: manager.status())
 
-    async def drain_instance(self, instance_id: str) -> None:
-        await self._link.call("drain_instance", lambda manager: manager.drain_instance(instance_id))
+    async def drain_instance(self, instance_id: str, *, force: bool) -> None:
+        await self._link.call("drain_instance", lambda manager: manager.drain_instance(instance_id, force=force))
 
     async def set_size(self, order: ManualSize) -> None:
         await self._link.call("set_size", lambda manager: manager.set_size(order))

@@ -546,10 +546,12 @@ class ManagerStatus(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., up_s: _Optional[float] = ..., watchers: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., leads: _Optional[bool] = ..., leader: _Optional[str] = ..., store_fault: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("instance_id",)
+    __slots__ = ("instance_id", "force")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
-    def __init__(self, instance_id: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, instance_id: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ()

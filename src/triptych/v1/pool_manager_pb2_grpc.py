@@ -101,7 +101,8 @@ class PoolManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Order an instance to drain. Returns at once.
+        """Order an instance to drain. Returns at once. FAILED_PRECONDITION without force if no other member of its model does what
+        it does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -177,7 +177,7 @@ TABLE: Mapping[str, Rows] = {
         "model": _ID,
         "kinds": Many(8, unit="kinds"),
     },
-    "DrainRequest": {"instance_id": Size(128, low=1)},
+    "DrainRequest": {"instance_id": Size(128, low=1), "force": Anything()},
     "PoolName": {"model": Size(512, low=1)},
     "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size
     "RemoveRequest": {"instance": Size(128, low=1), "token": Anything()},

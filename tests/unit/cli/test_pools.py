@@ -46,7 +46,8 @@ from triptych.domain.pool import (
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import Judged
-from triptych.errors import InvalidRequest, NotFound, Unavailable
+from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
+from triptych.policy.consequences import loss
 from triptych.rpc.server import RpcServer
 from triptych.runtime.tls import TlsIdentity
 
@@ -117,10 +118,12 @@ class Scripted:
             raise Unavailable("the pool manager is shutting down")
         return self.told
 
-    async def drain_instance(self, instance_id: str) -> None:
+    async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         names = {one.registration.instance_id for pool in self.told.pools for one in pool.members}
         if instance_id not in names:
             raise NotFound("no member has this instance id", param="instance_id")
+        if not force and (lost := loss(instance_id, self.told.pools)):
+            raise FailedPrecondition(lost)
         self.orders.append(instance_id)
 
     async def set_size(self, order: ManualSize) -> None:

@@ -59,7 +59,7 @@ CALLS: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
     "Attend": (PoolManagerStub, lambda stub: first(stub.attend(reports()))),
     "Watch": (PoolManagerStub, lambda stub: first(stub.watch(Watch()))),
     "Status": (PoolManagerStub, lambda stub: stub.status()),
-    "Drain": (PoolManagerStub, lambda stub: stub.drain_instance("encoder-1")),
+    "Drain": (PoolManagerStub, lambda stub: stub.drain_instance("encoder-1", force=False)),
     "Pools": (ScalerStub, lambda stub: stub.pools()),
 }
 MAY = {

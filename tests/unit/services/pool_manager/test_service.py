@@ -16,7 +16,7 @@ from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import Heartbeat, MemberCondition, MemberReport, Order, OrderKind, Registration, Watch
 from triptych.domain.stage import Role
-from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
+from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.pool_manager.members import MemberLimits
 from triptych.runtime.managed_membership import ManagedMembership
@@ -264,7 +264,7 @@ async def test_an_order_to_drain_is_obeyed_and_the_drained_process_stays_until_i
         watcher, a = here.watch(), here.start("a")
         await asyncio.sleep(1)
         manager = here.services["m1:1"]
-        await here.connect("m1:1").drain_instance("a")
+        await here.connect("m1:1").drain_instance("a", force=True)
         await asyncio.sleep(0.2)
         assert (a.draining, watcher.state(a)) == (True, "leaving")
         a.drain_ends.set()
@@ -272,7 +272,30 @@ async def test_an_order_to_drain_is_obeyed_and_the_drained_process_stays_until_i
         ((member,),) = [pool.members for pool in (await manager.status()).pools]
         assert (member.condition, watcher.state(a)) == (MemberCondition.DRAINED, "leaving")
         with pytest.raises(NotFound):
-            await manager.drain_instance("b")
+            await manager.drain_instance("b", force=False)
+
+
+@virtually
+async def test_of_two_that_drain_the_last_instances_at_once_one_is_refused() -> None:
+    async with site() as here:
+        a, b = here.start("a"), here.start("b")
+        await asyncio.sleep(1)
+        outcomes = await asyncio.gather(
+            *(here.connect("m1:1").drain_instance(name, force=False) for name in ("a", "b")), return_exceptions=True
+        )
+        await asyncio.sleep(0.2)
+        refused = [(name, one) for name, one in zip("ab", outcomes, strict=True) if one is not None]
+        ((last, error),) = refused
+        assert isinstance(error, FailedPrecondition)
+        assert error.message.startswith(f"{last} is the last encoder of model: requests for model with images")
+        assert {process.name: process.draining for process in (a, b)} == {"a": last != "a", "b": last != "b"}
+        drained = "b" if last == "a" else "a"
+        await here.connect("m1:1").drain_instance(drained, force=False)  # as it does already
+        await here.connect("m1:1").drain_instance(last, force=True)
+        await asyncio.sleep(0.2)
+        assert (a.draining, b.draining) == (True, True)
+        for process in (a, b):
+            process.drain_ends.set()
 
 
 @virtually

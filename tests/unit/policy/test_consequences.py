@@ -1,0 +1,61 @@
+"""Who cannot drain without a loss."""
+
+import pytest
+
+from triptych.domain.instance import InstanceLoad
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus, Registration
+from triptych.domain.stage import Role, Stage
+from triptych.policy.consequences import loss, without
+
+
+def pool(
+    role: Role | None,
+    *names: str,
+    model: str = "m",
+    condition: MemberCondition = MemberCondition.ACTIVE,
+    suspected: bool = False,
+) -> PoolStatus:
+    kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
+    members = [
+        MemberStatus(Registration(kind, name, 1, "h:1", model, role=role), condition, suspected, InstanceLoad({}), 0, 0)
+        for name in names
+    ]
+    return PoolStatus(model, role, tuple(members))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("e1", "e1 is the last encoder of m: requests for m with images, video or audio wait or fail"),
+        ("t1", "t1 is the last text instance of m: all requests for m wait or fail"),
+        ("r1", "r1 is the last router of m: requests for it fail"),
+    ],
+)
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        (pool(Role.EPD, "h2", model="other"), pool(None, "r2", model="other")),
+        (pool(Role.EPD, "h2", condition=MemberCondition.LEAVING), pool(None, "r2", condition=MemberCondition.DRAINED)),
+        (pool(Role.EPD, "h2", suspected=True), pool(None, "r2", suspected=True)),
+    ],
+)
+def test_the_last_that_works_of_its_model_is_named(name: str, said: str, others: tuple[PoolStatus, ...]) -> None:
+    pools = (pool(Role.E, "e1"), pool(Role.PD, "t1"), pool(None, "r1"), *others)
+    assert loss(name, pools) == f"{said} until there is another"
+
+
+def test_one_whose_stages_another_serves_is_no_loss() -> None:
+    pools = (pool(Role.E, "e1"), pool(Role.PD, "t1"), pool(None, "r1", "r2"), pool(Role.EPD, "h1"))
+    assert [loss(name, pools) for name in ("e1", "t1", "r1", "h1")] == ["", "", "", ""]
+
+
+def test_one_that_drains_already_or_is_not_known_is_no_loss() -> None:
+    pools = (pool(Role.E, "e1", condition=MemberCondition.LEAVING),)
+    assert [loss(name, pools) for name in ("e1", "e2")] == ["", ""]
+
+
+def test_decoding_is_named_before_encoding() -> None:
+    assert without({Stage.ENCODE, Stage.DECODE}) == ("text instance", "all requests wait or fail")
+    assert without({Stage.PREFILL}) is None
