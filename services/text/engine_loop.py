@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from triptych.errors import EngineFailure, TriptychError, Unavailable
+from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
 from triptych.ports import Clock, EngineOutput, EngineRequest, Offload, TextEngine
 
@@ -128,7 +128,10 @@ class EngineLoop:
                 del self._live[request_id]
 
     async def run(self) -> None:
-        """Drive the engine until cancelled; then every request fails with Unavailable."""
+        """Drive the engine until cancelled; then every request fails with Unavailable.
+
+        Raises InstanceLost when the engine cannot go on; its requests have failed with it.
+        """
         try:
             while True:
                 if not (self._joining or self._live or self._cancelled or self._encode_ready):
@@ -195,10 +198,12 @@ class EngineLoop:
         before, began_s = dict(self._live), self._clock()
         try:
             outputs, self._load = await self._thread.run(self._step_once, iteration)
-        except Exception as error:  # noqa: BLE001 - the engine's state is unknown: end all of its sequences
+        except Exception as error:
             for request_id, sequences in before.items():
                 if self._live.get(request_id) is sequences:
                     self._fail(request_id, error)
+            if isinstance(error, InstanceLost):
+                raise
             return
         now_s = self._clock()
         for request_id, sequences in before.items():

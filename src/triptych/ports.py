@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
@@ -579,7 +579,10 @@ class TextEngine(Protocol):
         ...
 
     def step(self) -> list[EngineOutput]:
-        """Run one iteration. Sequences join and leave the batch between steps."""
+        """Run one iteration. Sequences join and leave the batch between steps.
+
+        Raises InstanceLost if the engine cannot go on: then the process must end.
+        """
         ...
 
     @property
@@ -596,6 +599,7 @@ class TextEngine(Protocol):
         ...
 
 
+@runtime_checkable
 class StagedTextEngine(TextEngine, Protocol):
     """A text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
@@ -609,7 +613,7 @@ class StagedTextEngine(TextEngine, Protocol):
         ...
 
 
-class ObservedTextEngine(StagedTextEngine, Protocol):
+class ObservedTextEngine(TextEngine, Protocol):
     """A text engine that an instance runs: metrics show its memory."""
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.text.engine_loop import EngineLoop
 from services.text.service import TextService
 from tests.unit.services.instances import (
     ITEM_TOKENS,
@@ -25,12 +26,13 @@ from tests.unit.services.instances import (
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest, TokenChunk
-from triptych.domain.sampling import Grammar, ResponseFormat
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ContextTooLong,
     DeadlineExceeded,
     EngineFailure,
+    InstanceLost,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -42,7 +44,7 @@ from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.ports import Encoder, EngineOutput, EngineRequest
 from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
-from triptych.testing.offload import spend
+from triptych.testing.offload import InlineOffload, spend
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.options import TransferOptions
 
@@ -548,6 +550,27 @@ def test_an_unsupported_response_format_is_refused_before_pulling() -> None:
                 )
             await asyncio.sleep(1.0)
             assert p.encoder.store.memory.leases == 0
+
+    under_virtual_time(scenario)
+
+
+def test_an_engine_that_cannot_go_on_ends_its_loop_and_its_requests() -> None:
+    class Dead(FakeTextEngine):
+        def step(self) -> list[EngineOutput]:
+            raise InstanceLost("the engine has failed")
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        engine, thread = Dead(VOCABULARY), InlineOffload(1)
+        loop = EngineLoop(engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None)
+        over = list[str]()
+        request = EngineRequest("one", (97, 98), (), SamplingParams(max_tokens=4, seed=0))
+        sequences = loop.submit(request, on_copied=lambda: None, on_over=lambda: over.append("one"))
+        with pytest.raises(InstanceLost, match="the engine has failed"):
+            await loop.run()
+        with pytest.raises(InstanceLost):
+            await sequences.next()
+        assert over == ["one"]
 
     under_virtual_time(scenario)
 
