@@ -22,7 +22,7 @@ from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
 from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Arena, HolderStub, Instance, ObservedTextEngine, Offload
+from triptych.ports import Arena, HolderStub, Instance, ObservedTextEngine, Offload, StagedTextEngine
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.instance import InstanceServicer
@@ -32,6 +32,7 @@ from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
+from triptych.runtime.metrics import Read
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -57,6 +58,18 @@ from .settings import TextSettings
 
 _MAX_HOLDERS = 1024
 """Limit on concurrent connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with what it was loaded from. One that sleeps runs what its profile is of."""
+
+    engine: ObservedTextEngine
+    part: ServedPart
+    tokenizer: Tokenizer
+    grammars: Grammars
+    metrics: Read | None = None
+    """The engine's own metrics, if it has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +132,10 @@ async def opened(
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        engine, identity, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
+        loaded = await engine_thread.run(partial(_load, settings, model))
+        engine = loaded.engine
 
-        record = TextRecord(telemetry.metrics, engine.model)
+        record = TextRecord(telemetry.metrics, engine.model, counts_tokens=loaded.metrics is None)
         part = "" if mounted is None else "pulled"
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device, part=part)
         arena = await engine_thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
@@ -143,15 +157,15 @@ async def opened(
             receiver,
             settings,
             offers=transports.offers,
-            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
-            new_grammar=grammars.start,
+            new_detokenizer=lambda: IncrementalDetokenizer(loaded.tokenizer),
+            new_grammar=loaded.grammars.start,
             scope=scope,
             offload=checks,
             engine_thread=engine_thread,
             rng=random.SystemRandom(),
             clock=monotonic,
             record=record,
-            part=ServedPart(identity, settings.engine.max_sequences, token_budget=settings.engine.token_budget),
+            part=loaded.part,
             scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
         )
         watch(
@@ -159,10 +173,12 @@ async def opened(
             service,
             receiver,
             model=engine.model,
-            kv=partial(_kv_memory, engine),
+            kv=None if loaded.metrics is not None else partial(_kv_memory, engine),
             connections=peers.by_backend,
             preferred=transports.preferred,
         )
+        if loaded.metrics is not None:
+            telemetry.metrics.watch(loaded.metrics)
         service.start()
 
         whole = service if mounted is None else mounted.whole(service)
@@ -181,6 +197,8 @@ async def opened(
 async def _scheduler(
     settings: TextSettings, engine: ObservedTextEngine, mounted: MountedEncoder, engine_thread: Offload
 ) -> DeviceScheduler:
+    if not isinstance(engine, StagedTextEngine):
+        raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await engine_thread.run(mounted.image_budget, engine)
     return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic)
 
@@ -256,32 +274,53 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(
-    settings: TextSettings, model: Path | Checkpoint
-) -> tuple[ObservedTextEngine, ProfileIdentity, Tokenizer, Grammars]:
-    """The engine, what it runs (one that sleeps runs what its profile is of), tokenizer and grammars."""
+def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:
+    """Runs in the engine's thread. Raises CannotStart."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
+        tokenizer = Tokenizer.load(checkpoint.files)
+        loaded = partial(LoadedEngine, tokenizer=tokenizer, grammars=Grammars(tokenizer))
         model_id = settings.model_id or served_name(settings.model)
-        engine: ObservedTextEngine
-        if settings.delay_profile is None:
-            from triptych.engine.decoder.text_engine import TransformersTextEngine
-            from triptych.engine.part_identity import part_identity
-
-            engine = TransformersTextEngine(
-                checkpoint,
-                settings.engine,
-                model_id=model_id,
-                max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-                compute=settings.compute,
-            )
-            identity = part_identity(checkpoint, ModelPart.DECODER, settings.compute)
-        else:
+        if settings.delay_profile is not None:
             costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
-            engine = DelayTextEngine(info, checkpoint.family, costs, settings.engine)
-            identity = costs.profile.identity
-        tokenizer = Tokenizer.load(checkpoint.files)
-        return engine, identity, tokenizer, Grammars(tokenizer)
+            sleeping = DelayTextEngine(info, checkpoint.family, costs, settings.engine)
+            return loaded(sleeping, _part(costs.profile.identity, settings))
+        if settings.engine.engine == "vllm":
+            return _load_vllm(settings, checkpoint, model_id, loaded)
+        from triptych.engine.decoder.text_engine import TransformersTextEngine
+        from triptych.engine.part_identity import part_identity
+
+        engine = TransformersTextEngine(
+            checkpoint,
+            settings.engine,
+            model_id=model_id,
+            max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
+            compute=settings.compute,
+        )
+        return loaded(engine, _part(part_identity(checkpoint, ModelPart.DECODER, settings.compute), settings))
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None
+
+
+def _part(identity: ProfileIdentity, settings: TextSettings) -> ServedPart:
+    return ServedPart(identity, settings.engine.max_sequences, token_budget=settings.engine.token_budget)
+
+
+def _load_vllm(
+    settings: TextSettings, checkpoint: Checkpoint, model_id: str, loaded: Callable[..., LoadedEngine]
+) -> LoadedEngine:
+    from triptych.integrations.vllm.release import check_release
+
+    check_release()
+    from triptych.integrations.vllm.engine import VllmTextEngine
+
+    engine = VllmTextEngine(
+        checkpoint,
+        settings.engine.vllm_args,
+        model_id=model_id,
+        max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
+        compute=settings.compute,
+    )
+    part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
+    return loaded(engine, part, metrics=engine.metrics)

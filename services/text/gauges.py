@@ -44,13 +44,13 @@ def watch(
     receiver: TensorReceiver,
     *,
     model: ModelInfo,
-    kv: Callable[[], KvMemory],
+    kv: Callable[[], KvMemory] | None,
     connections: Callable[[], dict[tuple[str, ...], int]],
     preferred: str | None,
 ) -> None:
     """Read the instance's state at every scrape.
 
-    ``connections`` counts by backend. ``preferred`` is the backend that the operator wants tried first.
+    ``kv`` is None if the engine has metrics of its own, of its queue and its memory. ``connections`` counts by backend. ``preferred`` is the backend that the operator wants tried first.
     """
     of_model = ("model_name",)
 
@@ -60,22 +60,24 @@ def watch(
     def of_arena(value: float) -> dict[tuple[str, ...], float]:
         return {("text",): value}
 
+    def of_engine(memory: KvMemory, *, running: int, waiting: int) -> Iterable[Metric]:
+        yield gauge("vllm:num_requests_running", "Requests in the engine", per_model(running), of_model)
+        text = "Requests that wait for items or the engine"
+        yield gauge("vllm:num_requests_waiting", text, per_model(waiting), of_model)
+        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", per_model(memory.usage), of_model)
+        queries, hits = per_model(memory.queries_tokens), per_model(memory.hits_tokens)
+        yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
+        yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
+        yield total("vllm:num_preemptions", "Sequences preempted", per_model(memory.preemptions), of_model)
+
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
-        running, waiting = per_model(decode.pending), per_model(prefill.pending)
-        yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
-        yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
+        if kv is not None:
+            yield from of_engine(kv(), running=decode.pending, waiting=prefill.pending)
         yield longest_wait(
             "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", service.longest_waits_s()
         )
-        memory_of_kv = kv()
-        usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
-        hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)
-        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", usage, of_model)
-        yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
-        yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
-        yield total("vllm:num_preemptions", "Sequences preempted", preemptions, of_model)
         yield gauge(
             "triptych_text_tokens_pending",
             "Tokens to prefill or decode",

@@ -62,7 +62,8 @@ NO_RECORD = NoRecord()
 class TextRecord:
     """A ``Record`` that writes to metrics and trace."""
 
-    def __init__(self, metrics: Metrics, model: ModelInfo) -> None:
+    def __init__(self, metrics: Metrics, model: ModelInfo, *, counts_tokens: bool = True) -> None:
+        """Without ``counts_tokens`` the engine has metrics of tokens of its own."""
         counter, histogram = metrics.counter, metrics.histogram
         stages = histogram("triptych_text_stage_seconds", "Stages of requests in this instance", ("stage",))
         self._stages = {name: stages.labels(name) for name in ("queue", "pull", "prefill", "decode")}
@@ -79,8 +80,10 @@ class TextRecord:
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
         )
-        token = histogram("vllm:inter_token_latency_seconds", "Time between tokens", ("model_name",), _TOKEN_S)
-        self._token = token.labels(model.model_id)
+        self._token: Histogram | None = None
+        if counts_tokens:
+            token = histogram("vllm:inter_token_latency_seconds", "Time between tokens", ("model_name",), _TOKEN_S)
+            self._token = token.labels(model.model_id)
 
     def ready(self, ready: Ready) -> None:
         self._stages["queue"].observe(ready.queue_s)
@@ -127,4 +130,5 @@ class TextRecord:
         self._resets.labels(backend, cause).inc()
 
     def token_gap(self, seconds: float) -> None:
-        self._token.observe(seconds)
+        if self._token is not None:
+            self._token.observe(seconds)

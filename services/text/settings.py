@@ -1,10 +1,12 @@
 """Settings of a text instance."""
 
+from dataclasses import fields
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
+from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
@@ -65,4 +67,21 @@ class TextSettings(InstanceSettings):
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
         if self.mount_encoder and not self.role.serves(Stage.ENCODE):
             raise ValueError(f"mount_encoder is for role EPD, the role is {self.role.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _each_engine_has_its_own_options(self) -> Self:
+        if self.engine.engine != "vllm":
+            if self.engine.vllm_args:
+                raise ValueError(f"vllm_args is for engine vllm, the engine is {self.engine.engine}")
+            return self
+        if self.role is not Role.PD:
+            raise ValueError(f"engine vllm serves role PD, not {self.role.value}: encoders encode for it")
+        if self.delay_profile is not None:
+            raise ValueError("engine vllm computes, it cannot have a delay_profile")
+        if self.compute.device != ComputeOptions().device:
+            raise ValueError("engine vllm chooses its devices itself, by CUDA_VISIBLE_DEVICES: device cannot be set")
+        for option in fields(EngineOptions):
+            if option.name not in ("engine", "vllm_args") and getattr(self.engine, option.name) != option.default:
+                raise ValueError(f"engine vllm does not have {option.name}: set vLLM's own arguments in vllm_args")
         return self

@@ -13,6 +13,7 @@ from triptych.domain.slo import Slo
 from triptych.domain.stage import ModelPart, Role
 from triptych.runtime.profiles import KnownProfiles, the_profile
 
+_OWN_ENGINE = "triptych"
 _MAX_INSTANCES = 8
 """Largest size of a pool by default: a machine has no room for the pool manager's own default."""
 
@@ -27,11 +28,14 @@ def options_of(
     max_instances: int | None = None,
     pool_sizes: str | None = None,
     slo: str | None = None,
+    engine: str = _OWN_ENGINE,
+    vllm_args: str = "",
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Flags by service. ``sizes`` are those of each model's pools at the start; ``measure`` makes profiles if none are named, once
     everything else is known to be right. Raises CliError.
     """
+    of_engine = _of_engine(engine, vllm_args, sizes, delays=delay_profile is not None)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
     if begins > most:
@@ -58,7 +62,7 @@ def options_of(
     profiled = () if known is None else ("--profiles", str(known.absolute()))
     return {
         "encoder": delayed,
-        "text": delayed,
+        "text": (*delayed, *of_engine),
         "router": profiled if slo is None else (*profiled, "--slo", slo),
         "pool_manager": (
             *profiled,
@@ -67,6 +71,20 @@ def options_of(
             *(("--pool-sizes", ",".join(bounds)) if bounds else ()),
         ),
     }
+
+
+def _of_engine(engine: str, vllm_args: str, sizes: Mapping[Role, int], *, delays: bool) -> tuple[str, ...]:
+    """The flags of text processes for an engine. Raises CliError."""
+    if engine == _OWN_ENGINE:
+        if vllm_args:
+            raise CliError("--vllm-args is for --engine vllm", caller=True)
+        return ()
+    if sizes[Role.EPD]:
+        text = f"{SIZE_FLAGS[Role.EPD]} {sizes[Role.EPD]}: with --engine {engine}, encoders encode for text processes"
+        raise CliError(text, caller=True)
+    if delays:
+        raise CliError(f"--engine {engine} computes: it cannot have a --delay-profile", caller=True)
+    return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
 
 
 def _check_bounds(

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,12 +15,14 @@ EXAMPLES = (
     "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
     "- `triptych up --model demo --model ~/models/llava` serves two models at one address\n\n"
     "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
+    "- `triptych up --engine vllm --model ~/models/qwen --vllm-args='--max-model-len 8192'` generates with vLLM\n\n"
     "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
     "- `triptych up --autoscale --pool-sizes E=1-6,PD=1-2` lets the pools follow the load\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 _PORTS = "Ports"
 _SIZES = "Sizes of pools"
+_ENGINES = "Engines"
 
 
 def up(
@@ -73,6 +75,19 @@ def up(
     mount_router: Annotated[
         bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
     ] = False,
+    engine: Annotated[
+        Literal["triptych", "vllm"],
+        typer.Option(help="Engine of text processes; *vllm* must be installed.", rich_help_panel=_ENGINES),
+    ] = "triptych",
+    vllm_args: Annotated[
+        str,
+        typer.Option(
+            metavar="ARGUMENTS",
+            help="vLLM's own engine arguments, in one string: `--vllm-args='--max-model-len 8192'`.",
+            show_default=False,
+            rich_help_panel=_ENGINES,
+        ),
+    ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
     delay_profile: Annotated[
         Path | None,
@@ -173,6 +188,8 @@ def up(
             max_instances=max_instances,
             pool_sizes=pool_sizes,
             slo=slo,
+            engine=engine,
+            vllm_args=vllm_args,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
         if delay_profile is not None:

@@ -327,7 +327,7 @@ def _read_file(cls: type[ServiceSettings], path: Path | None) -> dict[str, Any]:
             values = tomllib.load(file)
         group_of = _flat(cls)[1]
         for name in values:
-            if name in group_of:
+            if name in group_of and not isinstance(values[name], dict):
                 raise SettingsError(f"--config: {name} belongs in the table [{group_of[name]}] of {path}")
         return values  # noqa: TRY300
     except OSError as error:

@@ -42,9 +42,20 @@ def test_flags_of_scaling_are_those_of_the_services(profiles: Path) -> None:
     assert more["encoder"] == more["text"] == ("--delay-profile", str(profiles))
 
 
+def test_an_engine_is_that_of_text_processes(profiles: Path) -> None:
+    flags = options_of(DEMO, sizes(), engine="vllm", vllm_args="--max-model-len 512")
+    assert flags["text"] == ("--engine", "vllm", "--vllm-args=--max-model-len 512")
+    assert flags["encoder"] == ()
+    with pytest.raises(CliError, match="--hybrid 1: with --engine vllm"):
+        options_of(DEMO, {**sizes(), Role.EPD: 1}, engine="vllm")
+    with pytest.raises(CliError, match="cannot have a --delay-profile"):
+        options_of(DEMO, sizes(), engine="vllm", delay_profile=profiles)
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
+        ({"vllm_args": "--enforce-eager"}, "--vllm-args is for --engine vllm"),
         ({"max_instances": 1}, "--max-instances 1: a pool begins with 2 instances"),
         ({"slo": "soon"}, "--slo 'soon' is not"),
         ({"pool_sizes": "E"}, "--pool-sizes 'E' is not .* such as E=1-8"),

@@ -1,7 +1,7 @@
 """What a text engine can be told."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from triptych.domain.bounds import Between
 from triptych.domain.limits import Count, Positive, check_limits
@@ -11,6 +11,10 @@ from triptych.domain.limits import Count, Positive, check_limits
 class EngineOptions:
     """Memory and steps of a text engine."""
 
+    engine: Literal["triptych", "vllm"] = "triptych"
+    """The text engine: triptych, or vllm, which must be installed. The other options here but vllm_args are those of the first."""
+    vllm_args: str = ""
+    """Engine vllm: command line with vLLM's own engine arguments (--gpu-memory-utilization, --tensor-parallel-size, ...)."""
     kv_cache_bytes: Positive = 256 << 20
     """KV memory of running sequences; the rest caches prefixes."""
     max_sequences: Positive = 32

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from services.text.settings import TextSettings
@@ -40,3 +42,35 @@ def test_unknown_roles_are_refused_by_name(role: str) -> None:
 def test_an_encoder_is_mounted_only_in_roles_that_encode() -> None:
     with pytest.raises(SettingsError, match="mount_encoder is for role EPD, the role is PD"):
         TextSettings.load(["--model", "m", "--mount-encoder=--arena-bytes 9999999"], {})
+
+
+def test_the_arguments_of_vllm_come_with_its_engine() -> None:
+    settings = TextSettings.load(["--model", "m", "--engine", "vllm", "--vllm-args=--max-model-len 512"], {})
+    assert (settings.engine.engine, settings.engine.vllm_args) == ("vllm", "--max-model-len 512")
+    by_environment = TextSettings.load(["--model", "m"], {"TRIPTYCH_TEXT_ENGINE": "vllm"})
+    assert by_environment.engine.engine == "vllm"
+
+
+def test_a_file_has_the_engine_in_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "text.toml"
+    file.write_text('model = "m"\n[engine]\nengine = "vllm"\nvllm_args = "--enforce-eager"\n')
+    assert TextSettings.load(["--config", str(file)], {}).engine.vllm_args == "--enforce-eager"
+    file.write_text('model = "m"\nengine = "vllm"\n')
+    with pytest.raises(SettingsError, match=r"engine belongs in the table \[engine\]"):
+        TextSettings.load(["--config", str(file)], {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--vllm-args=--enforce-eager"], "vllm_args is for engine vllm, the engine is triptych"),
+        (["--engine", "vllm", "--role", "EPD"], "engine vllm serves role PD, not EPD"),
+        (["--engine", "vllm", "--delay-profile", "somewhere"], "cannot have a delay_profile"),
+        (["--engine", "vllm", "--device", "cuda:1"], "CUDA_VISIBLE_DEVICES"),
+        (["--engine", "vllm", "--kv-cache-bytes", "1000000"], "engine vllm does not have kv_cache_bytes"),
+        (["--engine", "sglang"], "triptych"),
+    ],
+)
+def test_options_of_one_engine_are_refused_with_another(arguments: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        TextSettings.load(["--model", "m", *arguments], {})

@@ -1,0 +1,106 @@
+"""Triptych's encoder cache connector: it passes embeddings of Triptych's encoders to a vLLM engine (ADR 28).
+
+vLLM makes two of it: one beside its scheduler and one in each worker.
+
+
+    engine  -- hold -->  scheduler side  -- metadata of a step -->  worker side  -->  vLLM's encoder cache
+
+An exception within a step ends vLLM's engine, and so does an item that is missing there. So embeddings are checked before a
+request enters the engine. In each step the scheduler side takes what a request needs before vLLM plans with it, and a request
+whose item is gone is kept out of the step and fails alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+from vllm.platforms import current_platform
+
+from triptych.integrations.vllm.items import HeldItems
+from triptych.integrations.vllm.models import register_models
+
+CONNECTOR = "TriptychConnector"
+"""Its name in vLLM's settings ..."""
+MODULE = __name__
+"""... and its module."""
+
+
+@dataclass
+class Embeddings(ECConnectorMetadata):
+    """What the workers add to their caches before a step, by identifier."""
+
+    by_identifier: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class TriptychConnector(ECConnectorBase):
+    """A consumer. The scheduler side owns ``items``, which the engine fills before it adds a request."""
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config=vllm_config, role=role)
+        self.items = HeldItems()
+        self._taken: dict[str, torch.Tensor] = {}
+        """The items that requests may use in the step that is being planned."""
+        self._loads: dict[str, torch.Tensor] = {}
+        """Those of them that the workers do not have yet."""
+        self._lost: set[str] = set()
+        self._dtype = vllm_config.model_config.dtype
+        if role is ECConnectorRole.WORKER:
+            register_models()  # a worker may be a process of its own
+
+    # --- scheduler side ----------------------------------------------------------------------------------------------
+
+    def has_cache_item(self, identifier: str) -> bool:
+        """Whether vLLM may take this item from the connector. There is no encoder to compute it instead."""
+        return identifier in self._taken
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        """Take the items that the request still needs; called before vLLM plans with it, in every step.
+
+        Returns False if one is gone. Then the request fails, as its items came with it and will not come again.
+        """
+        needed: dict[str, torch.Tensor] = {}
+        for feature in request.mm_features:
+            place, identifier = feature.mm_position, feature.identifier
+            if place.offset + place.length > num_computed_tokens:
+                embedding = self.items.find(identifier)
+                if embedding is None:
+                    self._lost.add(request.request_id)
+                    return False
+                needed[identifier] = embedding
+        self._taken.update(needed)
+        return True
+
+    def take_unavailable_requests(self) -> set[str]:
+        """The requests that vLLM ends with an error now."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        """VLLM has reserved room for an item in its encoder cache."""
+        identifier = request.mm_features[index].identifier
+        self._loads[identifier] = self._taken[identifier]
+
+    def build_connector_meta(self, scheduler_output: Any) -> Embeddings:  # noqa: ARG002
+        loads, self._loads = self._loads, {}
+        self._taken = {}
+        return Embeddings(loads)
+
+    def request_finished(self, request: Any) -> tuple[bool, None]:
+        """The request has left the engine, however it ended."""
+        self.items.drop(request.request_id)
+        self._lost.discard(request.request_id)
+        return False, None
+
+    # --- worker side -------------------------------------------------------------------------------------------------
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+        """Add a step's embeddings to the worker's encoder cache."""
+        loads = self._get_connector_metadata()
+        assert isinstance(loads, Embeddings)  # noqa: S101 - vLLM passes what ``build_connector_meta`` has made
+        for identifier, embedding in loads.by_identifier.items():
+            if identifier not in encoder_cache:
+                encoder_cache[identifier] = embedding.to(current_platform.device_type, self._dtype)
+
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
+        """Nothing is encoded here."""

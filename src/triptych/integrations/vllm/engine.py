@@ -1,0 +1,458 @@
+"""The text engine of vLLM, in this process and in the engine's thread (ADR 28)."""
+
+import importlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from prometheus_client.core import Metric
+from vllm.config import VllmConfig
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+from vllm.v1.request import RequestStatus
+
+from triptych.domain.embedding import TensorSpec
+from triptych.domain.generation import FinishReason
+from triptych.domain.instance import ModelInfo
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.part_identity import part_identity
+from triptych.engine.tensors import from_bytes, is_finite
+from triptych.errors import ContextTooLong, EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
+from triptych.families.base import Span, filled_positions
+from triptych.integrations.vllm.arguments import engine_args
+from triptych.integrations.vllm.connector import TriptychConnector
+from triptych.integrations.vllm.families import item_adapter
+from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
+from triptych.integrations.vllm.items import Item
+from triptych.integrations.vllm.models import register_models
+from triptych.integrations.vllm.sampling import scores, vllm_params
+from triptych.integrations.vllm.statistics import SchedulerTotals, vllm_metrics
+from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
+from triptych.runtime.clock import unix_s
+from triptych.runtime.process import CannotStart
+
+logger = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
+_REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_ANY_TOKEN = 0
+"""Stands for a placeholder that the vocabulary lacks; its embedding is replaced anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One choice of a request: to vLLM a request of its own."""
+
+    request_id: str
+    number: int
+    name: str
+    """Its id outside of vLLM."""
+    vllm_id: str
+    """Its id in vLLM."""
+    alternatives: int | None
+    """How many log-probabilities to return per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """An item and the prompt positions that it fills."""
+
+    item: Item
+    feature: MultiModalFeatureSpec
+
+
+class VllmTextEngine:
+    """A ``TextEngine`` over vLLM's engine. Raises BadModel and CannotStart at construction.
+
+    Items are copied to the memory of the host when a request is added, and held until it ends, as vLLM may preempt it and
+    compute it again. vLLM's encoder cache holds them besides, for later requests with the same items.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        arguments: str,
+        *,
+        model_id: str,
+        max_embedding_bytes: int,
+        compute: ComputeOptions,
+    ) -> None:
+        """``arguments`` is a command line of vLLM's engine arguments."""
+        dtype = DTYPES[compute.dtype]
+        self._adapter = item_adapter(checkpoint.family, dtype)
+        self._placeholder_ids = checkpoint.family.placeholder_ids
+        self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
+        self.identity = _identity(checkpoint, compute)
+        self._max_embedding_bytes = max_embedding_bytes
+        torch.set_num_threads(compute.torch_threads)
+        register_models()
+        self._totals = SchedulerTotals(None)
+        self._engine, self._config = _start(
+            arguments, checkpoint, model_id=model_id, compute=compute, totals=self._totals
+        )
+        _join_logs()
+        core: Any = self._engine.engine_core
+        self._scheduler: Any = core.engine_core.scheduler
+        connector = self._scheduler.get_ec_connector()
+        assert isinstance(connector, TriptychConnector)  # noqa: S101 - by the arguments
+        self._items = connector.items
+        model: Any = self._config.model_config
+        self._vocabulary: int = model.get_vocab_size()
+        self._grammars = Grammars(self._config, self._vocabulary)
+        core.engine_core.structured_output_manager.backend = self._grammars
+        self._eos_ids = _eos_ids(model.try_get_generation_config(), model.hf_text_config)
+        self._longest: int = model.max_model_len
+        self._largest_item = min(
+            self._scheduler.max_num_encoder_input_tokens, self._scheduler.encoder_cache_manager.cache_size
+        )
+        self._choices: dict[str, _Choice] = {}
+        self._of_request: dict[str, dict[int, _Choice]] = {}
+        self._nbytes: dict[str, int] = {}
+
+    def close(self) -> None:
+        """End vLLM's workers and free its memory. The engine must not be used afterwards."""
+        self._engine.engine_core.shutdown()
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model_info
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences in one step."""
+        return int(self._config.scheduler_config.max_num_seqs)
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of one step."""
+        return int(self._config.scheduler_config.max_num_batched_tokens)
+
+    @property
+    def placeholder_ids(self) -> AbstractSet[int]:
+        return self._placeholder_ids
+
+    @property
+    def kv_tokens(self) -> int:
+        """The capacity of KV memory, or vLLM's ``max_model_len`` if that is below the model's context."""
+        return self._longest if self._longest < self._model_info.context_length else self._kv_capacity
+
+    @property
+    def _kv_capacity(self) -> int:
+        return int(self._pool.num_gpu_blocks - 1) * self._block_tokens  # one block is vLLM's own
+
+    @property
+    def _pool(self) -> Any:
+        return self._scheduler.kv_cache_manager.block_pool
+
+    @property
+    def _block_tokens(self) -> int:
+        return int(self._scheduler.block_size)
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return self._adapter.accepts(tokens, tensors)
+
+    # --- load --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._choices)
+
+    @property
+    def waiting(self) -> AbstractSet[str]:
+        requests = self._scheduler.requests
+        return {
+            request_id
+            for request_id, choices in self._of_request.items()
+            if not any(
+                (request := requests.get(one.vllm_id)) is not None and request.status is RequestStatus.RUNNING
+                for one in choices.values()
+            )
+        }
+
+    @property
+    def pending_tokens(self) -> int:
+        pending = 0
+        for one in self._choices.values():
+            request = self._scheduler.requests.get(one.vllm_id)
+            if request is not None:
+                pending += max(0, request.num_prompt_tokens - request.num_computed_tokens)
+                pending += request.max_tokens - request.num_output_tokens
+        return pending
+
+    @property
+    def kv_free_tokens(self) -> int:
+        """Free tokens of ``kv_tokens``; cached prefixes that no sequence uses count as free."""
+        free = self._pool.get_num_free_blocks() * self._block_tokens / self._kv_capacity
+        return int(free * self.kv_tokens)
+
+    @property
+    def prefix_queries_tokens(self) -> int:
+        return self._totals.prefix_queries_tokens
+
+    @property
+    def prefix_hits_tokens(self) -> int:
+        return self._totals.prefix_hits_tokens
+
+    @property
+    def preemptions(self) -> int:
+        return self._totals.preemptions
+
+    @property
+    def embedding_nbytes(self) -> int:
+        """Bytes of the copies of requests' embeddings."""
+        return sum(self._nbytes.values())
+
+    def metrics(self) -> Iterable[Metric]:
+        """VLLM's metrics."""
+        return vllm_metrics()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the other
+        requests' copies leave no room, EngineFailure for embeddings that are not finite.
+        """
+        if request.request_id in self._of_request:
+            raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
+        token_ids = self._prompt(request)
+        nbytes = sum(tensor.spec.nbytes for given in request.embeddings for tensor in given.tensors.values())
+        if nbytes > self._max_embedding_bytes:
+            raise InvalidRequest(
+                f"the request's embeddings take {nbytes} bytes, the engine holds {self._max_embedding_bytes}"
+            )
+        if self.embedding_nbytes + nbytes > self._max_embedding_bytes:
+            raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
+        placed = self._place(request)
+        self._nbytes[request.request_id] = nbytes
+        self._of_request[request.request_id] = {}
+        for number in range(request.sampling.n):
+            self._add_choice(request, number, token_ids, placed)
+
+    def _add_choice(
+        self, request: EngineRequest, number: int, token_ids: Sequence[int], placed: Sequence[_Placed]
+    ) -> None:
+        name = f"{request.request_id}/{number}"
+        end_ids = self._end_ids(request)
+        if request.grammar is not None:
+            grammar = ConstrainedChoice(request.grammar.fork(), end_ids, request.sampling.min_tokens)
+            self._grammars.put(name, grammar)
+        params = vllm_params(request.sampling, number, end_ids, None if request.grammar is None else name)
+        keyed = all(given.key for given in request.embeddings)
+        asked = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=list(token_ids),
+            mm_features=[one.feature for one in placed] or None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=unix_s(),
+            lora_request=None,
+            # An item without identity is shared with nobody.
+            cache_salt=request.tenant_salt.hex() or None if keyed else name,
+            data_parallel_rank=None,
+            priority=request.turn.priority,
+        )
+        vllm_id = self._engine.add_request(name, asked, params)
+        self._items.hold(vllm_id, [one.item for one in placed])
+        choice = _Choice(request.request_id, number, name, vllm_id, request.sampling.logprobs)
+        self._choices[name] = choice
+        self._of_request[request.request_id][number] = choice
+
+    def _end_ids(self, request: EngineRequest) -> AbstractSet[int]:
+        sampling = request.sampling
+        return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
+
+    def _prompt(self, request: EngineRequest) -> list[int]:
+        """The prompt as vLLM embeds it. vLLM's own checks are made where it tokenizes, which it does not do here."""
+        sampling, prompt = request.sampling, len(request.token_ids)
+        max_tokens = sampling.max_tokens or 0
+        if prompt < 1:
+            raise InvalidRequest("the prompt is empty")
+        if prompt + max_tokens > self._longest:
+            raise ContextTooLong(
+                f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the engine takes {self._longest}"
+            )
+        for token in (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)):
+            if not 0 <= token < self._vocabulary:
+                raise InvalidRequest(f"token {token} is outside of the vocabulary of {self._vocabulary}")
+        token_ids: list[int] = []
+        for token in request.token_ids:
+            known = 0 <= token < self._vocabulary
+            if not known and token not in self._placeholder_ids:
+                raise InvalidRequest(f"token {token} of the prompt is outside of the vocabulary of {self._vocabulary}")
+            token_ids.append(token if known else _ANY_TOKEN)
+        return token_ids
+
+    def _place(self, request: EngineRequest) -> list[_Placed]:
+        """The request's items in the order of the prompt, each with its own placeholders."""
+        filled: set[int] = set()
+        placed: list[_Placed] = []
+        for given in sorted(request.embeddings, key=lambda one: one.start):
+            positions = filled_positions(request.token_ids, Span(given.start, given.tokens), self._placeholder_ids)
+            if not filled.isdisjoint(positions):
+                raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
+            filled.update(positions)
+            placed.append(self._placed(request, given, positions))
+        empty = [
+            at for at, token in enumerate(request.token_ids) if token in self._placeholder_ids and at not in filled
+        ]
+        if empty:
+            raise InvalidRequest(f"the placeholder at position {empty[0]} has no item")
+        return placed
+
+    def _placed(self, request: EngineRequest, given: EmbeddingInput, positions: Sequence[int]) -> _Placed:
+        if given.tokens > self._largest_item:
+            raise InvalidRequest(
+                f"an item has {given.tokens} tokens, vLLM's encoder cache takes {self._largest_item}: "
+                "raise max_num_batched_tokens"
+            )
+        specs = [tensor.spec for tensor in given.tensors.values()]
+        if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not self.accepts(
+            given.tokens, specs
+        ):
+            raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
+        tensors = {name: from_bytes(tensor, _HOST) for name, tensor in given.tensors.items()}
+        if not all(is_finite(tensor) for tensor in tensors.values()):
+            raise EngineFailure(f"the embedding at position {given.start} is not finite")
+        identifier = given.key.hex() or f"{request.request_id}@{given.start}"
+        fields = self._adapter.fields(request.token_ids[positions[0]], tensors)
+        feature = MultiModalFeatureSpec(
+            data=MultiModalKwargsItem(
+                {
+                    name: MultiModalFieldElem(data=field, field=MultiModalBatchedField())
+                    for name, field in fields.items()
+                }
+            ),
+            modality=self._adapter.modality,
+            identifier=identifier,
+            mm_position=_range_of(positions),
+            mm_hash=identifier,
+        )
+        return _Placed(Item(identifier, self._adapter.embedding(tensors)), feature)
+
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Cancel a request or one of its choices, and free its memory; unknown or finished ones are ignored."""
+        choices = self._of_request.get(request_id, {})
+        gone = [one for number, one in choices.items() if choice is None or number == choice]
+        if gone:
+            self._engine.abort_request([one.name for one in gone])
+            for one in gone:
+                self._forget(one)
+
+    def _forget(self, one: _Choice) -> TriptychError | None:
+        """A choice has left vLLM. Returns why its grammar failed, if it did."""
+        del self._choices[one.name]
+        choices = self._of_request[one.request_id]
+        del choices[one.number]
+        if not choices:
+            del self._of_request[one.request_id]
+            del self._nbytes[one.request_id]
+        return self._grammars.drop(one.name)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[EngineOutput]:
+        """One step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
+        try:
+            answered = self._engine.step()
+        except Exception as error:
+            logger.exception("vLLM's engine has failed")
+            raise InstanceLost("the engine has failed") from error
+        outputs: list[EngineOutput] = []
+        for answer in answered:
+            one = self._choices.get(answer.request_id)
+            if one is not None:
+                outputs += self._outputs(one, answer)
+        return outputs
+
+    def _outputs(self, one: _Choice, answer: Any) -> list[EngineOutput]:
+        (completion,) = answer.outputs
+        token_ids = tuple(completion.token_ids)
+        reason = _REASONS.get(completion.finish_reason)
+        error: TriptychError | None = None
+        if answer.finished:
+            why = self._forget(one)
+            if reason is None:
+                error = why or EngineFailure("the engine failed on this request")
+        found = scores(token_ids, completion.logprobs, one.alternatives) if error is None else ()
+        if not (token_ids or reason or error):
+            return []
+        if error is not None:
+            self.cancel(one.request_id)
+            return [EngineOutput(one.request_id, (), error=error, choice=one.number)]
+        return [EngineOutput(one.request_id, token_ids, reason, choice=one.number, scores=found)]
+
+
+def _start(
+    arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, totals: SchedulerTotals
+) -> tuple[LLMEngine, VllmConfig]:
+    """Raises CannotStart for arguments that vLLM refuses, or a model that it cannot load."""
+    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
+    _join_logs()
+    # vLLM imports it in the first step with a response format, which would wait for seconds.
+    importlib.import_module("xgrammar")
+    try:
+        config = parsed.create_engine_config()
+        if config.parallel_config.world_size == 1:
+            # Elsewhere vLLM has a process for its worker only if there are several.
+            config.parallel_config.distributed_executor_backend = "uni"
+        engine = LLMEngine(
+            vllm_config=config,
+            executor_class=Executor.get_class(config),
+            log_stats=True,
+            stat_loggers=[lambda *_: totals],
+            multiprocess_mode=False,
+        )
+    except (ValueError, RuntimeError) as error:
+        logger.exception("vLLM cannot start")
+        raise CannotStart(f"engine vllm: {str(error).strip().splitlines()[0]}") from None
+    return engine, config
+
+
+def _range_of(positions: Sequence[int]) -> PlaceholderRange:
+    """The part of the prompt from an item's first position to its last, and which positions in it are the item's."""
+    first, length = positions[0], positions[-1] + 1 - positions[0]
+    if length == len(positions):
+        return PlaceholderRange(offset=first, length=length)
+    is_embed = torch.zeros(length, dtype=torch.bool)
+    is_embed[[at - first for at in positions]] = True
+    return PlaceholderRange(offset=first, length=length, is_embed=is_embed)
+
+
+def _eos_ids(generation: Mapping[str, Any], text: Any) -> frozenset[int]:
+    """The end tokens of ``generation_config.json``, or of the language model's configuration."""
+    ids = generation.get("eos_token_id", getattr(text, "eos_token_id", None))
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _identity(checkpoint: Checkpoint, compute: ComputeOptions) -> ProfileIdentity:
+    from dataclasses import replace
+
+    from triptych.integrations.vllm.release import SUPPORTED
+
+    identity = part_identity(checkpoint, ModelPart.DECODER, compute)
+    return replace(identity, software=f"{identity.software} vllm/{SUPPORTED}")
+
+
+def _join_logs() -> None:
+    """Let vLLM's log lines take the form of this process's own."""
+    log = logging.getLogger("vllm")
+    log.handlers.clear()
+    log.propagate = True

@@ -1,0 +1,124 @@
+"""How the items of each family enter a vLLM engine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import Modality
+from triptych.errors import InvalidRequest
+from triptych.families.base import Family
+from triptych.families.model_files import BadModel
+from triptych.families.plain import Plain
+from triptych.families.qwen2_vl import Qwen2VL
+from triptych.families.qwen3_vl import Qwen3VL, deepstack
+from triptych.families.qwen_vision import ROTARY
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class ItemAdapter(Protocol):
+    """What differs between families once an item is encoded."""
+
+    @property
+    def modality(self) -> str:
+        """The kind of item, by its name in vLLM."""
+        ...
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        """Whether an item of ``tokens`` positions may have such tensors."""
+        ...
+
+    def embedding(self, tensors: Tensors) -> torch.Tensor:
+        """The rows [tokens, width] that vLLM's encoder of this family would make."""
+        ...
+
+    def fields(self, token_id: int, tensors: Tensors) -> Tensors:
+        """What vLLM needs beside the rows to compute positions; ``token_id`` is the item's placeholder.
+
+        Raises InvalidRequest.
+        """
+        ...
+
+
+class PlainItems:
+    """Families whose items are rows of embeddings only."""
+
+    modality = Modality.IMAGE.value
+
+    def __init__(self, family: Plain, dtype: DType) -> None:
+        self._hidden_size = family.hidden_size
+        self._dtype = dtype
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == (TensorSpec(EMBEDS, self._dtype, (tokens, self._hidden_size)),)
+
+    def embedding(self, tensors: Tensors) -> torch.Tensor:
+        return tensors[EMBEDS]
+
+    def fields(self, token_id: int, tensors: Tensors) -> Tensors:  # noqa: ARG002
+        return {}
+
+
+class QwenItems:
+    """Qwen2.5-VL and Qwen3-VL: vLLM computes rotary positions from an image's grid of patches."""
+
+    modality = Modality.IMAGE.value
+
+    def __init__(self, family: Qwen2VL | Qwen3VL, dtype: DType) -> None:
+        self._family = family
+        self._dtype = dtype
+        layers = family.deepstack_layers if isinstance(family, Qwen3VL) else 0
+        self._parts = (EMBEDS, *(deepstack(layer) for layer in range(layers)))
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == self._family.tensors(tokens, self._dtype)
+
+    def embedding(self, tensors: Tensors) -> torch.Tensor:
+        """DeepStack rows follow the others in the last dimension, as vLLM's encoder returns them."""
+        parts = [tensors[name] for name in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def fields(self, token_id: int, tensors: Tensors) -> Tensors:
+        if token_id != self._family.language.image_id:
+            raise InvalidRequest("with vLLM as the engine, this model takes images, not videos")
+        rotary = tensors[ROTARY]
+        rows, columns = (int(rotary[:, axis].max()) + 1 for axis in (1, 2))
+        if rows * columns != len(rotary) or not torch.equal(rotary, _grid(rows, columns)):
+            raise InvalidRequest("an image has rotary positions that none has")
+        merge = self._family.patches.merge
+        return {"image_grid_thw": torch.tensor([1, rows * merge, columns * merge])}
+
+
+def _grid(rows: int, columns: int) -> torch.Tensor:
+    """[rows * columns, 3] int32: time, height and width of each token of an image."""
+    axes = (torch.zeros(1, dtype=torch.int32), torch.arange(rows).int(), torch.arange(columns).int())
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+
+
+def _plain(family: Family, dtype: DType) -> ItemAdapter:
+    assert isinstance(family, Plain)  # noqa: S101 - by the table
+    return PlainItems(family, dtype)
+
+
+def _qwen(family: Family, dtype: DType) -> ItemAdapter:
+    assert isinstance(family, Qwen2VL | Qwen3VL)  # noqa: S101 - by the table
+    return QwenItems(family, dtype)
+
+
+ADAPTERS: Mapping[str, Callable[[Family, DType], ItemAdapter]] = {
+    "llava": _plain,
+    "qwen2_5_vl": _qwen,
+    "qwen3_vl": _qwen,
+}
+"""By ``model_type``: the families whose answers equal vLLM's own in tests."""
+
+
+def item_adapter(family: Family, dtype: DType) -> ItemAdapter:
+    """Raises BadModel for a family that is not served by vLLM."""
+    if family.model_type not in ADAPTERS:
+        raise BadModel(
+            f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(ADAPTERS))}"
+        )
+    return ADAPTERS[family.model_type](family, dtype)

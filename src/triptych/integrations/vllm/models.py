@@ -1,0 +1,30 @@
+"""Models of vLLM that need a change to run without their vision encoder."""
+
+from typing import Any
+
+import torch
+from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from vllm.model_executor.models.registry import ModelRegistry
+
+
+class Qwen3VLWithoutVision(Qwen3VLForConditionalGeneration):
+    """Takes DeepStack rows also where no vision encoder is loaded: vLLM 0.32 takes them only beside one."""
+
+    use_deepstack: bool
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "model") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        indexes = self.config.vision_config.deepstack_visual_indexes
+        if self.use_deepstack or not indexes:
+            return
+        self.use_deepstack = True
+        self.deepstack_num_level = len(indexes)
+        self.multiscale_dim = self.visual_dim * self.deepstack_num_level
+        rows, width = vllm_config.scheduler_config.max_num_batched_tokens, self.config.text_config.hidden_size
+        self.deepstack_input_embeds = [torch.zeros(rows, width) for _ in indexes]
+        self.deepstack_input_embeds_num_tokens = 0
+
+
+def register_models() -> None:
+    """Let vLLM use these models in place of its own, in this process."""
+    ModelRegistry.register_model("Qwen3VLForConditionalGeneration", Qwen3VLWithoutVision)

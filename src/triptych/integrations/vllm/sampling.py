@@ -1,0 +1,55 @@
+"""Sampling parameters and log-probabilities in vLLM's terms."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams as VllmParams
+
+from triptych.domain.sampling import SamplingParams
+from triptych.ports import ScoredToken, Scores
+
+_SEEDS = 1 << 63
+
+
+def vllm_params(sampling: SamplingParams, choice: int, end_ids: Collection[int], grammar: str | None) -> VllmParams:
+    """The parameters of one choice. ``end_ids`` end it; ``grammar`` names what constrains it (``grammars``).
+
+    Choice ``i`` draws with seed + ``i``, as vLLM's own. Stop strings are found in the text, outside of the engine. A
+    grammar keeps end tokens back itself.
+    """
+    assert sampling.max_tokens is not None and sampling.seed is not None  # noqa: S101, PT018 - by the port
+    return VllmParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=(sampling.seed + choice) % _SEEDS,
+        max_tokens=sampling.max_tokens,
+        min_tokens=0 if grammar is not None else min(sampling.min_tokens, sampling.max_tokens),
+        stop_token_ids=sorted(end_ids),
+        ignore_eos=True,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        logprobs=sampling.logprobs,
+        structured_outputs=None if grammar is None else StructuredOutputsParams(grammar=grammar),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def scores(
+    token_ids: Iterable[int], logprobs: Iterable[Mapping[int, Any]] | None, alternatives: int | None
+) -> tuple[Scores, ...]:
+    """Log-probabilities as vLLM returns them: for each token those of the token itself and of the likeliest ones."""
+    if logprobs is None or alternatives is None:
+        return ()
+    found: list[Scores] = []
+    for token_id, by_id in zip(token_ids, logprobs, strict=True):
+        ranked = sorted((one.rank, other) for other, one in by_id.items() if one.rank <= alternatives)
+        top = tuple(ScoredToken(other, by_id[other].logprob) for _, other in ranked[:alternatives])
+        found.append(Scores(ScoredToken(token_id, by_id[token_id].logprob), top))
+    return tuple(found)
