@@ -1,0 +1,200 @@
+"""The text engines with the demo model, requests to them, and what they answer."""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.e2e.reference import DIGITS, Question
+from triptych.demo import MODEL_DIR, MODEL_ID
+from triptych.domain.chat import MediaPart, Message, Part, TextPart
+from triptych.domain.embedding import Tensor
+from triptych.domain.generation import FinishReason
+from triptych.domain.media import Modality, digest_of
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.policy.queueing import FIRST_COME, Turn
+from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest, ObservedTextEngine, Scores
+from triptych.tokens.grammar import Grammars
+from triptych.tokens.prompt import PromptBuilder
+from triptych.tokens.tokenizer import Tokenizer
+
+MAX_EMBEDDING_BYTES = 1 << 19
+NO_VLLM = "NOT TESTED: vLLM is not installed here; make test-vllm"
+VLLM_ARGS = "--kv-cache-memory-bytes 67108864 --enforce-eager --block-size 32"
+
+
+@cache
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(MODEL_DIR)
+
+
+def _own() -> ObservedTextEngine:
+    from triptych.engine.decoder.text_engine import TransformersTextEngine
+
+    options = EngineOptions(kv_cache_bytes=16 << 20, packed_weight_bytes=0)
+    return TransformersTextEngine(
+        checkpoint(),
+        options,
+        model_id=MODEL_ID,
+        max_embedding_bytes=MAX_EMBEDDING_BYTES,
+        compute=ComputeOptions(),
+    )
+
+
+def _vllm() -> ObservedTextEngine:
+    if find_spec("vllm") is None:
+        pytest.skip(NO_VLLM)
+    from triptych.integrations.vllm.engine import VllmTextEngine
+
+    return VllmTextEngine(
+        checkpoint(),
+        VLLM_ARGS,
+        model_id=MODEL_ID,
+        max_embedding_bytes=MAX_EMBEDDING_BYTES,
+        compute=ComputeOptions(),
+    )
+
+
+ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": _own, "vllm": _vllm}
+
+
+@cache
+def _encoder() -> TransformersEncoderEngine:
+    return TransformersEncoderEngine(checkpoint(), model_id=MODEL_ID, compute=ComputeOptions())
+
+
+@cache
+def _prompts() -> PromptBuilder:
+    return PromptBuilder.load(checkpoint().files)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(checkpoint().files)
+
+
+@cache
+def _grammars() -> Grammars:
+    return Grammars(tokenizer())
+
+
+@cache
+def _encoded(name: str) -> tuple[int, dict[str, Tensor], bytes]:
+    """An image's positions, tensors and identity."""
+    media = (DIGITS / f"{name}.png").read_bytes()
+    prepared = _encoder().prepare(media, inspect_media(media, MediaLimits()))
+    (tensors,) = _encoder().encode([prepared])
+    return prepared.tokens, {tensor.spec.name: tensor for tensor in tensors}, digest_of(media)
+
+
+@cache
+def no_white_space() -> tuple[tuple[int, float], ...]:
+    """Bias against it: some releases of llguidance let it repeat without end between JSON's tokens."""
+    backend = tokenizer().backend
+    return tuple((token, -100.0) for token in range(backend.get_vocab_size()) if backend.decode([token]).isspace())
+
+
+def greedy(max_tokens: int = 24, **options: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0, "seed": 0, "max_tokens": max_tokens} | options))
+
+
+def drawn(max_tokens: int = 24, **options: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 2.0, "seed": 7, "max_tokens": max_tokens, "ignore_eos": True} | options))
+
+
+def request(
+    name: str,
+    question: Question,
+    sampling: SamplingParams | None = None,
+    *,
+    schema: object = None,
+    tenant_salt: bytes = b"",
+    turn: Turn = FIRST_COME,
+) -> EngineRequest:
+    """As router, encoder and text service make it."""
+    medias = [(DIGITS / f"{image}.png").read_bytes() for image in question.images]
+    parts: list[Part] = [MediaPart(Modality.IMAGE, media) for media in medias]
+    message = Message("user", (*parts, TextPart(question.text)))
+    prompt = _prompts().build([message], [inspect_media(media, MediaLimits()) for media in medias])
+    embeddings = []
+    for image, run in zip(question.images, prompt.runs, strict=True):
+        tokens, tensors, key = _encoded(image)
+        embeddings.append(EmbeddingInput(run.start, tokens, tensors, key))
+    grammar = None
+    if schema is not None:
+        grammar = _grammars().start(ResponseFormat(Grammar.JSON_SCHEMA, json.dumps(schema)))
+    return EngineRequest(
+        name,
+        tuple(prompt.token_ids),
+        tuple(embeddings),
+        sampling or greedy(question.max_tokens),
+        grammar,
+        tenant_salt,
+        turn,
+    )
+
+
+@dataclass
+class Answered:
+    """All of one choice's outputs."""
+
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    reason: FinishReason | None = None
+    error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        return tokenizer().backend.decode(self.token_ids)
+
+
+Answers = dict[tuple[str, int], Answered]
+
+
+def collect(answers: Answers, outputs: Iterable[EngineOutput]) -> None:
+    for output in outputs:
+        one = answers.setdefault((output.request_id, output.choice), Answered())
+        assert one.reason is None, "nothing follows the end of a choice"
+        one.token_ids += output.token_ids
+        one.scores += output.scores
+        one.reason, one.error = output.finish_reason, output.error
+
+
+def finish(engine: ObservedTextEngine) -> Answers:
+    """Steps until no work is left."""
+    answers: Answers = {}
+    while engine.has_work:
+        collect(answers, engine.step())
+    return answers
+
+
+def ask(engine: ObservedTextEngine, *requests: EngineRequest) -> Answers:
+    for one in requests:
+        engine.add(one)
+    return finish(engine)
+
+
+def ask_one(engine: ObservedTextEngine, one: EngineRequest) -> Answered:
+    return ask(engine, one)[one.request_id, 0]
+
+
+def assert_idle(engine: ObservedTextEngine) -> None:
+    """Nothing is held for a request that has ended."""
+    assert not engine.has_work
+    assert engine.pending_tokens == 0
+    assert not engine.waiting
+    assert engine.kv_free_tokens == engine.kv_tokens
+
+
+def shuffled(names: Sequence[str], seed: int) -> list[str]:
+    return random.Random(seed).sample(list(names), len(names))

@@ -1,0 +1,141 @@
+"""Items that are lost on their way into vLLM: their request fails, and nothing else."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, assert_idle, collect, greedy, request
+from tests.e2e.reference import Question, answer
+from triptych.domain.embedding import EMBEDS
+from triptych.errors import EngineFailure
+from triptych.integrations.vllm.engine import VllmTextEngine
+from triptych.integrations.vllm.items import HeldItems
+
+pytestmark = pytest.mark.timeout(300)
+
+OTHERS = 100
+LOST = Question("What digits are shown?", ("3_a", "7_b"))
+TWO = Question("What digits are shown?", ("4_a", "9_b"))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[VllmTextEngine]:
+    engine = ENGINES["vllm"]()
+    assert isinstance(engine, VllmTextEngine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(loaded: VllmTextEngine) -> Iterator[VllmTextEngine]:
+    yield loaded
+    assert_idle(loaded)
+    assert len(loaded._items) == 0
+    assert loaded.embedding_nbytes == 0
+
+
+def finish(engine: VllmTextEngine, answers: Answers) -> Answers:
+    while engine.has_work:
+        collect(answers, engine.step())
+    return answers
+
+
+def test_the_engine_has_no_vision_encoder(engine: VllmTextEngine) -> None:
+    model = engine._engine.model_executor.driver_worker.model_runner.model
+    names = [name for name, _ in model.named_parameters()]
+    assert names
+    assert not [name for name in names if "vision" in name or "projector" in name or "visual" in name]
+
+
+def test_an_item_that_is_gone_fails_its_request_and_a_hundred_others_succeed(engine: VllmTextEngine) -> None:
+    engine.add(request("lost", LOST, tenant_salt=b"lost"))
+    asked = [TWO if number % 5 == 0 else Question("Hello!") for number in range(OTHERS)]
+    for number, question in enumerate(asked):
+        engine.add(request(f"r{number}", question))
+    engine._items.drop(engine._choices["lost/0"].vllm_id)
+    answers = finish(engine, {})
+    assert isinstance(answers["lost", 0].error, EngineFailure)
+    for number, question in enumerate(asked):
+        assert tuple(answers[f"r{number}", 0].token_ids) == answer(question).token_ids
+    assert tuple(ask_one(engine, request("again", LOST)).token_ids) == answer(LOST).token_ids
+
+
+def test_an_item_that_vanishes_between_check_and_load_is_used_all_the_same(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step has checked is taken at that moment."""
+    connector = engine._scheduler.get_ec_connector()
+    check = connector.ensure_cache_available
+
+    def then_vanish(request: object, computed: int) -> bool:
+        there = check(request, computed)
+        connector.items = HeldItems()
+        return bool(there)
+
+    engine.add(request("one", LOST, tenant_salt=b"vanishes"))
+    monkeypatch.setattr(connector, "ensure_cache_available", then_vanish)
+    answers: Answers = {}
+    collect(answers, engine.step())
+    monkeypatch.undo()
+    connector.items = engine._items
+    assert tuple(finish(engine, answers)["one", 0].token_ids) == answer(LOST).token_ids
+
+
+def test_an_item_that_vanishes_while_its_prompt_is_computed_fails_its_request_only(engine: VllmTextEngine) -> None:
+    """A preempted request needs its items again."""
+    engine.add(request("lost", LOST, greedy(30, ignore_eos=True), tenant_salt=b"preempted"))
+    engine.add(request("other", TWO, greedy(30)))
+    answers: Answers = {}
+    collect(answers, engine.step())
+    one = engine._scheduler.requests[engine._choices["lost/0"].vllm_id]
+    engine._scheduler.running.remove(one)
+    engine._scheduler._preempt_request(one, 0.0)
+    engine._items.drop(one.request_id)
+    finish(engine, answers)
+    assert isinstance(answers["lost", 0].error, EngineFailure)
+    assert tuple(answers["other", 0].token_ids) == answer(TWO).token_ids
+
+
+def test_an_item_is_passed_to_the_worker_once_while_its_cache_has_it(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = engine._scheduler.get_ec_connector()
+    build, loads = connector.build_connector_meta, list[str]()
+
+    def counted(output: object) -> object:
+        made = build(output)
+        loads.extend(made.by_identifier)
+        return made
+
+    monkeypatch.setattr(connector, "build_connector_meta", counted)
+    fresh = Question("What digits are shown?", ("6_c", "6_c", "8_c"))
+    answers = ask(engine, *(request(f"r{number}", fresh, tenant_salt=bytes([number])) for number in range(4)))
+    assert {tuple(one.token_ids) for one in answers.values()} == {answer(fresh).token_ids}
+    assert len(loads) == len(set(loads)) == 2
+
+
+def test_a_cancelled_request_lets_go_of_its_items_at_once(engine: VllmTextEngine) -> None:
+    engine.add(request("one", LOST, greedy(30, n=2)))
+    assert len(engine._items) == 2
+    assert engine.embedding_nbytes == sum(
+        given.tensors[EMBEDS].spec.nbytes for given in request("one", LOST).embeddings
+    )
+    engine.cancel("one", 0)
+    assert len(engine._items) == 2
+    engine.cancel("one")
+    assert len(engine._items) == 0
+
+
+def test_an_item_larger_than_the_encoder_cache_is_refused(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_largest_item", 15)
+    with pytest.raises(ValueError, match=r"16 tokens, vLLM's encoder cache takes 15"):
+        _add(engine)
+
+
+def _add(engine: VllmTextEngine) -> None:
+    try:
+        engine.add(request("one", TWO))
+    except Exception as error:
+        raise ValueError(str(error)) from error
