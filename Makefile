@@ -19,7 +19,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -57,6 +57,12 @@ test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root 
 
 test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs: healthy, a question, a killed encoder
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not slow" $(PYTEST_ARGS) tests/compose
+
+test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)
+	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis tests/vllm $(PYTEST_ARGS)
+
+test-vllm-quick:  ## The part of it that is not marked slow: the demo model
+	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis -m "not slow" tests/vllm $(PYTEST_ARGS)
 
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
