@@ -1,11 +1,12 @@
 """The service ``init`` of docker-compose.yml: certificates, passwords and an API key.
 
 What is there is kept, so it runs at each start. Each service gets a volume with its own identity and nothing else;
-the authority, the API key and the certificate of a user stay in a volume that no service sees.
+the authority, the API key and the certificates of a user and an operator stay in a volume that no service sees.
 
-    docker compose run --rm init key         prints the API key
-    docker compose run --rm -T init user     writes a user's certificate, key and authority to stdout, as a tar archive
-    docker compose run --rm init renew       replaces all certificates; restart Redis afterwards
+    docker compose run --rm init key           prints the API key
+    docker compose run --rm -T init user       writes a user's certificate, key and authority to stdout, as a tar archive
+    docker compose run --rm -T init operator   the same, of an operator: for triptych drain and triptych scale
+    docker compose run --rm init renew         replaces all certificates, while everything runs
 """
 
 import os
@@ -98,10 +99,10 @@ def share_secrets() -> None:
         put(keys, made.stdout, SERVICE)
 
 
-def write_user() -> None:
+def hand_out(caller: str) -> None:
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name in FILES:
-            archive.add(AUTHORITY / "user" / name, name)
+            archive.add(AUTHORITY / caller / name, name)
 
 
 def main(argv: list[str]) -> None:
@@ -114,10 +115,10 @@ def main(argv: list[str]) -> None:
             certify("--renew")
         case ["key"]:
             sys.stdout.write(f"{API_KEY.read_text()}\n")
-        case ["user"]:
-            write_user()
+        case ["user" | "operator" as caller]:
+            hand_out(caller)
         case _:
-            sys.exit("usage: init [key | user | renew]")
+            sys.exit("usage: init [key | user | operator | renew]")
 
 
 if __name__ == "__main__":

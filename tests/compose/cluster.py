@@ -128,13 +128,41 @@ class Cluster:
     def timeline(self, request_id: str) -> Any:
         return self.http(f"/v1/requests/{request_id}/timeline")
 
-    def user(self, folder: Path) -> tuple[Path, Path, Path]:
-        """A user's certificate, key and authority, from the cluster."""
-        command = (*self.compose, "--project-name", self.project, "run", "--rm", "-T", "init", "user")
+    # --- certificates ------------------------------------------------------------------------------------------------
+
+    def certificate_of(self, caller: str, folder: Path) -> tuple[Path, Path, Path]:
+        """The certificate, key and authority of a user or an operator, from the cluster."""
+        folder.mkdir(exist_ok=True)
+        command = (*self.compose, "--project-name", self.project, "run", "--rm", "-T", "init", caller)
         out = subprocess.run(command, env=dict(self.engine.environ), cwd=ROOT, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(out)) as archive:
             archive.extractall(folder, filter="data")
         return folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+
+    def certificates_on_disk(self) -> dict[str, str]:
+        """Of each service that accepts TLS from others."""
+        return {one: self("exec", "-T", one, "cat", "/identity/cert.pem").strip() for one in LISTENING}
+
+    def certificates_in_use(self) -> dict[str, str]:
+        """What the same services present, to the pool manager's container."""
+        said = self("exec", "-T", "pool-manager", "python", "-c", _PRESENTED, json.dumps(LISTENING))
+        found: dict[str, str] = json.loads(said)
+        return found
+
+
+LISTENING = {"redis": 6379, "pool-manager": 50041, "router": 50051, "encoder": 50061, "text": 50071}
+_PRESENTED = """
+import json, socket, ssl, sys
+context = ssl.create_default_context(cafile="/identity/ca.pem")
+context.check_hostname = False
+context.load_cert_chain("/identity/cert.pem", "/identity/key.pem")
+context.set_alpn_protocols(["h2"])
+presented = {}
+for host, port in json.loads(sys.argv[1]).items():
+    with socket.create_connection((host, port), 10) as plain, context.wrap_socket(plain) as connection:
+        presented[host] = ssl.DER_cert_to_PEM_cert(connection.getpeercert(True)).strip()
+print(json.dumps(presented))
+"""
 
 
 @dataclass

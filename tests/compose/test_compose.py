@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.compose.cluster import ANSWER, Cluster, build, new_images, under_load, wait_for, wait_until
-from tests.compose.engine import Engine, NoEngine, container_engine, image_sizes, pip_secrets, say, services
+from tests.compose.engine import ROOT, Engine, NoEngine, container_engine, image_sizes, pip_secrets, say, services
+from triptych.cli import ports
 from triptych.client import Client, TlsIdentity
 from triptych.errors import TriptychError
 
@@ -148,7 +149,7 @@ def test_a_caller_without_a_key_is_refused(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path: Path) -> None:
     target = f"127.0.0.1:{cluster.ports['ROUTER_PORT']}"
-    identity = TlsIdentity.load(*cluster.user(tmp_path), name="triptych.internal")
+    identity = TlsIdentity.load(*cluster.certificate_of("user", tmp_path), name="triptych.internal")
     images = []
     for number, image in enumerate(new_images()):
         file = tmp_path / f"{number}.png"
@@ -164,7 +165,7 @@ def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path:
 def test_a_user_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     command = (str(Path(sys.executable).with_name("triptych")), "certs", str(tmp_path))
     subprocess.run(command, check=True, capture_output=True)
-    cluster.user(tmp_path)  # its authority, so that the router is trusted
+    cluster.certificate_of("user", tmp_path)  # its authority, so that the router is trusted
     folder = tmp_path / "user"
     identity = TlsIdentity.load(folder / "cert.pem", folder / "key.pem", tmp_path / "ca.pem", name="triptych.internal")
     target = f"127.0.0.1:{cluster.ports['ROUTER_PORT']}"
@@ -212,6 +213,65 @@ def test_a_restart_of_redis_costs_no_request(cluster: Cluster) -> None:
     logs = cluster("logs", "--no-color", "pool-manager")
     assert "Traceback" not in logs
     say(f"{load.right} answers while Redis was restarted")
+
+
+@pytest.mark.slow
+def test_renewed_certificates_are_used_under_load_without_an_error(cluster: Cluster, engine: Engine) -> None:
+    before = cluster.certificates_in_use()
+    assert before == cluster.certificates_on_disk()
+    with under_load(cluster) as load:
+        wait_for(load, 4)
+        cluster("run", "--rm", "-T", "init", "renew")
+        renewed = cluster.certificates_on_disk()
+        wait_until(lambda: cluster.certificates_in_use() == renewed, "all services present their new certificates")
+        wait_for(load, 8)
+        # One that starts now is called, and calls others, with new certificates only.
+        engine.run("restart", "--time", "60", cluster.containers("encoder")[0]["Id"], timeout_s=90)
+        cluster.wait_healthy(120)
+        load.encoders.clear()
+        wait_until(lambda: len(load.encoders) == 2 or load.wrong, "both encoders work")
+    assert not set(before.values()) & set(renewed.values())
+    say(f"{load.right} answers while all certificates were renewed")
+
+
+@pytest.mark.slow
+def test_an_operator_drains_an_encoder_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
+    port = ports.free(1)[0]
+    override = tmp_path / "override.yml"
+    override.write_text(documented_override().replace("127.0.0.1:50041:", f"127.0.0.1:{port}:"))
+    files = ("--file", "docker-compose.yml", "--file", str(override))
+
+    def triptych(caller: str, *command: str) -> subprocess.CompletedProcess[str]:
+        certificate, key, authority = map(str, cluster.certificate_of(caller, tmp_path / caller))
+        identity = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", authority)
+        at = ("--pool-manager", f"127.0.0.1:{port}", "--tls-name", "triptych.internal")
+        whole = (str(Path(sys.executable).with_name("triptych")), *command, *at, *identity)
+        return subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+
+    with under_load(cluster) as load:
+        cluster(*files, "up", "--detach", "--no-build", "--no-deps", "pool-manager")
+        cluster.wait_healthy(120)
+        load.encoders.clear()
+        wait_until(lambda: len(load.encoders) == 2 or load.wrong, "both encoders work")
+        name = min(load.encoders)
+        refused = triptych("user", "drain", name)
+        assert refused.returncode != 0
+        assert "operator" in refused.stderr, refused
+        drained = triptych("operator", "drain", name, "--wait", "90s")
+        assert drained.returncode == 0, drained
+        load.encoders.clear()
+        wait_for(load, 8)
+        assert name not in load.encoders
+    say(f"{load.right} answers while the pool manager was replaced and an encoder drained")
+    cluster("restart", "encoder")
+    cluster.up()
+
+
+def documented_override() -> str:
+    """What docs/deployment.md says to publish the pool manager's port with."""
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    (found,) = (one for one in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL) if "pool-manager:" in one)
+    return str(found)
 
 
 @pytest.mark.slow

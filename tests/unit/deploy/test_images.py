@@ -153,6 +153,15 @@ def test_the_torch_of_the_images_is_the_one_that_is_tested() -> None:
     assert f'"${{TORCH:-{tested}}}"' in (ROOT / "scripts" / "setup.sh").read_text()
 
 
+def test_the_extra_all_has_whatever_a_service_may_use() -> None:
+    optional = project()["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, optional["all"])
+    found = {"all", *everything.extras}
+    for extra in everything.extras:
+        found |= {one for line in map(Requirement, optional[extra]) if line.name == "triptych" for one in line.extras}
+    assert set(optional) - found == {"demo"}, "demo is for training the demo model"
+
+
 @pytest.mark.parametrize("name", EXTRAS)
 def test_what_an_image_installs_fits_what_the_project_requires(name: str) -> None:
     versions = pinned(name) | {"torch": pinned("constraints")["torch"]}
