@@ -264,7 +264,9 @@ def test_an_operator_drains_an_encoder_from_the_host(cluster: Cluster, tmp_path:
         assert name not in load.encoders
     say(f"{load.right} answers while the pool manager was replaced and an encoder drained")
     cluster("restart", "encoder")
-    cluster.up()
+    cluster.wait_healthy(180)
+    cluster("up", "--detach", "--no-build", "--no-deps", "pool-manager")
+    cluster.wait_healthy(180)
 
 
 def documented_override() -> str:
