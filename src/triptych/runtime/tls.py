@@ -160,12 +160,20 @@ class TlsIdentity:
         self._name = name
 
     @classmethod
-    def load(cls, certificate: Path, key: Path, authority: Path, *, name: str = "", clock: Clock = monotonic) -> Self:
+    def load(
+        cls,
+        certificate: Path | str,
+        key: Path | str,
+        authority: Path | str,
+        *,
+        name: str = "",
+        clock: Clock = monotonic,
+    ) -> Self:
         """``name`` is the setting ``tls_name``. Raises ValueError when a file cannot be read, key and certificate do not
         match, or the certificate is not valid now.
         """
         check_domain(name)
-        files = (certificate, key, authority)
+        files = (Path(certificate), Path(key), Path(authority))
         return cls(Reloaded(files, lambda: _material(*files), clock=clock), name)
 
     @property

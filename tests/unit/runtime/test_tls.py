@@ -53,6 +53,11 @@ def test_new_files_are_used_a_second_later(authority: Authority, clock: Clock) -
     assert own.current is second
 
 
+def test_files_may_be_named_by_strings(authority: Authority) -> None:
+    files = identities.files(authority.folder / "router")
+    assert TlsIdentity.load(*map(str, files)).current == TlsIdentity.load(*files).current
+
+
 def test_files_that_are_replaced_while_they_are_first_read_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")
