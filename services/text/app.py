@@ -70,6 +70,8 @@ class LoadedEngine:
     grammars: Grammars
     metrics: Read | None = None
     """The engine's own metrics, if it has some."""
+    close: Callable[[], None] | None = None
+    """Ends what the engine has started, in the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ async def opened(
         stack.callback(checks.close)
         loaded = await engine_thread.run(partial(_load, settings, model))
         engine = loaded.engine
+        if loaded.close is not None:
+            stack.push_async_callback(engine_thread.run, loaded.close)
 
         record = TextRecord(telemetry.metrics, engine.model, counts_tokens=loaded.metrics is None)
         part = "" if mounted is None else "pulled"
@@ -323,4 +327,4 @@ def _load_vllm(
         compute=settings.compute,
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
-    return loaded(engine, part, metrics=engine.metrics)
+    return loaded(engine, part, metrics=engine.metrics, close=engine.close)

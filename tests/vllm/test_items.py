@@ -6,8 +6,9 @@ import pytest
 
 from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, assert_idle, collect, greedy, request
 from tests.e2e.reference import Question, answer
+from triptych.demo import MODEL_ID
 from triptych.domain.embedding import EMBEDS
-from triptych.errors import EngineFailure
+from triptych.errors import EngineFailure, InstanceLost, InvalidRequest
 from triptych.integrations.vllm.engine import VllmTextEngine
 from triptych.integrations.vllm.items import HeldItems
 
@@ -126,16 +127,39 @@ def test_a_cancelled_request_lets_go_of_its_items_at_once(engine: VllmTextEngine
     assert len(engine._items) == 0
 
 
+def test_an_image_of_two_requests_outlives_the_one_that_is_cancelled(engine: VllmTextEngine) -> None:
+    twice = Question("What digits are shown?", ("2_b", "2_b"))
+    engine.add(request("gone", twice, greedy(30), tenant_salt=b"gone"))
+    engine.add(request("stays", twice, tenant_salt=b"stays"))
+    answers: Answers = {}
+    collect(answers, engine.step())
+    engine.cancel("gone")
+    assert tuple(finish(engine, answers)["stays", 0].token_ids) == answer(twice).token_ids
+
+
+def test_a_step_that_fails_ends_the_engine(engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("secret")
+
+    engine.add(request("one", TWO))
+    monkeypatch.setattr(engine._engine, "step", fail)
+    with pytest.raises(InstanceLost, match=r"^the engine has failed$"):
+        engine.step()
+    engine.cancel("one")
+
+
+def test_the_metrics_are_those_of_vllm(engine: VllmTextEngine) -> None:
+    ask_one(engine, request("one", TWO))
+    families = {family.name: family for family in engine.metrics()}
+    assert {name.partition(":")[0] for name in families} == {"vllm"}
+    (prompts,) = (one for one in families["vllm:prompt_tokens"].samples if one.name.endswith("_total"))
+    assert prompts.labels == {"engine": "0", "model_name": MODEL_ID}
+    assert prompts.value >= len(request("one", TWO).token_ids)
+
+
 def test_an_item_larger_than_the_encoder_cache_is_refused(
     engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_largest_item", 15)
-    with pytest.raises(ValueError, match=r"16 tokens, vLLM's encoder cache takes 15"):
-        _add(engine)
-
-
-def _add(engine: VllmTextEngine) -> None:
-    try:
+    with pytest.raises(InvalidRequest, match="16 tokens, vLLM's encoder cache takes 15"):
         engine.add(request("one", TWO))
-    except Exception as error:
-        raise ValueError(str(error)) from error
