@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 import httpx
 
@@ -17,7 +17,16 @@ from triptych.cli import ports
 from triptych.cli.child import child_command
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
+from triptych.cli.plan import (
+    ENGINES,
+    MANAGER,
+    ClusterPlan,
+    ClusterShape,
+    ProcessPlan,
+    engine,
+    front_first,
+    name_pattern,
+)
 from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
@@ -72,10 +81,8 @@ class LocalCluster:
     """A set of processes, ready when the context is entered and gone when it is left.
 
     ``model`` is one or several. Each gets the same numbers of instances, and a router of its own; there is one gateway.
-    ``hybrid`` counts text processes that encode as well; ``options`` are further flags by service (``{"encoder":
-    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the first router's, ``admin_port`` the first of
-    all admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the
-    gateway's process, where its options apply too. ``threads`` bounds the compute threads of each torch process.
+    ``shape`` has their numbers and the ports; ``options`` are further flags by service (``{"encoder": ("--transports",
+    "tcp")}``). ``threads`` bounds the compute threads of each torch process.
     Children die with this process, however it ends.
 
     With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
@@ -90,13 +97,6 @@ class LocalCluster:
         self,
         model: str | Path | Sequence[str | Path | Model] = "demo",
         *,
-        encoders: int = 2,
-        text: int = 1,
-        hybrid: int = 0,
-        port: int = 0,
-        router_port: int = 0,
-        admin_port: int = 0,
-        mount_router: bool = False,
         threads: int = 1,
         options: Mapping[str, Sequence[str]] = _NO_OPTIONS,
         log_dir: Path | None = None,
@@ -105,6 +105,7 @@ class LocalCluster:
         restart: bool = False,
         autoscale: bool = False,
         first_backoff_s: float = 1.0,
+        **shape: Unpack[ClusterShape],
     ) -> None:
         """Raises ClusterError when ``model`` is not a model, or ports are not available."""
         models = Model.all_named([model] if isinstance(model, str | Path) else model)
@@ -112,17 +113,11 @@ class LocalCluster:
         self._options = options
         self._plan = ClusterPlan.made(
             models,
-            encoders=encoders,
-            text=text,
-            hybrid=hybrid,
-            port=port,
-            router_port=router_port,
-            admin_port=admin_port,
-            mount_router=mount_router,
             scaled=restart or autoscale,
             autoscale=autoscale,
             threads=threads,
             options=options,
+            **shape,
         )
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 from triptych.cli import ports
 from triptych.cli.model import Model
@@ -21,6 +21,35 @@ MANAGER = "pool-manager"
 """The name of the pool manager's process."""
 _LOOPBACK_DEVICE = "lo"
 _TLS = re.compile("TRIPTYCH_(GATEWAY|ROUTER|POOL_MANAGER|ENCODER|TEXT)_(REST_)?TLS_[A-Z]+")
+
+
+class ClusterShape(TypedDict, total=False):
+    """Which processes a cluster has, and their ports; 0 takes a free one."""
+
+    encoders: int
+    """Instances, of each model."""
+    text: int
+    hybrid: int
+    """Text processes that encode as well."""
+    port: int
+    """The gateway's."""
+    router_port: int
+    """The first router's."""
+    admin_port: int
+    """The first of all admin ports, in the order of ``LocalCluster.admin_urls``."""
+    mount_router: bool
+    """The router runs in the gateway's process, where its options apply too."""
+
+
+_DEFAULT: ClusterShape = {
+    "encoders": 2,
+    "text": 1,
+    "hybrid": 0,
+    "port": 0,
+    "router_port": 0,
+    "admin_port": 0,
+    "mount_router": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +105,17 @@ class ClusterPlan:
         cls,
         models: Sequence[Model],
         *,
-        encoders: int,
-        text: int,
-        hybrid: int,
-        port: int,
-        router_port: int,
-        admin_port: int,
-        mount_router: bool,
         scaled: bool,
         autoscale: bool,
         threads: int,
         options: Mapping[str, Sequence[str]],
+        **shape: Unpack[ClusterShape],
     ) -> Self:
-        """From the arguments of ``LocalCluster``; port 0 chooses a free one. Raises ClusterError."""
-        sizes = {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
+        """From the arguments of ``LocalCluster``. Raises ClusterError."""
+        told: ClusterShape = {**_DEFAULT, **shape}
+        port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
+        mount_router = told["mount_router"]
+        sizes = {Role.E: told["encoders"], Role.PD: told["text"], Role.EPD: told["hybrid"]}
         refuse_impossible(models, sizes, mount_router=mount_router)
         roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
