@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
+from vllm.multimodal.utils import strip_covered_mm_data
 
 from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, assert_idle, collect, greedy, request
 from tests.e2e.reference import Question, answer
@@ -113,6 +115,16 @@ def test_an_item_is_passed_to_the_worker_once_while_its_cache_has_it(
     answers = ask(engine, *(request(f"r{number}", fresh, tenant_salt=bytes([number])) for number in range(4)))
     assert {tuple(one.token_ids) for one in answers.values()} == {answer(fresh).token_ids}
     assert len(loads) == len(set(loads)) == 2
+
+
+def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drops all else of them."""
+    monkeypatch.setattr(engine._adapter, "fields", lambda *_: {"grid": torch.tensor([1, 4, 4])}, raising=False)
+    features = [one.feature for one in engine._place(request("one", TWO))]
+    covered = strip_covered_mm_data(features, num_computed_tokens=1000, uses_mrope=True)
+    assert [set(feature.data) for feature in covered] == [{"grid"}] * 2
 
 
 def test_a_cancelled_request_lets_go_of_its_items_at_once(engine: VllmTextEngine) -> None:

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
 _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_KEPT = MultiModalBatchedField(keep_on_cpu=True)
+"""Positions are computed on the host, and also for items that the prefix cache covers, whose other fields vLLM drops."""
 _ANY_TOKEN = 0
 """Stands for a placeholder that the vocabulary lacks; its embedding is replaced anyway."""
 
@@ -333,10 +335,7 @@ class VllmTextEngine:
         fields = self._adapter.fields(request.token_ids[positions[0]], tensors)
         feature = MultiModalFeatureSpec(
             data=MultiModalKwargsItem(
-                {
-                    name: MultiModalFieldElem(data=field, field=MultiModalBatchedField())
-                    for name, field in fields.items()
-                }
+                {name: MultiModalFieldElem(data=field, field=_KEPT) for name, field in fields.items()}
             ),
             modality=self._adapter.modality,
             identifier=identifier,
