@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 # Tests of a file share fixtures, often a cluster, so one process runs them all. Files are taken in the order of their names:
 # those that start clusters first, and at the end the short unit tests, so that both processes end together.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# What `make test-vllm` runs: its own tests, and the suite of all text engines.
+VLLM_TESTS := tests/vllm tests/contract/test_text_engine.py
 # Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 
@@ -59,10 +61,10 @@ test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not slow" $(PYTEST_ARGS) tests/compose
 
 test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)
-	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis tests/vllm $(PYTEST_ARGS)
+	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis $(VLLM_TESTS) $(PYTEST_ARGS)
 
 test-vllm-quick:  ## The part of it that is not marked slow: the demo model
-	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis -m "not slow" tests/vllm $(PYTEST_ARGS)
+	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis -m "not slow" $(VLLM_TESTS) $(PYTEST_ARGS)
 
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)

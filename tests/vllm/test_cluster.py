@@ -25,9 +25,10 @@ from triptych.rpc.stubs import RouterStub
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 BLOCK_TOKENS = 32
-ENGINES: dict[str, tuple[str, ...]] = {"triptych": ()}
+VLLM_ARGS = f"--enforce-eager --kv-cache-memory-bytes {64 << 20} --block-size {BLOCK_TOKENS}"
+ENGINES = {"vllm": ("--engine", "vllm", "--vllm-args", VLLM_ARGS), "triptych": ()}
 """Flags of the text instance."""
-QUICK = ("demo", "triptych")
+QUICK = ("demo", "vllm")
 CONCURRENT = 16
 OTHERS = 100
 NEVER_S = 4.0
