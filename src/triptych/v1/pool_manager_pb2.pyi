@@ -34,12 +34,12 @@ class Departure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEPARTURE_LEFT: _ClassVar[Departure]
     DEPARTURE_LOST: _ClassVar[Departure]
 
-class MemberCondition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Condition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    MEMBER_CONDITION_UNSPECIFIED: _ClassVar[MemberCondition]
-    MEMBER_CONDITION_ACTIVE: _ClassVar[MemberCondition]
-    MEMBER_CONDITION_LEAVING: _ClassVar[MemberCondition]
-    MEMBER_CONDITION_DRAINED: _ClassVar[MemberCondition]
+    CONDITION_UNSPECIFIED: _ClassVar[Condition]
+    CONDITION_ACTIVE: _ClassVar[Condition]
+    CONDITION_LEAVING: _ClassVar[Condition]
+    CONDITION_DRAINED: _ClassVar[Condition]
 
 class PoolState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -100,10 +100,10 @@ ORDER_KIND_DRAIN: OrderKind
 DEPARTURE_UNSPECIFIED: Departure
 DEPARTURE_LEFT: Departure
 DEPARTURE_LOST: Departure
-MEMBER_CONDITION_UNSPECIFIED: MemberCondition
-MEMBER_CONDITION_ACTIVE: MemberCondition
-MEMBER_CONDITION_LEAVING: MemberCondition
-MEMBER_CONDITION_DRAINED: MemberCondition
+CONDITION_UNSPECIFIED: Condition
+CONDITION_ACTIVE: Condition
+CONDITION_LEAVING: Condition
+CONDITION_DRAINED: Condition
 POOL_STATE_UNSPECIFIED: PoolState
 POOL_STATE_STEADY: PoolState
 POOL_STATE_GROWING: PoolState
@@ -392,12 +392,12 @@ class MemberStatus(_message.Message):
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     HEARD_S_FIELD_NUMBER: _ClassVar[int]
     registration: Registration
-    condition: MemberCondition
+    condition: Condition
     suspected: bool
     load: _instance_pb2.InstanceLoad
     since_s: float
     heard_s: float
-    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[MemberCondition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("model", "role", "members", "scaling")

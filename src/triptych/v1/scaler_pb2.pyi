@@ -8,20 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ProcessPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    PROCESS_PHASE_UNSPECIFIED: _ClassVar[ProcessPhase]
-    PROCESS_PHASE_ORDERED: _ClassVar[ProcessPhase]
-    PROCESS_PHASE_STARTING: _ClassVar[ProcessPhase]
-    PROCESS_PHASE_RUNNING: _ClassVar[ProcessPhase]
-    PROCESS_PHASE_STOPPING: _ClassVar[ProcessPhase]
-    PROCESS_PHASE_FAILED: _ClassVar[ProcessPhase]
-PROCESS_PHASE_UNSPECIFIED: ProcessPhase
-PROCESS_PHASE_ORDERED: ProcessPhase
-PROCESS_PHASE_STARTING: ProcessPhase
-PROCESS_PHASE_RUNNING: ProcessPhase
-PROCESS_PHASE_STOPPING: ProcessPhase
-PROCESS_PHASE_FAILED: ProcessPhase
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_ORDERED: _ClassVar[Phase]
+    PHASE_STARTING: _ClassVar[Phase]
+    PHASE_RUNNING: _ClassVar[Phase]
+    PHASE_STOPPING: _ClassVar[Phase]
+    PHASE_FAILED: _ClassVar[Phase]
+PHASE_UNSPECIFIED: Phase
+PHASE_ORDERED: Phase
+PHASE_STARTING: Phase
+PHASE_RUNNING: Phase
+PHASE_STOPPING: Phase
+PHASE_FAILED: Phase
 
 class PoolName(_message.Message):
     __slots__ = ("model", "role")
@@ -69,9 +69,9 @@ class ScaledInstance(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
-    phase: ProcessPhase
+    phase: Phase
     reason: str
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[ProcessPhase, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ScaledPool(_message.Message):
     __slots__ = ("name", "wanted", "instances", "fault")
