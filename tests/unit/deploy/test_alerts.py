@@ -49,6 +49,7 @@ def promtool(*arguments: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(240)  # 17 s of CPU, of which a busy machine has little
 @pytest.mark.parametrize(
     "arguments",
     [("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")],
