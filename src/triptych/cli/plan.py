@@ -111,7 +111,9 @@ class ClusterPlan:
         options: Mapping[str, Sequence[str]],
         **shape: Unpack[ClusterShape],
     ) -> Self:
-        """From the arguments of ``LocalCluster``. Raises ClusterError."""
+        """From the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an argument that is none."""
+        if unknown := shape.keys() - _DEFAULT.keys():
+            raise TypeError(f"a cluster has no {', '.join(sorted(unknown))}; its shape has {', '.join(_DEFAULT)}")
         told: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
         mount_router = told["mount_router"]

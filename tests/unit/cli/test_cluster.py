@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -254,6 +255,12 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"is not a model: there is no config\.json in it"):
         LocalCluster(tmp_path)
+
+
+def test_an_argument_that_a_cluster_does_not_have_is_refused() -> None:
+    wrong: Any = {"encoder": 3}
+    with pytest.raises(TypeError, match="a cluster has no encoder; its shape has encoders, text, hybrid"):
+        LocalCluster(**wrong)
 
 
 # --- triptych up ------------------------------------------------------------------------------------------------------
