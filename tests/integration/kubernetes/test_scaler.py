@@ -121,6 +121,23 @@ async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Si
         assert (await api.scale(DEPLOYMENT)).replicas == 1
 
 
+async def test_an_order_under_a_higher_token_of_the_same_manager_is_not_forgotten(site: Site) -> None:
+    """A manager may lose its lease and get it again, while its scaler compares the token before with that in Kubernetes."""
+    async with site.manager() as scaler:
+        await scaler.scale(POOL, 1, 1)
+        await pool_when(scaler, running=1)
+        api_of_scaler = scaler._api
+        lease = api_of_scaler.lease
+
+        async def lease_when_it_has_more(name: str) -> tuple[dict[str, str], str]:
+            api_of_scaler.lease = lease  # type: ignore[method-assign]
+            await scaler.scale(POOL, 2, 2)
+            return await lease(name)
+
+        api_of_scaler.lease = lease_when_it_has_more  # type: ignore[method-assign]
+        assert (await pool_when(scaler, running=2)).wanted == 2
+
+
 async def test_a_size_that_somebody_else_changed_is_set_again(site: Site) -> None:
     async with site.manager() as scaler, site.api() as api:
         await scaler.scale(POOL, 2, 1)

@@ -100,11 +100,11 @@ class KubernetesScaler:
                     await self._news.wait()
 
     async def _attempt(self, pool: PoolName, target: _Target) -> None:
-        fault = ""
+        fault, token = "", self._token
         try:
             await self._reconcile(pool, target)
         except Conflict as error:  # somebody else wrote in between: look again at the next interval
-            if isinstance(error, Deposed):
+            if isinstance(error, Deposed) and self._token == token:  # else a later order of this manager stands
                 target.wanted = None
                 target.removals.clear()
             fault = str(error)
