@@ -1,7 +1,6 @@
 """What every text engine promises (``ports.TextEngine``): the same suite over Triptych's own and vLLM."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -42,7 +41,6 @@ LONG = 200
 
 @pytest.fixture(scope="module", params=sorted(ENGINES))
 def loaded(request: pytest.FixtureRequest) -> Iterator[ObservedTextEngine]:
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - read by vLLM
     engine = ENGINES[request.param]()
     yield engine
     if close := getattr(engine, "close", None):

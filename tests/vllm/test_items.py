@@ -1,12 +1,14 @@
 """Items that are lost on their way into vLLM: their request fails, and nothing else."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from vllm.multimodal.utils import strip_covered_mm_data
+from vllm.usage.usage_lib import is_usage_stats_enabled
 
-from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, assert_idle, collect, greedy, request
+from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, assert_idle, collect, drawn, greedy, request
 from tests.e2e.reference import Question, answer
 from triptych.demo import MODEL_ID
 from triptych.domain.embedding import EMBEDS
@@ -154,10 +156,75 @@ def test_a_step_that_fails_ends_the_engine(engine: VllmTextEngine, monkeypatch: 
         raise RuntimeError("secret")
 
     engine.add(request("one", TWO))
-    monkeypatch.setattr(engine._engine, "step", fail)
-    with pytest.raises(InstanceLost, match=r"^the engine has failed$"):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine, "step", fail)
+        with pytest.raises(InstanceLost, match=r"^the engine has failed$"):
+            engine.step()
+    with pytest.raises(InstanceLost):
         engine.step()
     engine.cancel("one")
+    engine._has_failed = False
+
+
+def test_a_cancellation_that_fails_within_vllm_shows_in_the_next_step(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("secret")
+
+    engine.add(request("one", TWO))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine, "step", fail)
+        engine.cancel("one")
+    with pytest.raises(InstanceLost):
+        engine.step()
+    engine._has_failed = False
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_request_that_vllm_refuses_leaves_nothing_behind(
+    engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    add, added = engine._engine.engine_core.add_request, list[object]()
+
+    def refuse(asked: object) -> None:
+        added.append(asked)
+        if len(added) > refused:
+            raise ValueError("refused by vLLM")
+        add(asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine.engine_core, "add_request", refuse)
+        with pytest.raises(ValueError, match="refused by vLLM"):
+            engine.add(request("one", TWO, drawn(n=2), schema={"const": 7}))
+    assert_idle(engine)
+    assert not engine._grammars._named
+    assert not engine._engine.has_unfinished_requests()
+    assert tuple(ask_one(engine, request("one", TWO)).token_ids) == answer(TWO).token_ids
+
+
+def test_images_without_identity_share_nothing_even_under_one_id(engine: VllmTextEngine) -> None:
+    for question in (Question(LOST.text, ("1_c", "2_c")), Question(LOST.text, ("3_c", "4_c"))):
+        asked = request("one", question)
+        nameless = replace(asked, embeddings=tuple(replace(one, key=b"") for one in asked.embeddings))
+        assert tuple(ask_one(engine, nameless).token_ids) == answer(question).token_ids
+
+
+def test_metrics_do_not_show_what_was_cancelled(engine: VllmTextEngine) -> None:
+    def shown() -> dict[str, float]:
+        gauges = {family.name: family.samples[0].value for family in engine.metrics() if family.type == "gauge"}
+        return {name: gauges[f"vllm:{name}"] for name in ("num_requests_running", "kv_cache_usage_perc")}
+
+    engine.add(request("one", TWO, greedy(30, ignore_eos=True)))
+    for _ in range(3):
+        engine.step()
+    assert shown()["num_requests_running"] == 1
+    engine.cancel("one")
+    assert shown() == {"num_requests_running": 0, "kv_cache_usage_perc": 0}
+
+
+def test_nothing_is_reported_to_the_authors_of_vllm(engine: VllmTextEngine) -> None:
+    assert not is_usage_stats_enabled()
 
 
 def test_the_metrics_are_those_of_vllm(engine: VllmTextEngine) -> None:

@@ -2,9 +2,12 @@
 
 import importlib
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -124,6 +127,9 @@ class VllmTextEngine:
         self._choices: dict[str, _Choice] = {}
         self._of_request: dict[str, dict[int, _Choice]] = {}
         self._nbytes: dict[str, int] = {}
+        self._nameless = count()
+        """Numbers the items without identity, as vLLM's caches go by it."""
+        self._has_failed = False
 
     def close(self) -> None:
         """End vLLM's workers and free its memory. The engine must not be used afterwards."""
@@ -243,13 +249,27 @@ class VllmTextEngine:
         placed = self._place(request)
         self._nbytes[request.request_id] = nbytes
         self._of_request[request.request_id] = {}
-        for number in range(request.sampling.n):
-            self._add_choice(request, number, token_ids, placed)
+        try:
+            for number in range(request.sampling.n):
+                self._add_choice(request, number, token_ids, placed)
+        except Exception:
+            self._withdraw(request)
+            raise
+
+    def _withdraw(self, request: EngineRequest) -> None:
+        """Take back a request of which vLLM has refused a choice."""
+        self.cancel(request.request_id)
+        names = [_name(request.request_id, number) for number in range(request.sampling.n)]
+        self._engine.abort_request(names)
+        for name in names:
+            self._grammars.drop(name)
+        self._of_request.pop(request.request_id, None)
+        self._nbytes.pop(request.request_id, None)
 
     def _add_choice(
         self, request: EngineRequest, number: int, token_ids: Sequence[int], placed: Sequence[_Placed]
     ) -> None:
-        name = f"{request.request_id}/{number}"
+        name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
         if request.grammar is not None:
             grammar = ConstrainedChoice(request.grammar.fork(), end_ids, request.sampling.min_tokens)
@@ -331,7 +351,7 @@ class VllmTextEngine:
         tensors = {name: from_bytes(tensor, _HOST) for name, tensor in given.tensors.items()}
         if not all(is_finite(tensor) for tensor in tensors.values()):
             raise EngineFailure(f"the embedding at position {given.start} is not finite")
-        identifier = given.key.hex() or f"{request.request_id}@{given.start}"
+        identifier = given.key.hex() or f"nameless-{next(self._nameless)}"
         fields = self._adapter.fields(request.token_ids[positions[0]], tensors)
         feature = MultiModalFeatureSpec(
             data=MultiModalKwargsItem(
@@ -352,6 +372,13 @@ class VllmTextEngine:
             self._engine.abort_request([one.name for one in gone])
             for one in gone:
                 self._forget(one)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Run the step in which vLLM's workers and metrics forget the last requests, once these were cancelled."""
+        if not self._choices and not self._has_failed and self._scheduler.has_requests():
+            with suppress(InstanceLost):  # the next step raises it
+                self.step()
 
     def _forget(self, one: _Choice) -> TriptychError | None:
         """A choice has left vLLM. Returns why its grammar failed, if it did."""
@@ -367,9 +394,12 @@ class VllmTextEngine:
 
     def step(self) -> list[EngineOutput]:
         """One step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
+        if self._has_failed:
+            raise InstanceLost("the engine has failed")
         try:
             answered = self._engine.step()
         except Exception as error:
+            self._has_failed = True
             logger.exception("vLLM's engine has failed")
             raise InstanceLost("the engine has failed") from error
         outputs: list[EngineOutput] = []
@@ -397,10 +427,16 @@ class VllmTextEngine:
         return [EngineOutput(one.request_id, token_ids, reason, choice=one.number, scores=found)]
 
 
+def _name(request_id: str, number: int) -> str:
+    """A choice's id outside of vLLM."""
+    return f"{request_id}/{number}"
+
+
 def _start(
     arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, totals: SchedulerTotals
 ) -> tuple[LLMEngine, VllmConfig]:
     """Raises CannotStart for arguments that vLLM refuses, or a model that it cannot load."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - vLLM has no other switch for all of its processes
     parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
     _join_logs()
     # vLLM imports it in the first step with a response format, which would wait for seconds.
@@ -417,9 +453,10 @@ def _start(
             stat_loggers=[lambda *_: totals],
             multiprocess_mode=False,
         )
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:
         logger.exception("vLLM cannot start")
-        raise CannotStart(f"engine vllm: {str(error).strip().splitlines()[0]}") from None
+        reason = str(error).strip() or type(error).__name__
+        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
     return engine, config
 
 
