@@ -21,6 +21,7 @@ from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.scaler import ScalerServicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub, ScalerStub
+from triptych.runtime import logs
 from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2
 
@@ -166,8 +167,9 @@ async def test_a_folder_with_the_name_of_a_service_gives_no_rights(made: Authori
 
 
 async def test_refusals_are_logged_once_for_each_method_and_kind_of_caller(
-    made: Authority, caplog: pytest.LogCaptureFixture
+    made: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logs, "_WARN_EVERY_S", 3600.0)  # longer than this may take
     script: Any = Script()
     tls = identities.identity(made.folder / "encoder")
     register = TextServicer(script).register
