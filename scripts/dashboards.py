@@ -31,6 +31,8 @@ from grafana_foundation_sdk.models import prometheus as prometheus_types
 FOLDER = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards"
 _TAG = "triptych"
 _MODEL = 'model_name=~"$model"'
+_REQUESTS = f'job="router", {_MODEL}'
+"""vLLM as the engine of text instances has metrics of the same names, which begin when a request reaches its engine."""
 _TTFT = f'{_MODEL}, metric="ttft"'
 _FAILED = 'outcome="failed"'
 _API = 'route=~"/v1/.*"'
@@ -219,7 +221,7 @@ def overview() -> schema.Dashboard:
         board("triptych-overview", "Triptych: overview", "Whether requests are answered, and how fast."),
         {
             "Now": [
-                number("Requests", "Ended per second.", "reqps", per_s("vllm:request_success_total", _MODEL)),
+                number("Requests", "Ended per second.", "reqps", per_s("vllm:request_success_total", _REQUESTS)),
                 number(
                     "Failed",
                     "Share of the accepted requests that end with an error.",
@@ -236,7 +238,7 @@ def overview() -> schema.Dashboard:
                     "First token, P99",
                     "From arrival at the router.",
                     "s",
-                    quantile(0.99, "vllm:time_to_first_token_seconds", _MODEL),
+                    quantile(0.99, "vllm:time_to_first_token_seconds", _REQUESTS),
                 ),
                 number(
                     "TTFT within its objective",
@@ -280,7 +282,7 @@ def overview() -> schema.Dashboard:
                     "Time to first token",
                     "From arrival at the router.",
                     "s",
-                    quantiles("vllm:time_to_first_token_seconds", _MODEL),
+                    quantiles("vllm:time_to_first_token_seconds", _REQUESTS),
                 ),
                 graph(
                     "Time between tokens",
@@ -292,15 +294,15 @@ def overview() -> schema.Dashboard:
                     "Whole request",
                     "From arrival at the router to the last token.",
                     "s",
-                    quantiles("vllm:e2e_request_latency_seconds", _MODEL),
+                    quantiles("vllm:e2e_request_latency_seconds", _REQUESTS),
                 ),
                 graph(
                     "Tokens",
                     "Prompt tokens include positions of media.",
                     "short",
                     {
-                        "prompt": per_s("vllm:prompt_tokens_total", _MODEL),
-                        "generated": per_s("vllm:generation_tokens_total", _MODEL),
+                        "prompt": per_s("vllm:prompt_tokens_total", _REQUESTS),
+                        "generated": per_s("vllm:generation_tokens_total", _REQUESTS),
                     },
                 ),
                 graph(
@@ -722,10 +724,10 @@ def anatomy() -> schema.Dashboard:
                     "Time to first token",
                     "Requests per second, by latency.",
                     "vllm:time_to_first_token_seconds",
-                    _MODEL,
+                    _REQUESTS,
                 ),
                 buckets(
-                    "Whole request", "Requests per second, by latency.", "vllm:e2e_request_latency_seconds", _MODEL
+                    "Whole request", "Requests per second, by latency.", "vllm:e2e_request_latency_seconds", _REQUESTS
                 ),
             ],
             "At each service": [
@@ -758,9 +760,9 @@ def anatomy() -> schema.Dashboard:
                     "P99 at the router, under vLLM's names.",
                     "s",
                     {
-                        "queue": quantile(0.99, "vllm:request_queue_time_seconds", _MODEL),
-                        "prefill": quantile(0.99, "vllm:request_prefill_time_seconds", _MODEL),
-                        "decode": quantile(0.99, "vllm:request_decode_time_seconds", _MODEL),
+                        "queue": quantile(0.99, "vllm:request_queue_time_seconds", _REQUESTS),
+                        "prefill": quantile(0.99, "vllm:request_prefill_time_seconds", _REQUESTS),
+                        "decode": quantile(0.99, "vllm:request_decode_time_seconds", _REQUESTS),
                     },
                 ),
                 graph(
@@ -784,14 +786,14 @@ def anatomy() -> schema.Dashboard:
                     "Prompt",
                     "Tokens, positions of media included.",
                     "short",
-                    quantiles("vllm:request_prompt_tokens", _MODEL),
+                    quantiles("vllm:request_prompt_tokens", _REQUESTS),
                 ),
-                graph("Answer", "Tokens.", "short", quantiles("vllm:request_generation_tokens", _MODEL)),
+                graph("Answer", "Tokens.", "short", quantiles("vllm:request_generation_tokens", _REQUESTS)),
                 graph(
                     "Time per output token",
                     "Mean over the tokens of a request after the first.",
                     "s",
-                    quantiles("vllm:request_time_per_output_token_seconds", _MODEL),
+                    quantiles("vllm:request_time_per_output_token_seconds", _REQUESTS),
                 ),
             ],
         },

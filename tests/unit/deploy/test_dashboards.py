@@ -2,6 +2,7 @@
 
 import enum
 import json
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,26 @@ def test_dashboards_have_names_of_their_own_and_use_vllms_metrics() -> None:
         for target in panel.get("targets", ())
     ]
     assert set().union(*used) >= VLLM
+
+
+def test_metrics_of_whole_requests_are_those_of_routers() -> None:
+    """A text instance with vLLM as its engine has metrics of the same names."""
+    of_text = {
+        name
+        for source in ("gauges.py", "record.py")
+        for name in re.findall(r'"(vllm:\w+)"', (ROOT / "services" / "text" / source).read_text())
+    }
+    queries = [
+        target.get("expr", "")
+        for path in DASHBOARDS
+        for panel in panels(read(path))
+        for target in panel.get("targets", ())
+    ]
+    asked = [found for query in queries for found in re.findall(r"(vllm:\w+)\{([^}]*)\}", query)]
+    assert len(of_text) == 7
+    of_requests = [(name, labels) for name, labels in asked if not name.startswith(tuple(of_text))]
+    assert len(of_requests) >= 10
+    assert not [name for name, labels in of_requests if 'job="router"' not in labels]
 
 
 def test_the_provisioned_data_source_and_folder_are_what_dashboards_and_compose_expect() -> None:
