@@ -1,7 +1,7 @@
 """The holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
 
-Callbacks only: a connection has a task until its TLS handshake has ended. Bounded are connections, queued requests per connection, bytes in the write
-buffer, bytes sent per turn of the event loop, the time of a read, and idle time.
+Callbacks only: a connection has a task until its TLS handshake has ended. Bounded are connections, queued requests per
+connection, bytes in the write buffer, bytes sent per turn of the event loop, the time of a read, and idle time.
 """
 
 import asyncio
@@ -99,6 +99,8 @@ class TcpListener:
             return
         if len(self._beginning) + len(self._serving) >= self._limits.max_connections:
             connection.close()
+            limit = self._limits.max_connections
+            self._warnings.warn(f"a reader was turned away: {limit} are connected, which is the limit", kind="limit")
             return
         serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
         self._beginning[serving] = connection

@@ -127,7 +127,10 @@ def test_a_handshake_that_ends_after_the_holder_has_closed_reads_nothing(
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_connections_that_never_finish_their_handshake_count_in_the_limit(
-    member: TlsIdentity, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+    member: TlsIdentity,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     most, opened = 4, 40
     monkeypatch.setattr(tcp_holder, "TLS_HANDSHAKE_S", 60.0)  # longer than this may take
@@ -152,6 +155,7 @@ def test_connections_that_never_finish_their_handshake_count_in_the_limit(
                 with pytest.raises(TransferFailed):
                     await pull(holder, reader, 1000)
                 assert sum(map(asyncio.Task.done, ends)) == opened - most
+                assert "a reader was turned away: 4 are connected, which is the limit" in caplog.text
                 for _, writer in streams:
                     writer.close()
             while True:
