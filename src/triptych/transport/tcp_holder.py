@@ -102,6 +102,8 @@ class TcpListener:
             limit = self._limits.max_connections
             self._warnings.warn(f"a reader was turned away: {limit} are connected, which is the limit", kind="limit")
             return
+        # Asyncio sets it for sockets made with IPPROTO_TCP only. Without it, replies wait for acknowledgements of 40 ms.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
         self._beginning[serving] = connection
         self._scope.spawn(self._begin(serving, connection), name="handshake")

@@ -37,7 +37,7 @@ async def test_when_the_leader_is_killed_another_goes_on_with_the_size_that_was_
     assert pool.override is not None
     assert (pool.wanted, pool.ready, pool.override.size) == (3, 3, 3)
     assert 500 < pool.override.left_s < 600
-    assert managers.scaler.token > token
+    await managers.until(second, lambda _: managers.scaler.token > token)
     await managers.set_size(second, 1)
     await managers.until(second, lambda pool: (pool.ready, pool.draining) == (1, 0))
     assert len(managers.scaler.running) == 1
