@@ -1,6 +1,7 @@
 """Loss of processes: kill -9 of any process including the parent, and an orderly shutdown."""
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,10 @@ async def test_killing_the_only_text_process_ends_each_request_with_one_clear_er
     async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
         async with asyncio.TaskGroup() as group:
             asked = await ask_100(client, group, finished_first=5)
+            cluster.kill("text-1", signal.SIGSTOP)  # all may be answered by now; the next one is not
+            last = Question("Hello!")
+            asked.append((last, group.create_task(post(client, last.body()))))
+            await asyncio.sleep(0.2)
             cluster.kill("text-1")
             killed_s = loop.time()
             await asyncio.wait([task for _, task in asked])
