@@ -1,10 +1,12 @@
 """Conversion between torch tensors and the bytes that are transferred."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.errors import EngineFailure, InvalidRequest
+from triptych.ports import EmbeddingInput
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = {
     DType.F32: torch.float32,
@@ -49,3 +51,18 @@ def argmax(rows: torch.Tensor) -> list[int]:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def embedding_tensors(
+    given: EmbeddingInput, accepts: Callable[[int, Sequence[TensorSpec]], bool], device: torch.device
+) -> Mapping[str, torch.Tensor]:
+    """An item's tensors by name. Raises InvalidRequest where ``accepts`` (a count of tokens, and tensors) refuses them,
+    EngineFailure for values that are not finite.
+    """
+    specs = [tensor.spec for tensor in given.tensors.values()]
+    if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not accepts(given.tokens, specs):
+        raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
+    tensors = {name: from_bytes(tensor, device) for name, tensor in given.tensors.items()}
+    if not all(is_finite(tensor) for tensor in tensors.values()):
+        raise EngineFailure(f"the embedding at position {given.start} is not finite")
+    return tensors

@@ -1,6 +1,6 @@
 """A sequence of the text engine, and the validation of requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ import torch
 
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
-from triptych.engine.tensors import from_bytes, is_finite
-from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
+from triptych.engine.tensors import embedding_tensors
+from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Span, filled_positions
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.machine.text.sequence import Sequence as Scheduled
@@ -164,20 +164,8 @@ def _place(
         if not filled.isdisjoint(positions):
             raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
         filled.update(positions)
-        items.append(PlacedItem(positions, _tensors(given, adapter, device)))
+        items.append(PlacedItem(positions, embedding_tensors(given, adapter.accepts, device)))
     empty = [at for at, token in enumerate(token_ids) if token in placeholder_ids and at not in filled]
     if empty:
         raise InvalidRequest(f"the placeholder at position {empty[0]} has no item")
     return tuple(items)
-
-
-def _tensors(given: EmbeddingInput, adapter: DecoderAdapter, device: torch.device) -> Mapping[str, torch.Tensor]:
-    specs = [tensor.spec for tensor in given.tensors.values()]
-    if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not adapter.accepts(
-        given.tokens, specs
-    ):
-        raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
-    tensors = {name: from_bytes(tensor, device) for name, tensor in given.tensors.items()}
-    if not all(is_finite(tensor) for tensor in tensors.values()):
-        raise EngineFailure(f"the embedding at position {given.start} is not finite")
-    return tensors

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -33,7 +33,7 @@ from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.part_identity import part_identity
-from triptych.engine.tensors import from_bytes, is_finite
+from triptych.engine.tensors import embedding_tensors
 from triptych.errors import ContextTooLong, EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.base import Span, filled_positions
 from triptych.integrations.vllm.arguments import engine_args
@@ -42,6 +42,7 @@ from triptych.integrations.vllm.families import item_adapter
 from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
 from triptych.integrations.vllm.items import Item
 from triptych.integrations.vllm.models import register_models
+from triptych.integrations.vllm.release import SUPPORTED
 from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.statistics import SchedulerTotals, vllm_metrics
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
@@ -343,14 +344,7 @@ class VllmTextEngine:
                 f"an item has {given.tokens} tokens, vLLM's encoder cache takes {self._largest_item}: "
                 "raise max_num_batched_tokens"
             )
-        specs = [tensor.spec for tensor in given.tensors.values()]
-        if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not self.accepts(
-            given.tokens, specs
-        ):
-            raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
-        tensors = {name: from_bytes(tensor, _HOST) for name, tensor in given.tensors.items()}
-        if not all(is_finite(tensor) for tensor in tensors.values()):
-            raise EngineFailure(f"the embedding at position {given.start} is not finite")
+        tensors = embedding_tensors(given, self.accepts, _HOST)
         identifier = given.key.hex() or f"nameless-{next(self._nameless)}"
         fields = self._adapter.fields(request.token_ids[positions[0]], tensors)
         feature = MultiModalFeatureSpec(
@@ -479,10 +473,6 @@ def _eos_ids(generation: Mapping[str, Any], text: Any) -> frozenset[int]:
 
 
 def _identity(checkpoint: Checkpoint, compute: ComputeOptions) -> ProfileIdentity:
-    from dataclasses import replace
-
-    from triptych.integrations.vllm.release import SUPPORTED
-
     identity = part_identity(checkpoint, ModelPart.DECODER, compute)
     return replace(identity, software=f"{identity.software} vllm/{SUPPORTED}")
 
