@@ -1,13 +1,18 @@
-"""The arguments of a vLLM engine: an operator's, checked by vLLM's own parser, and those that Triptych sets."""
+"""The arguments of a vLLM engine: an operator's, read by vLLM's own parser, and those that Triptych sets."""
 
+import json
 import shlex
-from argparse import ArgumentError
-from collections.abc import Mapping
+from argparse import SUPPRESS, Action, ArgumentTypeError
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from functools import cache, partial
+from hashlib import sha256
 from io import StringIO
 from typing import Any
 
-from vllm.engine.arg_utils import EngineArgs
+from vllm.config import CompilationConfig
+from vllm.engine.arg_utils import EngineArgs, _expand_json_human_readable_numbers
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from triptych.domain.media import Modality
@@ -16,7 +21,67 @@ from triptych.engine.compute import ComputeOptions
 from triptych.integrations.vllm.connector import CONNECTOR, MODULE
 from triptych.runtime.process import CannotStart
 
-_OWN: Mapping[str, str] = {
+_COSTLY = frozenset(
+    {
+        "attention_backend",
+        "block_size",
+        "compilation_config",
+        "cpu_offload_gb",
+        "cudagraph_capture_sizes",
+        "disable_custom_all_reduce",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_dtype_skip_layers",
+        "kv_cache_memory_bytes",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "max_cudagraph_capture_size",
+        "max_model_len",
+        "max_num_active_seqs",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "num_gpu_blocks_override",
+        "optimization_level",
+        "performance_mode",
+        "quantization",
+        "tensor_parallel_size",
+        "watermark",
+    }
+)
+"""Arguments that can be set and change what a step costs, or how much runs in one."""
+
+_COSTLESS = frozenset(
+    {
+        "cudagraph_metrics",
+        "enable_logging_iteration_details",
+        "enable_mfu_metrics",
+        "kv_cache_metrics",
+        "kv_cache_metrics_sample",
+        "safetensors_load_strategy",
+        "seed",
+        "show_hidden_metrics_for_version",
+        "use_tqdm_on_load",
+    }
+)
+"""Those that can be set and do not."""
+
+ACCEPTED = _COSTLY | _COSTLESS
+
+_COMPILATION = frozenset(
+    {
+        "compile_sizes",
+        "cudagraph_capture_sizes",
+        "cudagraph_mode",
+        "custom_ops",
+        "max_cudagraph_capture_size",
+        "mode",
+    }
+)
+"""Keys of ``compilation_config`` that can be set. Others name code, files or encoders."""
+
+OWN: Mapping[str, str] = {
     "model": "it is --model of the instance",
     "served_model_name": "it is --model-id of the instance",
     "dtype": "it is --dtype of the instance, as encoders must use the same",
@@ -32,75 +97,177 @@ _OWN: Mapping[str, str] = {
 }
 """Arguments that Triptych sets, with the reason."""
 
-_UNSUPPORTED: Mapping[str, str] = {
+_CONFIGURATION = "routers and encoders read the model's own configuration"
+_LIKE_IT = "response formats and load are not tested with it"
+_FIRST_TOKEN = "response formats hold from the first token"  # noqa: S105 - no password
+_FILES = "the model is a directory, and --model of the instance says which"
+_CODE = "no code is loaded by name"
+_ONE_HOST = "an instance runs on one host"
+
+REFUSED: Mapping[str, str] = {
     "kv_transfer_config": "prefill and decode run in one instance",
     "kv_offloading_size": "it is not tested",
-    "speculative_config": "response formats and load are not tested with it",
-    "spec_method": "response formats and load are not tested with it",
-    "spec_model": "response formats and load are not tested with it",
-    "spec_tokens": "response formats and load are not tested with it",
+    "kv_events_config": "routers follow an instance's load, not its blocks",
+    "speculative_config": _LIKE_IT,
+    "spec_method": _LIKE_IT,
+    "spec_model": _LIKE_IT,
+    "spec_tokens": _LIKE_IT,
     "structured_outputs_config": "response formats are Triptych's",
-    "reasoning_parser": "response formats hold from the first token",
-    "reasoning_parser_plugin": "response formats hold from the first token",
-    "reasoning_config": "response formats hold from the first token",
+    "reasoning_parser": _FIRST_TOKEN,
+    "reasoning_parser_plugin": _FIRST_TOKEN,
+    "reasoning_config": _FIRST_TOKEN,
     "trust_remote_code": "no code of a model is run",
     "video_pruning_rate": "items keep all of their tokens",
     "enable_lora": "requests name no adapters",
     "data_parallel_size": "run more instances instead",
     "pipeline_parallel_size": "it is not tested",
+    "nnodes": _ONE_HOST,
+    "master_addr": _ONE_HOST,
+    "distributed_executor_backend": "workers are processes of the instance",
+    "device_ids": "CUDA_VISIBLE_DEVICES says which devices",
     "max_logprobs": "requests may ask for 20",
     "logprobs_mode": "log-probabilities are those of the model",
     "logits_processors": "they are not part of an answer's parameters",
     "enable_prompt_embeds": "prompts are token ids",
     "language_model_only": "it is always so",
     "mm_encoder_only": "it is a text instance",
+    "mm_processor_kwargs": "no item is processed here",
+    "media_io_kwargs": "no item is read here",
+    "allowed_local_media_path": "no item is read here",
+    "allowed_media_domains": "no item is read here",
     "runner": "it generates",
     "convert": "it generates",
     "stream_interval": "it is --stream-interval-s of the instance",
     "enable_sleep_mode": "an instance is stopped instead",
     "async_scheduling": "vLLM chooses it",
+    "max_num_scheduled_tokens": "set max_num_batched_tokens",
+    "max_num_queued_reqs": "it is --max-concurrent-requests of the instance",
+    "prefix_caching_hash_algo": "tenants and images are kept apart by it",
+    "hf_overrides": _CONFIGURATION,
+    "hf_config_path": _CONFIGURATION,
+    "config_format": _CONFIGURATION,
+    "model_impl": "the models are vLLM's own",
+    "model_class_overrides": "the models are vLLM's own",
+    "model_loader_extra_config": "only safetensors are loaded",
+    "generation_config": "defaults and end tokens are the model's own",
+    "override_generation_config": "defaults and end tokens are the model's own",
+    "tokenizer_mode": "the router tokenizes with the model's own",
+    "tokenizer_revision": _FILES,
+    "revision": _FILES,
+    "code_revision": _FILES,
+    "download_dir": _FILES,
+    "hf_token": _FILES,
+    "worker_cls": _CODE,
+    "worker_extension_cls": _CODE,
+    "scheduler_cls": _CODE,
+    "io_processor_plugin": _CODE,
+    "profiler_config": "only vLLM's own server starts its profiler",
+    "otlp_traces_endpoint": "traces are Triptych's",
+    "watermark_config": "answers are as the model gives them",
 }
-"""Arguments that change what an instance promises."""
+"""Well-known arguments that would change what an instance promises, with the reason."""
+
+_UNKNOWN = "it is not among the arguments that Triptych has checked"
+"""The reason for all others."""
 
 
 def engine_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
     """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. Raises CannotStart."""
-    given = _parsed(text)
-    for name, reason in {**_OWN, **_UNSUPPORTED}.items():
-        if name in given:
-            flag = name.replace("_", "-")
-            raise CannotStart(f"--vllm-args: --{flag} cannot be set: {reason}")
-    return EngineArgs(
-        **given,
-        model=str(checkpoint.directory),
-        served_model_name=model_id,
-        dtype=compute.dtype,
-        load_format="safetensors",
-        scheduling_policy="priority",
-        # No encoder is loaded, and its memory is left to vLLM's KV cache.
-        limit_mm_per_prompt={modality.value: 0 for modality in Modality},
-        enable_mm_embeds=True,
-        mm_processor_cache_gb=0,
-        ec_transfer_config={
-            "ec_connector": CONNECTOR,
-            "ec_connector_module_path": MODULE,
-            "ec_role": "ec_consumer",
-        },
-    )
+    given = _given(text)
+    try:
+        return EngineArgs(
+            **given,
+            model=str(checkpoint.directory),
+            served_model_name=model_id,
+            dtype=compute.dtype,
+            load_format="safetensors",
+            scheduling_policy="priority",
+            # No encoder is loaded, and its memory is left to vLLM's KV cache.
+            limit_mm_per_prompt={modality.value: 0 for modality in Modality},
+            enable_mm_embeds=True,
+            mm_processor_cache_gb=0,
+            ec_transfer_config={
+                "ec_connector": CONNECTOR,
+                "ec_connector_module_path": MODULE,
+                "ec_role": "ec_consumer",
+            },
+        )
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises for a value
+        raise CannotStart(f"--vllm-args: {_reason(error)}") from None
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def cost_options(text: str, most: int = 256) -> str:
+    """The given arguments that change costs, in one form for all of their spellings; a digest of it where it is longer
+    than ``most`` bytes. The tensor-parallel degree is not part of it. Raises CannotStart.
+    """
+    given = sorted((name, value) for name, value in _given(text).items() if name in _COSTLY - {"tensor_parallel_size"})
+    told = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
+    return told if len(told.encode()) <= most else sha256(told.encode()).hexdigest()
+
+
+def _given(text: str) -> dict[str, Any]:
     """The arguments that the command line names, as vLLM's parser reads them. Raises CannotStart."""
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
     told = StringIO()
     try:
         words = shlex.split(text)
         with redirect_stdout(told), redirect_stderr(told):
-            parsed = parser.parse_args(words)
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise CannotStart(f"--vllm-args: {error}") from None
+            parsed: dict[str, Any] = {} if "--config" in words else vars(_parser().parse_args(words))
     except SystemExit:
         reason = told.getvalue().strip().rpartition("error: ")[2]
         raise CannotStart(f"--vllm-args: {reason or 'cannot be parsed'}") from None
-    defaults = vars(parser.parse_args([]))
-    return {name: value for name, value in vars(parsed).items() if value != defaults[name]}
+    except IndexError:
+        raise CannotStart(f"--vllm-args: {words[-1]} has no value") from None
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises for a value
+        raise CannotStart(f"--vllm-args: {_reason(error)}") from None
+    if "--config" in words:
+        raise CannotStart("--vllm-args: --config cannot be set: arguments are given here, not in a file")
+    for name in parsed:
+        if name not in ACCEPTED:
+            reason = OWN.get(name) or REFUSED.get(name) or _UNKNOWN
+            raise CannotStart(f"--vllm-args: {_flag(name)} cannot be set: {reason}")
+    return parsed
+
+
+@cache
+def _parser() -> FlexibleArgumentParser:
+    """VLLM's own. What it returns has the given arguments only, whatever their values."""
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
+    action: Action
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
+        action.default = SUPPRESS
+        if action.dest == "compilation_config":
+            assert callable(action.type)  # noqa: S101 - by vLLM
+            action.type = partial(_restricted, action.type, _COMPILATION, _flag(action.dest))
+    return parser
+
+
+def _restricted(read: Callable[[str], Any], accepted: Collection[str], flag: str, text: str) -> Any:
+    """The value of an argument with keys, if it sets none but the accepted ones. Raises ArgumentTypeError.
+
+    Keys come first, as vLLM imports what some of the others name when it reads them.
+    """
+    try:
+        keys = json.loads(_expand_json_human_readable_numbers(text))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{flag} is not JSON: {error}") from None
+    for name in keys if isinstance(keys, dict) else ():
+        if name not in accepted:
+            raise ArgumentTypeError(f"{flag}.{name} cannot be set: only {', '.join(sorted(accepted))} can")
+    return read(text)
+
+
+def _changes(value: Any) -> Any:
+    """A configuration's values that are not the default ones; any other value as it is."""
+    if not isinstance(value, CompilationConfig):
+        return value
+    default = CompilationConfig()
+    names = [one.name for one in fields(value)]
+    return {name: got for name in names if (got := getattr(value, name)) != getattr(default, name)}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip() or type(error).__name__
