@@ -323,7 +323,20 @@ def refused(engine: ObservedTextEngine, asked: EngineRequest, error: type[Tripty
 
 
 def test_an_answer_beyond_the_context_is_refused(engine: ObservedTextEngine) -> None:
-    refused(engine, request("one", TEXT, greedy(engine.model.context_length)), ContextTooLong, "tokens")
+    context = engine.model.context_length
+    asked = request("one", TEXT, greedy(context))
+    said = f"a prompt of {len(asked.token_ids)} tokens and {context} tokens to generate exceed the context of {context}"
+    refused(engine, asked, ContextTooLong, said)
+
+
+def test_an_answer_without_a_length_is_refused(engine: ObservedTextEngine) -> None:
+    asked = request("one", TEXT)
+    endless = replace(asked, sampling=replace(asked.sampling, max_tokens=None))
+    refused(engine, endless, InvalidRequest, "max_tokens is None, at least 1 is needed")
+
+
+def test_a_prompt_without_tokens_is_refused(engine: ObservedTextEngine) -> None:
+    refused(engine, replace(request("one", TEXT), token_ids=()), InvalidRequest, "the prompt is empty")
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": ((1 << 20, 1.0),)}, {"stop_token_ids": (1 << 20,)}])
@@ -371,6 +384,19 @@ def test_a_placeholder_without_an_item_is_refused(engine: ObservedTextEngine) ->
     asked = request("one", TWO)
     refused(engine, replace(asked, embeddings=asked.embeddings[:1]), InvalidRequest, "has no item")
     refused(engine, replace(asked, embeddings=asked.embeddings[:1] * 2), InvalidRequest, "overlaps")
+
+
+def test_an_item_where_the_prompt_has_none_is_refused(engine: ObservedTextEngine) -> None:
+    asked = request("one", TWO)
+    tokens = first_embedding(asked).tokens
+    misplaced = replace(asked, embeddings=(*asked.embeddings, replace(first_embedding(asked), start=0)))
+    refused(engine, misplaced, InvalidRequest, f"there is no item of {tokens} tokens at position 0 of the prompt")
+
+
+def test_items_may_come_in_any_order(engine: ObservedTextEngine) -> None:
+    asked = request("one", TWO)
+    turned = replace(asked, embeddings=tuple(reversed(asked.embeddings)))
+    assert tuple(ask_one(engine, turned).token_ids) == answer(TWO).token_ids
 
 
 def test_embeddings_beyond_the_memory_for_them_are_refused(engine: ObservedTextEngine) -> None:

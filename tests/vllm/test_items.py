@@ -12,6 +12,7 @@ from tests.contract.text_engine_kit import ENGINES, Answers, ask, ask_one, asser
 from tests.e2e.reference import Question, answer
 from triptych.demo import MODEL_ID
 from triptych.domain.embedding import EMBEDS
+from triptych.engine.request_checks import check_request
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest
 from triptych.integrations.vllm.engine import VllmTextEngine
 from triptych.integrations.vllm.items import HeldItems
@@ -124,7 +125,9 @@ def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
 ) -> None:
     """It drops all else of them."""
     monkeypatch.setattr(engine._adapter, "fields", lambda *_: {"grid": torch.tensor([1, 4, 4])}, raising=False)
-    features = [one.feature for one in engine._place(request("one", TWO))]
+    asked = request("one", TWO)
+    positions = check_request(asked, engine._limits).positions
+    features = [one.feature for one in engine._features.place(asked, positions)]
     covered = strip_covered_mm_data(features, num_computed_tokens=1000, uses_mrope=True)
     assert [set(feature.data) for feature in covered] == [{"grid"}] * 2
 
@@ -239,6 +242,6 @@ def test_the_metrics_are_those_of_vllm(engine: VllmTextEngine) -> None:
 def test_an_item_larger_than_the_encoder_cache_is_refused(
     engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_largest_item", 15)
+    monkeypatch.setattr(engine._features, "_largest_item", 15)
     with pytest.raises(InvalidRequest, match="16 tokens, vLLM's encoder cache takes 15"):
         engine.add(request("one", TWO))

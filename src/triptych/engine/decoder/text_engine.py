@@ -25,6 +25,7 @@ from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.heap import keep_freed
 from triptych.engine.measuring import TextProbe
+from triptych.engine.request_checks import RequestLimits
 from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.text.kv_blocks import KvBlocks
@@ -81,17 +82,19 @@ class TransformersTextEngine:
         self._runner: ModelRunner = made.runner
         self._batch = self._new_batch(token_budget, max_sequences)
         self._limits = Limits(
-            context_length=context_length,
+            RequestLimits(
+                context_length=context_length,
+                vocabulary=self._vocabulary(),
+                embeddings=decoder.get_input_embeddings().num_embeddings,
+                placeholder_ids=checkpoint.family.placeholder_ids,
+                max_embedding_nbytes=max_embedding_bytes,
+            ),
             kv_blocks=made.blocks,
             block_tokens=made.block_tokens,
             blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
             shares_prefixes=self._batch.shares_prefixes,
-            max_embedding_nbytes=max_embedding_bytes,
             eos_ids=_eos_ids(model),
-            placeholder_ids=checkpoint.family.placeholder_ids,
-            vocabulary=self._vocabulary(),
-            embeddings=decoder.get_input_embeddings().num_embeddings,
         )
         self._embedding_nbytes: dict[str, int] = {}
         if options.tpot_slo_s is not None:
@@ -132,7 +135,7 @@ class TransformersTextEngine:
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
-        return self._limits.placeholder_ids
+        return self._limits.request.placeholder_ids
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         return self._adapter.accepts(tokens, tensors)
@@ -196,7 +199,7 @@ class TransformersTextEngine:
         if request.request_id in self._batch:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
         sequences, nbytes = accept(request, self._adapter, self._limits, self._device)
-        if self.embedding_nbytes + nbytes > self._limits.max_embedding_nbytes:
+        if self.embedding_nbytes + nbytes > self._limits.request.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
         self._batch.add(sequences)
         self._embedding_nbytes[request.request_id] = nbytes

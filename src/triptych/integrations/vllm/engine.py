@@ -1,62 +1,37 @@
 """The text engine of vLLM, in this process and in the engine's thread (ADR 28)."""
 
-import importlib
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from prometheus_client.core import Metric
-from vllm.config import VllmConfig
-from vllm.multimodal.inputs import (
-    MultiModalBatchedField,
-    MultiModalFeatureSpec,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
-    PlaceholderRange,
-)
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor import Executor
 from vllm.v1.request import RequestStatus
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.profile import ProfileIdentity
-from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
-from triptych.engine.part_identity import part_identity
-from triptych.engine.tensors import embedding_tensors
-from triptych.errors import ContextTooLong, EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
-from triptych.families.base import Span, filled_positions
-from triptych.integrations.vllm.arguments import engine_args
+from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.errors import EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.integrations.vllm.connector import TriptychConnector
 from triptych.integrations.vllm.families import item_adapter
+from triptych.integrations.vllm.features import Features, PlacedItem
 from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
-from triptych.integrations.vllm.items import Item
-from triptych.integrations.vllm.models import register_models
-from triptych.integrations.vllm.release import SUPPORTED
 from triptych.integrations.vllm.sampling import scores, vllm_params
-from triptych.integrations.vllm.statistics import SchedulerTotals, vllm_metrics
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
+from triptych.integrations.vllm.starting import start
+from triptych.integrations.vllm.statistics import vllm_metrics
+from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
-from triptych.runtime.process import CannotStart
 
 logger = logging.getLogger(__name__)
 
-_HOST = torch.device("cpu")
 _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_KEPT = MultiModalBatchedField(keep_on_cpu=True)
-"""Positions are computed on the host, and also for items that the prefix cache covers, whose other fields vLLM drops."""
-_ANY_TOKEN = 0
-"""Stands for a placeholder that the vocabulary lacks; its embedding is replaced anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +46,6 @@ class _Choice:
     """Its id in vLLM."""
     alternatives: int | None
     """How many log-probabilities to return per token."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """An item and the prompt positions that it fills."""
-
-    item: Item
-    feature: MultiModalFeatureSpec
 
 
 class VllmTextEngine:
@@ -100,36 +67,32 @@ class VllmTextEngine:
         """``arguments`` is a command line of vLLM's engine arguments."""
         dtype = DTYPES[compute.dtype]
         self._adapter = item_adapter(checkpoint.family, dtype)
-        self._placeholder_ids = checkpoint.family.placeholder_ids
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
-        self.identity = _identity(checkpoint, compute)
-        self._max_embedding_bytes = max_embedding_bytes
         torch.set_num_threads(compute.torch_threads)
-        register_models()
-        self._totals = SchedulerTotals(None)
-        self._engine, self._config = _start(
-            arguments, checkpoint, model_id=model_id, compute=compute, totals=self._totals
-        )
-        _join_logs()
+        started = start(arguments, checkpoint, model_id=model_id, compute=compute)
+        self._engine, self._totals, self._eos_ids = started.engine, started.totals, started.eos_ids
+        self.identity = started.identity
         core: Any = self._engine.engine_core
         self._scheduler: Any = core.engine_core.scheduler
         connector = self._scheduler.get_ec_connector()
         assert isinstance(connector, TriptychConnector)  # noqa: S101 - by the arguments
         self._items = connector.items
-        model: Any = self._config.model_config
-        self._vocabulary: int = model.get_vocab_size()
-        self._grammars = Grammars(self._config, self._vocabulary)
-        core.engine_core.structured_output_manager.backend = self._grammars
-        self._eos_ids = _eos_ids(model.try_get_generation_config(), model.hf_text_config)
-        self._longest: int = model.max_model_len
-        self._largest_item = min(
-            self._scheduler.max_num_encoder_input_tokens, self._scheduler.encoder_cache_manager.cache_size
+        model: Any = started.config.model_config
+        vocabulary = int(model.get_vocab_size())
+        self._limits = RequestLimits(
+            context_length=int(model.max_model_len),
+            vocabulary=vocabulary,
+            embeddings=vocabulary,
+            placeholder_ids=checkpoint.family.placeholder_ids,
+            max_embedding_nbytes=max_embedding_bytes,
         )
+        cache = self._scheduler.encoder_cache_manager.cache_size
+        self._features = Features(self._adapter, min(self._scheduler.max_num_encoder_input_tokens, cache))
+        self._grammars = Grammars(started.config, vocabulary)
+        core.engine_core.structured_output_manager.backend = self._grammars
         self._choices: dict[str, _Choice] = {}
         self._of_request: dict[str, dict[int, _Choice]] = {}
         self._nbytes: dict[str, int] = {}
-        self._nameless = count()
-        """Numbers the items without identity, as vLLM's caches go by it."""
         self._has_failed = False
 
     def close(self) -> None:
@@ -145,21 +108,22 @@ class VllmTextEngine:
     @property
     def max_sequences(self) -> int:
         """Most sequences in one step."""
-        return int(self._config.scheduler_config.max_num_seqs)
+        return int(self._scheduler.max_num_active_reqs)
 
     @property
     def token_budget(self) -> int:
         """Most tokens of one step."""
-        return int(self._config.scheduler_config.max_num_batched_tokens)
+        return int(self._scheduler.max_num_scheduled_tokens)
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
-        return self._placeholder_ids
+        return self._limits.placeholder_ids
 
     @property
     def kv_tokens(self) -> int:
         """The capacity of KV memory, or vLLM's ``max_model_len`` if that is below the model's context."""
-        return self._longest if self._longest < self._model_info.context_length else self._kv_capacity
+        longest = self._limits.context_length
+        return longest if longest < self._model_info.context_length else self._kv_capacity
 
     @property
     def _kv_capacity(self) -> int:
@@ -239,20 +203,16 @@ class VllmTextEngine:
         """
         if request.request_id in self._of_request:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        token_ids = self._prompt(request)
-        nbytes = sum(tensor.spec.nbytes for given in request.embeddings for tensor in given.tensors.values())
-        if nbytes > self._max_embedding_bytes:
-            raise InvalidRequest(
-                f"the request's embeddings take {nbytes} bytes, the engine holds {self._max_embedding_bytes}"
-            )
-        if self.embedding_nbytes + nbytes > self._max_embedding_bytes:
+        # vLLM's own checks are made where it tokenizes, which it does not do here.
+        checked = check_request(request, self._limits)
+        if self.embedding_nbytes + checked.nbytes > self._limits.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
-        placed = self._place(request)
-        self._nbytes[request.request_id] = nbytes
+        placed = self._features.place(request, checked.positions)
+        self._nbytes[request.request_id] = checked.nbytes
         self._of_request[request.request_id] = {}
         try:
             for number in range(request.sampling.n):
-                self._add_choice(request, number, token_ids, placed)
+                self._add_choice(request, number, checked.token_ids, placed)
         except Exception:
             self._withdraw(request)
             raise
@@ -268,7 +228,7 @@ class VllmTextEngine:
         self._nbytes.pop(request.request_id, None)
 
     def _add_choice(
-        self, request: EngineRequest, number: int, token_ids: Sequence[int], placed: Sequence[_Placed]
+        self, request: EngineRequest, number: int, token_ids: Sequence[int], placed: Sequence[PlacedItem]
     ) -> None:
         name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
@@ -299,64 +259,6 @@ class VllmTextEngine:
     def _end_ids(self, request: EngineRequest) -> AbstractSet[int]:
         sampling = request.sampling
         return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
-
-    def _prompt(self, request: EngineRequest) -> list[int]:
-        """The prompt as vLLM embeds it. vLLM's own checks are made where it tokenizes, which it does not do here."""
-        sampling, prompt = request.sampling, len(request.token_ids)
-        max_tokens = sampling.max_tokens or 0
-        if prompt < 1:
-            raise InvalidRequest("the prompt is empty")
-        if prompt + max_tokens > self._longest:
-            raise ContextTooLong(
-                f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the engine takes {self._longest}"
-            )
-        for token in (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)):
-            if not 0 <= token < self._vocabulary:
-                raise InvalidRequest(f"token {token} is outside of the vocabulary of {self._vocabulary}")
-        token_ids: list[int] = []
-        for token in request.token_ids:
-            known = 0 <= token < self._vocabulary
-            if not known and token not in self._placeholder_ids:
-                raise InvalidRequest(f"token {token} of the prompt is outside of the vocabulary of {self._vocabulary}")
-            token_ids.append(token if known else _ANY_TOKEN)
-        return token_ids
-
-    def _place(self, request: EngineRequest) -> list[_Placed]:
-        """The request's items in the order of the prompt, each with its own placeholders."""
-        filled: set[int] = set()
-        placed: list[_Placed] = []
-        for given in sorted(request.embeddings, key=lambda one: one.start):
-            positions = filled_positions(request.token_ids, Span(given.start, given.tokens), self._placeholder_ids)
-            if not filled.isdisjoint(positions):
-                raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
-            filled.update(positions)
-            placed.append(self._placed(request, given, positions))
-        empty = [
-            at for at, token in enumerate(request.token_ids) if token in self._placeholder_ids and at not in filled
-        ]
-        if empty:
-            raise InvalidRequest(f"the placeholder at position {empty[0]} has no item")
-        return placed
-
-    def _placed(self, request: EngineRequest, given: EmbeddingInput, positions: Sequence[int]) -> _Placed:
-        if given.tokens > self._largest_item:
-            raise InvalidRequest(
-                f"an item has {given.tokens} tokens, vLLM's encoder cache takes {self._largest_item}: "
-                "raise max_num_batched_tokens"
-            )
-        tensors = embedding_tensors(given, self.accepts, _HOST)
-        identifier = given.key.hex() or f"nameless-{next(self._nameless)}"
-        fields = self._adapter.fields(request.token_ids[positions[0]], tensors)
-        feature = MultiModalFeatureSpec(
-            data=MultiModalKwargsItem(
-                {name: MultiModalFieldElem(data=field, field=_KEPT) for name, field in fields.items()}
-            ),
-            modality=self._adapter.modality,
-            identifier=identifier,
-            mm_position=_range_of(positions),
-            mm_hash=identifier,
-        )
-        return _Placed(Item(identifier, self._adapter.embedding(tensors)), feature)
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Cancel a request or one of its choices, and free its memory; unknown or finished ones are ignored."""
@@ -424,61 +326,3 @@ class VllmTextEngine:
 def _name(request_id: str, number: int) -> str:
     """A choice's id outside of vLLM."""
     return f"{request_id}/{number}"
-
-
-def _start(
-    arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, totals: SchedulerTotals
-) -> tuple[LLMEngine, VllmConfig]:
-    """Raises CannotStart for arguments that vLLM refuses, or a model that it cannot load."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - vLLM has no other switch for all of its processes
-    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
-    _join_logs()
-    # vLLM imports it in the first step with a response format, which would wait for seconds.
-    importlib.import_module("xgrammar")
-    try:
-        config = parsed.create_engine_config()
-        if config.parallel_config.world_size == 1:
-            # Elsewhere vLLM has a process for its worker only if there are several.
-            config.parallel_config.distributed_executor_backend = "uni"
-        engine = LLMEngine(
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=True,
-            stat_loggers=[lambda *_: totals],
-            multiprocess_mode=False,
-        )
-    except Exception as error:
-        logger.exception("vLLM cannot start")
-        reason = str(error).strip() or type(error).__name__
-        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
-    return engine, config
-
-
-def _range_of(positions: Sequence[int]) -> PlaceholderRange:
-    """The part of the prompt from an item's first position to its last, and which positions in it are the item's."""
-    first, length = positions[0], positions[-1] + 1 - positions[0]
-    if length == len(positions):
-        return PlaceholderRange(offset=first, length=length)
-    is_embed = torch.zeros(length, dtype=torch.bool)
-    is_embed[[at - first for at in positions]] = True
-    return PlaceholderRange(offset=first, length=length, is_embed=is_embed)
-
-
-def _eos_ids(generation: Mapping[str, Any], text: Any) -> frozenset[int]:
-    """The end tokens of ``generation_config.json``, or of the language model's configuration."""
-    ids = generation.get("eos_token_id", getattr(text, "eos_token_id", None))
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
-
-
-def _identity(checkpoint: Checkpoint, compute: ComputeOptions) -> ProfileIdentity:
-    identity = part_identity(checkpoint, ModelPart.DECODER, compute)
-    return replace(identity, software=f"{identity.software} vllm/{SUPPORTED}")
-
-
-def _join_logs() -> None:
-    """Let vLLM's log lines take the form of this process's own."""
-    log = logging.getLogger("vllm")
-    log.handlers.clear()
-    log.propagate = True

@@ -1,0 +1,102 @@
+"""How a vLLM engine starts, and what it is then."""
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.part_identity import part_identity
+from triptych.integrations.vllm.arguments import cost_options, engine_args
+from triptych.integrations.vllm.models import register_models
+from triptych.integrations.vllm.release import SUPPORTED
+from triptych.integrations.vllm.statistics import SchedulerTotals
+from triptych.runtime.process import CannotStart
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """VLLM's engine and what it has made of its arguments."""
+
+    engine: LLMEngine
+    config: VllmConfig
+    identity: ProfileIdentity
+    eos_ids: frozenset[int]
+    totals: SchedulerTotals
+    """Of the engine's steps."""
+
+
+def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> Started:
+    """``arguments`` is a command line. Raises CannotStart for what vLLM refuses, or a model that it cannot load."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - vLLM has no other switch for all of its processes
+    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
+    register_models()
+    _join_logs()
+    # vLLM imports it in the first step with a response format, which would wait for seconds.
+    importlib.import_module("xgrammar")
+    totals = SchedulerTotals(None)
+    try:
+        config = parsed.create_engine_config(UsageContext.OPENAI_API_SERVER)  # with the defaults of ``vllm serve``
+        if config.parallel_config.world_size == 1:
+            # Elsewhere vLLM has a process for its worker only if there are several.
+            config.parallel_config.distributed_executor_backend = "uni"
+        engine = LLMEngine(
+            vllm_config=config,
+            executor_class=Executor.get_class(config),
+            log_stats=True,
+            stat_loggers=[lambda *_: totals],
+            multiprocess_mode=False,
+        )
+    except Exception as error:
+        logger.exception("vLLM cannot start")
+        reason = str(error).strip() or type(error).__name__
+        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
+    _join_logs()
+    model: Any = config.model_config
+    return Started(
+        engine,
+        config,
+        _identity(arguments, checkpoint, compute, config),
+        _eos_ids(model.try_get_generation_config(), model.hf_text_config),
+        totals,
+    )
+
+
+def _identity(arguments: str, checkpoint: Checkpoint, compute: ComputeOptions, config: VllmConfig) -> ProfileIdentity:
+    device = str(current_platform.device_type)
+    hardware = compute.hardware or ("" if current_platform.is_cpu() else str(current_platform.get_device_name()))
+    one = part_identity(checkpoint, ModelPart.DECODER, replace(compute, device=device, hardware=hardware))
+    return replace(
+        one,
+        tensor_parallel=int(config.parallel_config.tensor_parallel_size),
+        software=f"{one.software} vllm/{SUPPORTED}",
+        options={**one.options, "vllm": cost_options(arguments)},
+    )
+
+
+def _eos_ids(generation: Mapping[str, Any], text: Any) -> frozenset[int]:
+    """The end tokens of ``generation_config.json``, or of the language model's configuration."""
+    ids = generation.get("eos_token_id", getattr(text, "eos_token_id", None))
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _join_logs() -> None:
+    """Let vLLM's log lines take the form of this process's own."""
+    log = logging.getLogger("vllm")
+    log.handlers.clear()
+    log.propagate = True
