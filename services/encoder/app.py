@@ -125,10 +125,11 @@ async def opened(
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device)
         arena = await compute.run(opening, settings.transfers.arena, settings.arena_bytes)
         store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
-        transports = await _transports(settings, store, record, tls)
+        scope = TaskScope("encoder")
+        transports = await _transports(settings, store, record, tls, scope)
         stack.push_async_callback(transports.close)
 
-        scope = await stack.enter_async_context(TaskScope("encoder"))
+        await stack.enter_async_context(scope)
         service = EncoderService(
             engine,
             store,
@@ -148,7 +149,7 @@ async def opened(
 
 
 async def _transports(
-    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, tls: TlsIdentity | None
+    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, tls: TlsIdentity | None, scope: TaskScope
 ) -> TransportSet:
     try:
         return await start_transports(
@@ -160,6 +161,7 @@ async def _transports(
             connect_timeout_s=_CONNECT_S,
             tls=tls,
             on_reset=record.transport_reset,
+            on_failure=scope.fail,
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None

@@ -143,7 +143,8 @@ async def opened(
         part = "" if mounted is None else "pulled"
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device, part=part)
         arena = await engine_thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
-        transports = await _transports(settings, arena, record, tls, mounted)
+        scope = TaskScope("text")
+        transports = await _transports(settings, arena, record, tls, mounted, scope)
         stack.push_async_callback(transports.close)
         peers = PeerPool(
             partial(_holder, settings, tls),
@@ -154,7 +155,7 @@ async def opened(
         )
         stack.push_async_callback(peers.close)
 
-        scope = await stack.enter_async_context(TaskScope("text"))
+        await stack.enter_async_context(scope)
         receiver = _receiver(settings, arena, transports, peers, scope=scope, checks=checks, record=record)
         service = TextService(
             engine,
@@ -253,7 +254,12 @@ def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
 
 
 async def _transports(
-    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None, mounted: MountedEncoder | None
+    settings: TextSettings,
+    arena: Arena,
+    record: TextRecord,
+    tls: TlsIdentity | None,
+    mounted: MountedEncoder | None,
+    scope: TaskScope,
 ) -> TransportSet:
     try:
         return await start_transports(
@@ -266,6 +272,7 @@ async def _transports(
             preferred=settings.prefer_transport,
             tls=tls,
             on_reset=record.transport_reset,
+            on_failure=scope.fail,
             network=None if mounted is None else mounted.network,
         )
     except ValueError as error:

@@ -53,9 +53,15 @@ class TaskScope:
         task.add_done_callback(self._done)
 
     async def failed(self) -> str:
-        """Return the name of the first vital task that ends while the scope is open."""
+        """Return the name of what failed first while the scope was open: a vital task, or what ``fail`` was told."""
         await self._failed.wait()
         return self._failure
+
+    def fail(self, what: str) -> None:
+        """Let ``failed`` return ``what``: something that is no task, and that the process cannot work without, cannot go on."""
+        if not self._closed and not self._failed.is_set():
+            self._failure = what
+            self._failed.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for running tasks to end, at most ``timeout_s``."""
@@ -78,6 +84,5 @@ class TaskScope:
             logger.error("task %s failed", task.get_name(), exc_info=error)
         if task in self._vital:
             may_end = self._vital.pop(task)
-            if not self._closed and not self._failed.is_set() and not (may_end and ended_well):
-                self._failure = task.get_name()
-                self._failed.set()
+            if not (may_end and ended_well):
+                self.fail(task.get_name())

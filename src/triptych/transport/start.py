@@ -13,7 +13,7 @@ from triptych.transport.nixl import NixlTransport, OnReset
 from triptych.transport.options import TransferOptions
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
-from triptych.transport.tcp_holder import TcpLimits
+from triptych.transport.tcp_holder import OnFailure, TcpLimits
 from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,14 @@ async def start_transports(
     preferred: str = "",
     tls: TlsIdentity | None = None,
     on_reset: OnReset = lambda _backend, _cause: None,
+    on_failure: OnFailure = lambda _: None,
     network: MemoryNetwork | None = None,
 ) -> TransportSet:
     """Start those of the allowed transports that work here. Listen on ``host``.
 
     ``preferred`` (one of them, or empty) is tried first; the best one is found
     for each pair of hosts. A backend that is not installed or does not start is left out with a warning. ``on_reset``
-    is called when a backend restarts. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
+    is called when a backend restarts, ``on_failure`` when one cannot go on. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
     arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
     left.
     """
@@ -71,6 +72,7 @@ async def start_transports(
                     bind_host=host,
                     advertised_host=advertise_host or None,
                     tls=tls,
+                    on_failure=on_failure,
                 )
                 transports.append(await listener)
             case _:

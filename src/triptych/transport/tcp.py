@@ -12,7 +12,7 @@ from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import TCP
 from triptych.ports import Arena, LeaseCheck
 from triptych.runtime.tls import TlsIdentity
-from triptych.transport.tcp_holder import TcpLimits, TcpListener
+from triptych.transport.tcp_holder import OnFailure, TcpLimits, TcpListener
 from triptych.transport.tcp_reader import TcpPeer
 from triptych.transport.tcp_wire import TcpOffer
 
@@ -53,11 +53,12 @@ class TcpTransport:
         bind_host: str = "127.0.0.1",
         advertised_host: str | None = None,
         tls: TlsIdentity | None = None,
+        on_failure: OnFailure = lambda _: None,
     ) -> Self:
         """Serve ``arena`` on a port that the system chooses.
 
-        ``advertised_host`` is the address that readers use when it differs from ``bind_host``. Raises OSError when it
-        cannot be bound.
+        ``advertised_host`` is the address that readers use when it differs from ``bind_host``. ``on_failure`` is called when
+        no more readers can connect. Raises OSError when it cannot be bound.
         """
         infos = await asyncio.get_running_loop().getaddrinfo(
             bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -65,7 +66,7 @@ class TcpTransport:
         family, _, _, _, address = infos[0]
         bound = socket.create_server(address, family=family, backlog=_BACKLOG)
         port = bound.getsockname()[1]
-        listener = TcpListener(bound, arena, check, limits, tls)
+        listener = TcpListener(bound, arena, check, limits, tls, on_failure=on_failure)
         advertised = (advertised_host or bind_host, port)
         return cls(arena, listener, machine=machine, advertised=advertised, max_pull_s=limits.max_pull_s, tls=tls)
 

@@ -5,6 +5,7 @@ connection, bytes in the write buffer, bytes sent per turn of the event loop, th
 """
 
 import asyncio
+import errno
 import logging
 import socket
 from collections import deque
@@ -26,7 +27,13 @@ _TURN_NBYTES = 1 << 22
 _GREETING_S = 10.0
 """Time in which a new connection must send its first request."""
 _ACCEPT_AGAIN_S = 1.0
-"""Pause after a connection could not be accepted, as when the process has no file descriptor left."""
+"""Pause after a connection could not be accepted for lack of resources."""
+_NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SOCKET_IS_DEAD = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
+"""Errors of accept(2) after which it accepts nothing more. Those in neither set are of the one connection."""
+
+OnFailure = Callable[[str], None]
+"""Told the name of what cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,27 @@ class TcpLimits:
 
 
 class TcpListener:
-    """Accepts readers on a bound socket, in the event loop, from construction until ``close``."""
+    """Accepts readers on a bound socket, in the event loop, from construction until ``close``.
+
+    ``on_failure`` is called when the socket can accept nothing more; connected readers are still served.
+    """
 
     def __init__(
-        self, bound: socket.socket, arena: Arena, check: LeaseCheck, limits: TcpLimits, tls: TlsIdentity | None
+        self,
+        bound: socket.socket,
+        arena: Arena,
+        check: LeaseCheck,
+        limits: TcpLimits,
+        tls: TlsIdentity | None,
+        *,
+        on_failure: OnFailure,
     ) -> None:
         self._socket = bound
         self._socket.setblocking(False)
         self._arena = arena
         self._check = check
         self._limits = limits
+        self._on_failure = on_failure
         self._encryption = None if tls is None else tls.listening(INSTANCE)
         self._loop = asyncio.get_running_loop()
         self._scope = TaskScope("tcp")
@@ -90,12 +108,10 @@ class TcpListener:
     def _accept(self) -> None:
         try:
             connection, _ = self._socket.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # the reader has left
+        except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._warnings.warn(f"readers cannot connect: {error}")
-            self._loop.remove_reader(self._socket)
-            self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+            self._not_accepted(error)
             return
         if len(self._beginning) + len(self._serving) >= self._limits.max_connections:
             connection.close()
@@ -107,6 +123,18 @@ class TcpListener:
         serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
         self._beginning[serving] = connection
         self._scope.spawn(self._begin(serving, connection), name="handshake")
+
+    def _not_accepted(self, error: OSError) -> None:
+        if error.errno in _SOCKET_IS_DEAD:
+            logger.error("readers cannot connect any more: %s", error)
+            self._loop.remove_reader(self._socket)
+            self._on_failure("the listening socket of tcp")
+        elif error.errno in _NO_RESOURCES:
+            self._warnings.warn(f"readers cannot connect: {error}")
+            self._loop.remove_reader(self._socket)
+            self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+        else:
+            self._warnings.warn(f"a reader could not connect: {error}", kind="connection")
 
     async def _begin(self, serving: "Serving", connection: socket.socket) -> None:
         timeout_s = None if self._encryption is None else TLS_HANDSHAKE_S

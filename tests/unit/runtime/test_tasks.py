@@ -88,6 +88,14 @@ async def test_a_vital_task_that_may_end_is_reported_only_if_it_fails() -> None:
         assert await scope.failed() == "test/second"
 
 
+async def test_what_is_no_task_can_fail_too() -> None:
+    async with TaskScope("test") as scope:
+        scope.fail("a socket")
+        scope.fail("another")
+        async with asyncio.timeout(1):
+            assert await scope.failed() == "a socket"
+
+
 async def test_closing_a_scope_does_not_report_its_vital_tasks_as_failed() -> None:
     scope = TaskScope("test")
     scope.spawn(_for_ever(), name="heart", vital=True)

@@ -1,16 +1,23 @@
 """Both ends of TCP when closing is interrupted or the peer is gone."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+import uvloop
 
 from tests.contract.transport_kit import Kit, tensor_of
 from triptych.domain.embedding import DType
 from triptych.errors import TransferFailed
+from triptych.transport import tcp, tcp_holder
 from triptych.transport.arena import HostArena
 from triptych.transport.tcp_holder import Serving, TcpLimits
+from triptych.transport.tcp_reader import TcpPeer
 from triptych.transport.tcp_wire import Read
 
 
@@ -85,3 +92,128 @@ async def test_a_holder_stops_writing_when_its_reader_is_gone() -> None:
     assert sum(payload) < nbytes
     assert len(payload) == 1
     serving.connection_lost(None)
+
+
+LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
+HOUR_S = 3600.0
+
+
+class Refusing(socket.socket):
+    """A listening socket that fails with these errors first, each time that a reader connects."""
+
+    errors: list[int]
+    tries = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.tries += 1
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().accept()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    monkeypatch: pytest.MonkeyPatch, errors: Sequence[int], *, failures: list[str]
+) -> AsyncIterator[tuple[tcp.TcpTransport, Refusing]]:
+    bound = Refusing(socket.AF_INET, socket.SOCK_STREAM)
+    bound.errors = list(errors)
+    bound.bind(("127.0.0.1", 0))
+    bound.listen()
+    arena = HostArena(1 << 20, instance_id="holder", epoch=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_server", lambda *_, **__: bound)
+        transport = await tcp.TcpTransport.listen(
+            arena,
+            machine="here",
+            check=lambda *_: True,
+            limits=TcpLimits(max_pull_s=5),
+            on_failure=failures.append,
+        )
+    try:
+        yield transport, bound
+    finally:
+        await transport.close()
+
+
+def run(new_loop: Callable[[], asyncio.AbstractEventLoop], work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(work, 30))
+
+
+async def connects(monkeypatch: pytest.MonkeyPatch, errors: Sequence[int]) -> None:
+    """To a holder whose accept fails like this first."""
+    failures = list[str]()
+    async with listening(monkeypatch, errors, failures=failures) as (holder, _), Kit("tcp").site("reader") as reader:
+        peer = await reader.transport.connect(holder.offer())
+        await peer.close()
+    assert failures == []
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("error", [errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EPERM])
+def test_readers_connect_at_once_after_an_error_of_another_connection(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    error: int,
+) -> None:
+    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", HOUR_S)
+    run(new_loop, connects(monkeypatch, [error] * 3))
+    (said,) = (one.getMessage() for one in caplog.records if one.name == tcp_holder.__name__)
+    assert said == f"a reader could not connect: [Errno {error}] {os.strerror(error)}"
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_a_lack_of_resources_pauses_accepting(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    error: int,
+) -> None:
+    async def waits() -> None:
+        async with listening(monkeypatch, [error] * 1000, failures=[]) as (_, bound):
+            with socket.create_connection(bound.getsockname()):
+                while not caplog.records:  # noqa: ASYNC110 - a log tells nobody
+                    await asyncio.sleep(0.01)
+                for _ in range(10):  # turns of the loop, which sees that somebody connects
+                    await asyncio.sleep(0)
+                assert bound.tries == 1
+
+    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", HOUR_S)
+    run(new_loop, waits())
+    assert [one.getMessage() for one in caplog.records] == [
+        f"readers cannot connect: [Errno {error}] {os.strerror(error)}"
+    ]
+    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", 0.01)
+    run(new_loop, connects(monkeypatch, [error] * 3))
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_listening_socket_that_is_dead_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Connected readers are still served."""
+    failures = list[str]()
+
+    async def dies() -> None:
+        kit = Kit("tcp")
+        async with listening(monkeypatch, (), failures=failures) as (holder, bound), kit.site("reader") as reader:
+            peer = await reader.transport.connect(holder.offer())
+            bound.shutdown(socket.SHUT_RDWR)  # accept(2) fails with EINVAL from now on
+            while not failures:  # noqa: ASYNC110 - the holder tells a callback
+                await asyncio.sleep(0.01)
+            assert isinstance(peer, TcpPeer)
+            await peer.prove()
+            await peer.close()
+
+    run(new_loop, dies())
+    assert failures == ["the listening socket of tcp"]
+    (said,) = (one for one in caplog.records if one.name == tcp_holder.__name__)
+    assert (said.levelname, said.getMessage()) == (
+        "ERROR",
+        f"readers cannot connect any more: [Errno {errno.EINVAL}] {os.strerror(errno.EINVAL)}",
+    )
