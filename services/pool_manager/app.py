@@ -61,7 +61,7 @@ async def app(
 
         telemetry.show("/pools", pools)
         service.start()
-        register = PoolManagerServicer(service).register
+        register = PoolManagerServicer(service, tls).register
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )

@@ -2,24 +2,28 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 import grpc.aio
 
 from triptych.domain.pool import MemberReport
 from triptych.ports import PoolManager
+from triptych.rpc.authorization import Context
+from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import pool_manager_pb2, pool_manager_pb2_grpc
 from triptych.wire import pool_manager
 
+from .member_hosts import MemberHosts
+
 SERVICE_NAME = "triptych.v1.PoolManager"
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
     """Serves any ``ports.PoolManager``."""
 
-    def __init__(self, service: PoolManager) -> None:
+    def __init__(self, service: PoolManager, tls: TlsIdentity | None = None) -> None:
+        """With ``tls`` that has a ``tls_name``, a member drains members of its own host only."""
         self._service = service
+        self._hosts = MemberHosts(tls)
 
     def register(self, server: grpc.aio.Server) -> None:
         pool_manager_pb2_grpc.add_PoolManagerServicer_to_server(self, server)
@@ -27,8 +31,8 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
     async def Attend(  # noqa: N802 - the name is the wire's
         self, requests: AsyncIterator[pool_manager_pb2.MemberReport], context: Context
     ) -> AsyncGenerator[pool_manager_pb2.Order]:
-        del context
-        async with aclosing(self._service.attend(_reports(requests))) as orders:
+        reports = self._hosts.noted(_reports(requests), context)
+        async with aclosing(self._service.attend(reports)) as orders:
             async for order in orders:
                 yield pool_manager.ORDER.to_wire(order)
 
@@ -47,9 +51,8 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         return pool_manager.STATUS.to_wire(await self._service.status())
 
     async def Drain(self, request: pool_manager_pb2.DrainRequest, context: Context) -> pool_manager_pb2.DrainResponse:  # noqa: N802
-        del context
-        force = request.force or not request.HasField("force")
-        await self._service.drain_instance(request.instance_id, force=force)
+        self._hosts.check(request.instance_id, f"/{SERVICE_NAME}/Drain", context)
+        await self._service.drain_instance(request.instance_id, force=request.force)
         return pool_manager_pb2.DrainResponse()
 
     async def SetSize(  # noqa: N802

@@ -1,9 +1,9 @@
 """Which kinds of processes may call what, by the names in their certificates."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc.aio
 
@@ -12,6 +12,11 @@ from triptych.runtime.logs import BoundedWarnings
 from triptych.runtime.tls import GATEWAY, INSTANCE, OPERATOR, POOL_MANAGER, ROUTER, TlsIdentity
 
 logger = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+OPERATORS = frozenset({OPERATOR, POOL_MANAGER})
+"""Operators may work in a pool manager's container."""
 
 _EVERYONE: frozenset[str] = frozenset()
 
@@ -32,9 +37,9 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "/triptych.v1.PoolManager/Attend": frozenset({ROUTER, INSTANCE}),
         "/triptych.v1.PoolManager/Watch": frozenset({ROUTER, GATEWAY}),
         "/triptych.v1.PoolManager/Status": _EVERYONE,
-        # Members drain themselves before they are stopped. Operators may work in a pool manager's container.
-        "/triptych.v1.PoolManager/Drain": frozenset({OPERATOR, POOL_MANAGER, ROUTER, INSTANCE}),
-        "/triptych.v1.PoolManager/SetSize": frozenset({OPERATOR, POOL_MANAGER}),
+        # Members drain themselves before they are stopped; the pool manager refuses it to them for others.
+        "/triptych.v1.PoolManager/Drain": OPERATORS | {ROUTER, INSTANCE},
+        "/triptych.v1.PoolManager/SetSize": OPERATORS,
         "/triptych.v1.Scaler/Scale": frozenset({POOL_MANAGER}),
         "/triptych.v1.Scaler/Remove": frozenset({POOL_MANAGER}),
         "/triptych.v1.Scaler/Pools": frozenset({POOL_MANAGER}),
@@ -50,16 +55,27 @@ class Authorization:
         self._tls = tls
         self._refusals = BoundedWarnings(logger)
 
-    def check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        """``method`` is one of ``CALLERS``. Raises PermissionDenied, and logs it for each method and kind of caller."""
-        kinds = CALLERS[method]
-        if self._tls is None or not kinds:
+    def check(self, method: str, context: Context) -> None:
+        """``method`` is one of ``CALLERS``. Raises PermissionDenied as ``require`` does."""
+        if kinds := CALLERS[method]:
+            self.require(kinds, method, context)
+
+    def require(self, kinds: Collection[str], what: str, context: Context) -> None:
+        """Raises PermissionDenied unless the caller is of one of these kinds, and logs it for each kind of caller. ``what`` it
+        calls begins with the rpc path.
+        """
+        if self._tls is None:
             return
         names = [name.decode(errors="replace") for name in context.auth_context().get("peer_dns", ())]
         if not self._tls.admits(names, kinds):
-            name = method.rpartition("/")[2]
+            name = what.rpartition("/")[2]
             wanted = " or ".join(sorted(str(self._tls.name_of(kind)) for kind in kinds))
             caller = " and ".join(sorted(self._tls.kinds_of(names))) or "no kind of process"
-            message = f"{method} refused a caller whose certificate is for {caller}: it needs one for {wanted}"
-            self._refusals.warn(message, kind=(method, caller))
+            message = f"{what} refused a caller whose certificate is for {caller}: it needs one for {wanted}"
+            self._refusals.warn(message, kind=(what, caller))
             raise PermissionDenied(f"{name} needs a certificate for {wanted}")
+
+
+def host_of(context: Context) -> str:
+    """The address that the caller connects from, without its port."""
+    return context.peer().rpartition(":")[0]

@@ -178,6 +178,7 @@ class _Call:
     def __init__(self, number: int, start: calls_pb2.StartCall, stream: Context) -> None:
         self.number = number
         self.auth_context = stream.auth_context
+        self.peer = stream.peer
         self.invocation_metadata = start.metadata.items
         self.code = "UNKNOWN"
         self.message = ""

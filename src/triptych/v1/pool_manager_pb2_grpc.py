@@ -101,8 +101,9 @@ class PoolManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Order an instance to drain. Returns at once. FAILED_PRECONDITION without force if no other member of its model does what
-        it does.
+        """Order a member to drain. Returns at once. FAILED_PRECONDITION without force if no other member of its model does what it
+        does. PERMISSION_DENIED for a caller that is a member, by the name in its certificate, and does not call from the host that
+        this member attends from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
