@@ -27,7 +27,10 @@ _REPEATS_S = 60.0
 """For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
 _MEASURING = "measuring"
 _DISTURBED = "disturbed"
-"""Profiles of parts whose measurement was disturbed, and of the others. They stay, as long as the commands may run that use them."""
+"""Profiles of parts whose measurement was disturbed, and of the others. They stay, as long as the commands may run that use them:
+until there are ``_MOST_FILES`` newer ones."""
+_MOST_FILES = 64
+"""Profiles in a directory. A model of a machine has two: others are of models, machines and releases before."""
 
 
 def cache_directory() -> Path:
@@ -75,6 +78,7 @@ def demo_profiles(
             left_s -= measured.repeated_s
             not_kept |= measured.disturbed
         shutil.rmtree(measuring, ignore_errors=True)
+        _forget(directory)
         if not not_kept:
             console.print(f"profiles written to {directory}", soft_wrap=True)
             return directory
@@ -85,6 +89,7 @@ def demo_profiles(
         for one in read_profiles(directory)[0]:
             if one.file_name not in not_kept:
                 write_profile(disturbed / one.file_name, one)
+        _forget(disturbed)
         return disturbed
 
 
@@ -137,6 +142,13 @@ def _measured(
     for path in made:
         path.replace(place / path.name)
     return _PartMeasured(repeated_s, frozenset(path.name for path in made if signs))
+
+
+def _forget(directory: Path) -> None:
+    """All but the newest profiles of a directory."""
+    files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[:-_MOST_FILES]:
+        path.unlink()
 
 
 def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then: str) -> None:

@@ -1,3 +1,4 @@
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from triptych.cli.profile import first_use
 from triptych.cli.profile.command import Job
 from triptych.cli.profile.first_use import demo_profiles
 from triptych.demo import MODEL_DIR
@@ -107,6 +109,20 @@ def test_a_measurement_that_stays_disturbed_serves_one_run_only(tmp_path: Path) 
         "the first may still run"
     )
     assert list(second.glob("measuring")) == []
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.5])
+def test_of_the_profiles_of_former_models_and_machines_the_newest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift: float
+) -> None:
+    monkeypatch.setattr(first_use, "_MOST_FILES", 6)
+    for day in range(5):
+        machine = Measuring(f"machine {day}", drifts=(drift,) * 4)
+        used = demo_profiles(Console(), threads=1, cache=tmp_path, measure=machine)
+        for path in used.glob(f"*-machine-{day}-*"):
+            os.utime(path, (day, day))
+    kept = [len(list(used.glob(f"*-machine-{day}-*"))) for day in range(5)]
+    assert kept == [0, 0, 2, 2, 2]
 
 
 def test_profiles_for_one_run_have_the_newest_of_the_parts_that_were_not_disturbed(tmp_path: Path) -> None:
