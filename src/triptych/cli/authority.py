@@ -250,7 +250,7 @@ def _read(file: Path) -> bytes:
 
 
 def _write(file: Path, data: bytes, *, private: bool = False) -> None:
-    """Readers see the old content or the new, also after a crash."""
+    """Readers see the old content or the new, also after a crash. An OSError names a file."""
     file.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
@@ -260,8 +260,10 @@ def _write(file: Path, data: bytes, *, private: bool = False) -> None:
             stream.flush()
             os.fsync(descriptor)
         Path(name).replace(file)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as when the disk is full
+            error.filename = str(file)
         raise
 
 

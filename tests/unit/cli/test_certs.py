@@ -1,6 +1,8 @@
 """``triptych certs``: what it makes, keeps and refuses."""
 
+import errno
 import itertools
+import os
 import ssl
 import stat
 import subprocess
@@ -159,6 +161,16 @@ def test_half_of_a_pair_is_an_error_and_overwrites_nothing(tmp_path: Path, missi
     before = content(tmp_path)
     assert message in certs(tmp_path, "--renew", status=2)
     assert content(tmp_path) == before
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    said = certs(tmp_path, status=1)
+    assert said == f"triptych: cannot use {tmp_path}/ca.pem: No space left on device\n"
+    assert not content(tmp_path)
 
 
 def test_files_of_others_are_not_taken(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def profile(job: Job, console: Console) -> bool:
         run = PartRun(job, model.path, part, console)
         measured = run.measure()
         path = job.out / measured.file_name
-        _write(path, measured)
+        write(path, measured)
         run.partial.unlink(missing_ok=True)
         console.print(show.summary(measured))
         for table in show.tables(measured):
@@ -207,7 +207,7 @@ class PartRun:
         assert self._profile is not None  # noqa: S101  # rows come after "ready"
         rows: dict[str, Any] = {table: (*getattr(self._profile, table), row)}
         self._profile = self._timed(replace(self._profile, **rows))
-        _write(self.partial, self._profile)
+        write(self.partial, self._profile)
 
     def _timed(self, profile: Profile) -> Profile:
         took_s = self._known_s + time.perf_counter() - self._began_s
@@ -223,7 +223,8 @@ class PartRun:
         return parse_profile(dump_profile(done))
 
 
-def _write(path: Path, one: Profile) -> None:
+def write(path: Path, one: Profile) -> None:
+    """Raises CliError."""
     try:
         write_profile(path, one)
     except OSError as error:

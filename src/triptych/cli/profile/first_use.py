@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from triptych.cli.folders import sole_writer
-from triptych.cli.profile.command import Job, profile
+from triptych.cli.profile.command import Job, profile, write
 from triptych.demo import MODEL_DIR
 from triptych.domain.durations import in_words
 from triptych.domain.embedding import DType
@@ -19,7 +19,7 @@ from triptych.policy.costs import disturbances
 from triptych.ports import Clock
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import cpu_name
-from triptych.runtime.profiles import read_profiles, the_profile, write_profile
+from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _SLO_FACTOR = 5.0
@@ -88,7 +88,7 @@ def demo_profiles(
         )
         for one in read_profiles(directory)[0]:
             if one.file_name not in not_kept:
-                write_profile(disturbed / one.file_name, one)
+                write(disturbed / one.file_name, one)
         _forget(disturbed)
         return disturbed
 
