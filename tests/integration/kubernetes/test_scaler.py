@@ -1,6 +1,7 @@
 """The scaler of Kubernetes when calls are denied, conflict or fail, and two managers that give orders."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -121,7 +122,9 @@ async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Si
         assert (await api.scale(DEPLOYMENT)).replicas == 1
 
 
-async def test_an_order_under_a_higher_token_of_the_same_manager_is_not_forgotten(site: Site) -> None:
+async def test_an_order_under_a_higher_token_of_the_same_manager_is_neither_forgotten_nor_a_fault(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     """A manager may lose its lease and get it again, while its scaler compares the token before with that in Kubernetes."""
     async with site.manager() as scaler:
         await scaler.scale(POOL, 1, 1)
@@ -136,6 +139,7 @@ async def test_an_order_under_a_higher_token_of_the_same_manager_is_not_forgotte
 
         api_of_scaler.lease = lease_when_it_has_more  # type: ignore[method-assign]
         assert (await pool_when(scaler, running=2)).wanted == 2
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING] == []
 
 
 async def test_a_size_that_somebody_else_changed_is_set_again(site: Site) -> None:

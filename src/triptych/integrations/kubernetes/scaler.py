@@ -103,12 +103,13 @@ class KubernetesScaler:
         fault, token = "", self._token
         try:
             await self._reconcile(pool, target)
-        except Conflict as error:  # somebody else wrote in between: look again at the next interval
-            if isinstance(error, Deposed) and self._token == token:  # else a later order of this manager stands
-                target.wanted = None
-                target.removals.clear()
+        except Deposed as error:
+            if self._token != token:  # by a later order of this manager, which the next round carries out
+                return
+            target.wanted = None
+            target.removals.clear()
             fault = str(error)
-        except TriptychError as error:
+        except TriptychError as error:  # after a Conflict, somebody else's write is seen at the next interval
             fault = str(error)
         if fault and fault != target.fault:
             logger.warning("pool %s: %s", pool, fault)
