@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,8 +32,7 @@ TWO = Question("What digits are shown?", ("3_a", "1_a"))
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 PULL = Read(1, NO_LEASE, 0, 1).pack()
 REFUSED_WITHIN_S = 30.0
-SETTLED_S = 2.5
-"""All processes look at their files each second, or when they next connect."""
+USED_WITHIN_S = 30.0
 
 
 def options(folder: Path, redis: RedisServer) -> dict[str, tuple[str, ...]]:
@@ -227,16 +226,19 @@ async def new_certificates_lose_no_request(cluster: LocalCluster, made: Authorit
         for one in asking:
             group.create_task(one.run())
         new = Authority.made(ca, timedelta(days=1), identities.now(), beside=made.trusted)
-        for name in names:
-            new.share(name)
-        await settled(asking)
-        for name, (known, serves) in names.items():
-            identities.issue(new, name, *known, serves=serves)
-        await settled(asking)
+
+        def share() -> None:
+            for name in names:
+                new.share(name)
+
+        def renew() -> None:
+            for name, (known, serves) in names.items():
+                identities.issue(new, name, *known, serves=serves)
+
+        await replaced(cluster, asking, share)
+        await replaced(cluster, asking, renew)
         new.trust_only_itself(())
-        for name in names:
-            new.share(name)
-        await settled(asking)
+        await replaced(cluster, asking, share)
         for one in asking:
             one.is_over = True
     for file, data in before.items():
@@ -280,9 +282,19 @@ class Asking:
                 await asyncio.sleep(0.05)
 
 
-async def settled(asking: Sequence[Asking]) -> None:
-    """Until all processes have seen new files, and each has asked with them."""
-    await asyncio.sleep(SETTLED_S)
+async def replaced(cluster: LocalCluster, asking: Sequence[Asking], replace: Callable[[], None]) -> None:
+    """Replace files, until all processes use the new ones, and each has asked with them."""
+
+    def used() -> dict[str, int]:
+        """How often each process has taken new files into use."""
+        return {path.stem: path.read_text().count("new TLS files are in use") for path in cluster.log_dir.glob("*.log")}
+
+    before = used()
+    assert before.keys() == cluster.processes.keys()
+    replace()
+    async with asyncio.timeout(USED_WITHIN_S):
+        while any(times == before[name] for name, times in used().items()):  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(0.05)
     wanted = [one.rounds + 2 for one in asking]  # the round that runs began before
     while any(one.rounds < rounds for one, rounds in zip(asking, wanted, strict=True)):  # noqa: ASYNC110 - other processes
         await asyncio.sleep(0.05)
