@@ -87,8 +87,8 @@ class Shape:
 def from_trace(directory: Path, shape: Shape, seed: int) -> Workload:
     """Two clients of a ServeGen workload, compressed in time so that the burst takes as long as ``shape`` says.
 
-    The number of requests per second is scaled to the burst's; the shapes of arrivals, the ratio of the two clients, lengths of texts
-    and of answers are the trace's. Raises WorkloadError.
+    The number of requests per second is scaled to the burst's; the shapes of arrivals, the ratio of the two clients,
+    lengths of texts and of answers are the trace's. Raises WorkloadError.
     """
     factor = (_BURST_TO_S - _BURST_FROM_S) / shape.burst_s
     start_s = _BURST_FROM_S - factor * shape.before_s

@@ -280,7 +280,9 @@ def _server(port: int, *servicers: Any, tls: TlsIdentity | None = None) -> RpcSe
 
 
 def main() -> None:
-    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S [FOLDER TEXT_PORT ENCODER_PORTS]``, ``relay PORT TEXT_PORT ENCODER_PORTS``, or ``collector PORT``."""
+    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S [FOLDER TEXT_PORT ENCODER_PORTS]``,
+    ``relay PORT TEXT_PORT ENCODER_PORTS``, or ``collector PORT``.
+    """
     kind, *rest = sys.argv[1:]
     if kind == "peers":
         text_port, encoders, step_s, interval_s, *more = rest

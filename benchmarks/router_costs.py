@@ -1,9 +1,9 @@
 """What metrics, tracing and mutual TLS cost: CPU of router and gateway per request, of variants that differ in one thing.
 
-Load, clients and peers are those of ``benchmarks.router_overhead``. All variants run side by side, each with a router and
-a gateway of its own, and are kept busy in turn, a slice of a third of a second each, in rotating order: what else the machine does falls on all
-of them. A ratio is that of a slice to the base's slice of the same round; the median over the rounds is reported, with the
-quartiles. Spans go to a collector in another process, which is not counted.
+Load, clients and peers are those of ``benchmarks.router_overhead``. All variants run side by side, each with a router
+and a gateway of its own, and are kept busy in turn, a slice of a third of a second each, in rotating order: what else
+the machine does falls on all of them. A ratio is that of a slice to the base's slice of the same round; the median over
+the rounds is reported, with the quartiles. Spans go to a collector in another process, which is not counted.
 
 - ``no metrics``: nothing is counted, and nothing is looked at for it (``benchmarks.unmeasured``).
 - ``metrics``: as services run by default, without tracing. The base.

@@ -10,11 +10,12 @@ on loopback, all on uvloop:
 - ``gateway``: REST client -> gateway -> router -> encoders, text.
 - ``mounted``: REST client -> gateway with a router in its process -> encoders, text.
 
-Time added to the first token is that of one request at a time, systems alternating, less the median of ``direct``.
-At saturation a closed loop keeps ``concurrency`` requests open; requests per second *per core* are requests by the CPU
+Time added to the first token is that of one request at a time, systems alternating, less the median of ``direct``. At
+saturation a closed loop keeps ``concurrency`` requests open; requests per second *per core* are requests by the CPU
 seconds that the system's own processes took for them (not clients, not peers), so they hold however many cores there
 are. ``direct``, ``relay`` and the clients of ``relay`` and ``plain`` make a gRPC call for each request, item and
-release; what runs between our own processes shares streams. All of it without coalescing in the text service and with it (``--stream-interval-s``).
+release; what runs between our own processes shares streams. All of it without coalescing in the text service and with
+it (``--stream-interval-s``).
 """
 
 import argparse

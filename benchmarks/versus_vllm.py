@@ -7,15 +7,15 @@
 - ``triptych-apart``: Triptych with an encoder and its own text engine, one thread each.
 - ``triptych-hybrid``: Triptych with one instance that encodes, prefills and decodes, two threads.
 
-The model is a Qwen2.5-VL with random weights, in float32. Seven of ten requests are text only, the others have 1 to 8 images,
-each different; every answer has 32 tokens. First the capacity of ``vllm`` is measured, by a closed loop, and its latency
-without load for each number of images. The rates are shares of that capacity, and the objectives multiples of that latency: both are
-fixed before the first round. In each round and at each rate all systems get the same requests at the same times (open loop, Poisson),
-one system after the other, in an order that changes from round to round; the others idle meanwhile. On more than two cores the client
-runs on others.
+The model is a Qwen2.5-VL with random weights, in float32. Seven of ten requests are text only, the others have 1 to 8
+images, each different; every answer has 32 tokens. First the capacity of ``vllm`` is measured, by a closed loop, and
+its latency without load for each number of images. The rates are shares of that capacity, and the objectives multiples
+of that latency: both are fixed before the first round. In each round and at each rate all systems get the same requests
+at the same times (open loop, Poisson), one system after the other, in an order that changes from round to round; the
+others idle meanwhile. On more than two cores the client runs on others.
 
-A class of fewer than 200 requests has P90 in place of P99. A system is ahead of another in a figure if the ranges of their rounds do
-not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not.
+A class of fewer than 200 requests has P90 in place of P99. A system is ahead of another in a figure if the ranges of
+their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not.
 """
 
 import argparse

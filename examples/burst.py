@@ -1,9 +1,9 @@
 """`make demo-burst`: a burst of images, and the pools that grow and shrink with it, in about a minute.
 
-A gateway, a router, a pool manager, an encoder and a text instance run as processes on this machine. The engines compute nothing: they
-sleep as a synthetic profile says, since a machine of a few cores has no capacity to add. Everything else is real: requests,
-routing, transfers, reports, decisions, starts and drains. The exit status is 0 only if the pool grew, and the requests from half a minute after
-the burst began met the objective.
+A gateway, a router, a pool manager, an encoder and a text instance run as processes on this machine. The engines
+compute nothing: they sleep as a synthetic profile says, since a machine of a few cores has no capacity to add.
+Everything else is real: requests, routing, transfers, reports, decisions, starts and drains. The exit status is 0 only
+if the pool grew, and the requests from half a minute after the burst began met the objective.
 """
 
 import asyncio

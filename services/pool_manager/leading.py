@@ -138,7 +138,8 @@ class Leading:
     async def writing(self) -> AsyncGenerator[Callable[[str, KeptPool], Awaitable[None]]]:
         """Gives a function that writes a pool before anybody else reads or writes one.
 
-        Raises Unavailable unless this manager leads, Overloaded when too many wait for a slow store, and what ``Keeper.keep`` raises.
+        Raises Unavailable unless this manager leads, Overloaded when too many wait for a slow store, and what
+        ``Keeper.keep`` raises.
         """
         if self._waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._waiting} sizes are being written to the store, which is slow: try again")

@@ -50,7 +50,8 @@ def watch(
 ) -> None:
     """Read the instance's state at every scrape.
 
-    ``kv`` is None if the engine has metrics of its own, of its queue and its memory. ``connections`` counts by backend. ``preferred`` is the backend that the operator wants tried first.
+    ``kv`` is None if the engine has metrics of its own, of its queue and its memory. ``connections`` counts by backend.
+    ``preferred`` is the backend that the operator wants tried first.
     """
     of_model = ("model_name",)
 

@@ -1,8 +1,8 @@
 """Controllers and kubelets for a real API server: what they make of Deployments and StatefulSets are local processes.
 
 A pod is a process with the environment, files and hooks of its container, on a loopback address of its own. What a node
-would add is made up: names are replaced by addresses, paths by directories, and images by the services of this checkout. There are no
-networks, images or limits of resources.
+would add is made up: names are replaced by addresses, paths by directories, and images by the services of this
+checkout. There are no networks, images or limits of resources.
 """
 
 import asyncio

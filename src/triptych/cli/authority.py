@@ -268,7 +268,9 @@ def _write(file: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def expected(domain: str, hosts: Iterable[tuple[str, str]], users: Sequence[str]) -> tuple[Wanted, ...]:
-    """The identities of a cluster, and those of an operator and ``users``, who serve nothing. ``hosts`` are further names of single ones, by folder. Raises CliError."""
+    """The identities of a cluster, and those of an operator and ``users``, who serve nothing. ``hosts`` are further names of
+    single ones, by folder. Raises CliError.
+    """
     kinds = {
         "gateway": tls.GATEWAY,
         "router": tls.ROUTER,

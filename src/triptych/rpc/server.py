@@ -32,8 +32,9 @@ class RpcServer:
 
     ``service_names`` are full names such as ``triptych.v1.Router``.
 
-    With ``tls`` clients need a certificate, under ``tls_name`` one for a kind that may call (``authorization.CALLERS``). ``port`` 0 picks a free port, which ``port`` holds once the context is
-    entered. Raises Unavailable if the port is in use.
+    With ``tls`` clients need a certificate, under ``tls_name`` one for a kind that may call
+    (``authorization.CALLERS``). ``port`` 0 picks a free port, which ``port`` holds once the context is entered. Raises
+    Unavailable if the port is in use.
     """
 
     def __init__(

@@ -35,9 +35,9 @@ async def start_transports(
 ) -> TransportSet:
     """Start those of the allowed transports that work here. Listen on ``host``.
 
-    ``preferred`` (one of them, or empty) is tried first; the best one is found
-    for each pair of hosts. A backend that is not installed or does not start is left out with a warning. ``on_reset``
-    is called when a backend restarts, ``on_failure`` when one cannot go on. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
+    ``preferred`` (one of them, or empty) is tried first; the best one is found for each pair of hosts. A backend that
+    is not installed or does not start is left out with a warning. ``on_reset`` is called when a backend restarts,
+    ``on_failure`` when one cannot go on. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
     arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
     left.
     """

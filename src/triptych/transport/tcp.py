@@ -33,7 +33,9 @@ class TcpTransport:
         max_pull_s: float,
         tls: TlsIdentity | None,
     ) -> None:
-        """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``; readers use the ``advertised`` host and port."""
+        """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``; readers use the ``advertised`` host and
+        port.
+        """
         self._arena = arena
         self._listener = listener
         self._machine = machine

@@ -63,8 +63,8 @@ class Pair(Generic[DomainT, MessageT]):
     """A dataclass and its message, with the conversion both ways.
 
     ``special`` maps a field to two functions: from the dataclass to the message field's value, and from the message to
-    the dataclass field's value; those of a tuple are not called when it is empty. ``given`` names fields that are not in the message: ``from_wire`` takes them as
-    arguments.
+    the dataclass field's value; those of a tuple are not called when it is empty. ``given`` names fields that are not
+    in the message: ``from_wire`` takes them as arguments.
     """
 
     def __init__(

@@ -247,7 +247,9 @@ async def bench(
     settings: RouterSettings | None = None,
     profiles: Sequence[Profile] = (),
 ) -> AsyncIterator[Bench]:
-    """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must hold nothing."""
+    """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must
+    hold nothing.
+    """
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
     instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
