@@ -9,13 +9,16 @@ from triptych.domain.chat import ChatRequest, MediaPart, TextPart
 from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo
+from triptych.domain.resolving import ResolveRequest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.families.base import (
     PromptReplacement,
     Span,
     as_in_request,
+    filled,
     filled_positions,
+    grid_of,
     refuse_unless,
     units_of,
 )
@@ -48,6 +51,10 @@ class Prepare(Protocol):
     """Blocking and thread-safe. Raises InvalidRequest or a subclass."""
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
+
+    def items(self, request: ResolveRequest, model: ModelInfo) -> tuple[ItemPlan, ...]:
+        """The plans of a request's media, which are in no prompt."""
+        ...
 
     def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token's string in the vocabulary."""
@@ -103,25 +110,41 @@ class ModelPrepare:
             prompt = self.builder.build_raw(request.prompt)
         items: list[ItemPlan] = []
         for number, (info, span) in enumerate(zip(infos, prompt.runs, strict=True)):
-            tensors = self.builder.family.outputs(info, model.dtype)
             units = units_of(self.builder.family, info, span.tokens)
-            items.append(
-                ItemPlan(
-                    item=number,
-                    param=params[number],
-                    media=media[number].data,
-                    info=info,
-                    content=(info.digest, request.tenant_salt),
-                    start=span.start,
-                    tokens=span.tokens,
-                    tensors=tensors,
-                    nbytes=slot_nbytes(tensors),
-                    units=units,
-                    unit_starts=self._unit_starts(units, prompt, span) if len(units) > 1 else (),
-                )
-            )
+            starts = self._unit_starts(units, prompt, span) if len(units) > 1 else ()
+            plan = self._plan(number, params[number], media[number], info, span, model, request.tenant_salt)
+            items.append(replace(plan, units=units, unit_starts=starts))
         calling, sampling = self._tools(request)
         return Prompted(prompt.token_ids, tuple(items), sampling, calling)
+
+    def items(self, request: ResolveRequest, model: ModelInfo) -> tuple[ItemPlan, ...]:
+        family = self.builder.family
+        params = [f"media[{number}]" for number in range(len(request.media))]
+        infos = as_in_request(family, list(map(self._inspect, request.media, params)))
+        plans: list[ItemPlan] = []
+        for number, (part, info, param) in enumerate(zip(request.media, infos, params, strict=True)):
+            tokens = filled(self._replacement(info, param))
+            plan = self._plan(number, param, part, info, Span(0, tokens), model, request.tenant_salt)
+            plans.append(replace(plan, grid=grid_of(family, info)))
+        return tuple(plans)
+
+    def _plan(
+        self, number: int, param: str, part: MediaPart, info: MediaInfo, span: Span, model: ModelInfo, salt: bytes
+    ) -> ItemPlan:
+        """The plan of an item that is not split."""
+        tensors = self.builder.family.outputs(info, model.dtype)
+        return ItemPlan(
+            item=number,
+            param=param,
+            media=part.data,
+            info=info,
+            content=(info.digest, salt),
+            start=span.start,
+            tokens=span.tokens,
+            tensors=tensors,
+            nbytes=slot_nbytes(tensors),
+            units=(span.tokens,),
+        )
 
     def _unit_starts(self, units: tuple[int, ...], prompt: Prompt, span: Span) -> tuple[int, ...]:
         positions = filled_positions(prompt.token_ids, span, self.builder.family.placeholder_ids)

@@ -30,7 +30,15 @@ class Record(Protocol):
     def refused(self, error: TriptychError) -> None: ...
 
     def over(self, timeline: Timeline, finish_reason: str) -> None:
-        """``finish_reason`` is empty if the request failed or was cancelled."""
+        """A chat. ``finish_reason`` is empty if it failed or was cancelled."""
+        ...
+
+    def resolved(self, timeline: Timeline) -> None:
+        """A request that resolved media."""
+        ...
+
+    def keys_resolved(self, keys: int, code: str) -> None:
+        """A request that resolved keys; ``code`` is that of its error, or empty."""
         ...
 
 
@@ -43,6 +51,12 @@ class NoRecord:
     def over(self, timeline: Timeline, finish_reason: str) -> None:
         del timeline, finish_reason
 
+    def resolved(self, timeline: Timeline) -> None:
+        del timeline
+
+    def keys_resolved(self, keys: int, code: str) -> None:
+        del keys, code
+
 
 NO_RECORD = NoRecord()
 
@@ -54,6 +68,8 @@ class RouterRecord:
         counter, histogram = metrics.counter, metrics.histogram
         self._outcomes = counter("triptych_requests", "Requests finished", ("outcome", "code"))
         self._refused = counter("triptych_requests_refused", "Requests refused", ("code",))
+        self._resolves = counter("triptych_resolves", "Requests that resolved media", ("outcome", "code"))
+        self._keys = counter("triptych_resolved_keys", "Keys of requests that resolved keys", ("code",))
         self._attempts = counter("triptych_attempts", "Encodes and dispatches to text instances", ("kind",))
         self._cache = counter(
             "triptych_embedding_cache", "Where the embeddings of answered requests were cached", ("where",)
@@ -90,8 +106,7 @@ class RouterRecord:
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)
         self._count(self._success, timeline.model, ended_as)
-        self._count(self._attempts, "encode", by=sum(item.encode_attempts for item in timeline.items))
-        self._count(self._attempts, "encode_again", by=sum(max(0, i.encode_attempts - 1) for i in timeline.items))
+        self._count_encodes(timeline)
         self._count(self._attempts, "text", by=timeline.text_attempts)
         self._count(self._attempts, "text_again", by=max(0, timeline.text_attempts - 1))
         self._count(self._prompt_tokens, timeline.model, by=timeline.prompt_tokens)
@@ -101,16 +116,36 @@ class RouterRecord:
         self._log(timeline, ended_as)
         self._trace(timeline)
 
+    def resolved(self, timeline: Timeline) -> None:
+        self._count(self._resolves, timeline.outcome.value, timeline.error)
+        self._count_encodes(timeline)
+        if timeline.outcome is Outcome.DONE:
+            self._observe(self._stages, "prepare", timeline.prepare_s)
+            self._observe(self._stages, "encode", timeline.encode_s)
+            self._count_items(timeline)
+        self._log(timeline, timeline.outcome.value, "resolve")
+        self._trace(timeline)
+
+    def keys_resolved(self, keys: int, code: str) -> None:
+        self._count(self._keys, code, by=keys)
+
+    def _count_encodes(self, timeline: Timeline) -> None:
+        self._count(self._attempts, "encode", by=sum(item.encode_attempts for item in timeline.items))
+        self._count(self._attempts, "encode_again", by=sum(max(0, i.encode_attempts - 1) for i in timeline.items))
+
+    def _count_items(self, timeline: Timeline) -> None:
+        for item in timeline.items:
+            self._count(self._media, item.modality)
+            where = "text" if item.text_cached else "encoder" if item.encoder_cached else "nowhere"
+            self._count(self._cache, where)
+
     def _observe_done(self, timeline: Timeline) -> None:
         stages = {"prepare": timeline.prepare_s, "queue": timeline.queue_s, "prefill": timeline.prefill_s}
         if timeline.items:
             stages |= {"encode": timeline.encode_s, "pull": timeline.pull_s}
         for stage, seconds in (*stages.items(), ("decode", timeline.decode_s)):
             self._observe(self._stages, stage, seconds)
-        for item in timeline.items:
-            self._count(self._media, item.modality)
-            where = "text" if item.text_cached else "encoder" if item.encoder_cached else "nowhere"
-            self._count(self._cache, where)
+        self._count_items(timeline)
         model = timeline.model
         self._observe(self._ttft, model, timeline.ttft_s)
         self._observe(self._e2e, model, timeline.total_s)
@@ -135,11 +170,11 @@ class RouterRecord:
             child = self._histograms[histogram, label] = histogram.labels(label)
         child.observe(value)
 
-    def _log(self, timeline: Timeline, ended_as: str) -> None:
+    def _log(self, timeline: Timeline, ended_as: str, kind: str = "request") -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         fields = summary(timeline, ended_as)
-        logger.info("request %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={FIELDS: fields})
+        logger.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in fields.items()), extra={FIELDS: fields})
 
     def _trace(self, timeline: Timeline) -> None:
         if (span := tracing.recording()) is not None:

@@ -2,20 +2,19 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
-from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
 from triptych.domain.instance import ModelInfo
-from triptych.domain.item_plan import ItemPlan
+from triptych.domain.resolving import ResolveRequest
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
-from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.request import Phase, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
@@ -27,16 +26,14 @@ from triptych.machine.router.request_events import (
     Generate,
     LeaseGranted,
     LeasesExtended,
-    Prepared,
     Renew,
     RequestEffect,
     RequestEvent,
+    Resolved,
     Signal,
-    TextReported,
 )
 from triptych.machine.router.shared_events import (
     CallFailed,
-    CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
@@ -45,15 +42,10 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy import admission
-from triptych.ports import Clock, Offload, Text
+from triptych.ports import Clock
 from triptych.runtime import tracing
 
-from .answer import Answer
-from .attainment import Attainment
 from .cluster import Cluster
-from .prepare import Prepare, Prompted
-from .stream_buffer import StreamBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -66,44 +58,33 @@ Call = Callable[[], Coroutine[object, object, None]]
 """A factory, so that a call cancelled before it starts leaves no coroutine unawaited."""
 
 
-class RequestTask:
-    """``drive`` runs the request to its end, and puts the answer into ``buffer``."""
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a request has got by its admission."""
+
+    number: int
+    """Unlike the request id, never reused."""
+    model: ModelInfo
+    machine: RequestMachine
+    media_bytes: int
+    deadline_s: float
+
+
+class RequestTask(ABC):
+    """``drive`` runs the request to its end. Subclasses prepare it, and serve what becomes of its items."""
 
     def __init__(
-        self,
-        number: int,
-        request: ChatRequest,
-        model: ModelInfo,
-        machine: RequestMachine,
-        *,
-        media_bytes: int,
-        deadline_s: float,
-        cluster: Cluster,
-        attainment: Attainment,
-        prepare: Prepare,
-        sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
-        offload: Offload,
-        clock: Clock,
+        self, request: ChatRequest | ResolveRequest, admitted: Admitted, cluster: Cluster, clock: Clock
     ) -> None:
         self.request = request
-        self.media_bytes = media_bytes
-        self.buffer = StreamBuffer()
-        self._number = number
-        self._model = model
-        self._machine = machine
-        self._deadline_s = deadline_s
+        self.media_bytes = admitted.media_bytes
+        self._number = admitted.number
+        self._model = admitted.model
+        self._machine = admitted.machine
+        self._deadline_s = admitted.deadline_s
         self._cluster = cluster
-        self._attainment = attainment
-        self._gaps: Gaps | None = None
-        self._prepare_request = prepare
-        self._sharding = sharding
-        self._offload = offload
         self._clock = clock
         self._started_s = clock()
-        self._prompted: Prompted
-        """Set by ``_prepare``."""
-        self._sampling = request.sampling
-        self._answer: Answer | None = None
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._over = asyncio.Event()
@@ -112,6 +93,18 @@ class RequestTask:
         """By credit: the calls that the machine may abort."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Feed ``Prepared``, or ``Failed``."""
+
+    @abstractmethod
+    def _serve(self, effect: Generate | Resolved) -> None:
+        """All items are encoded."""
+
+    @abstractmethod
+    def _ended(self, error: TriptychError | None) -> None:
+        """The request is over."""
 
     @property
     def number(self) -> int:
@@ -122,13 +115,13 @@ class RequestTask:
     def phase(self) -> Phase:
         return self._machine.phase
 
-    def timeline(self) -> Timeline:
-        return self._machine.timeline(self._clock(), 0 if self._answer is None else self._answer.streamed_tokens)
-
     @property
-    def finish_reason(self) -> str:
-        """The reason of the choice that finished last; empty before one did."""
-        return "" if self._answer is None else self._answer.finish_reason
+    def streamed_tokens(self) -> int:
+        """Tokens of the answer, so far."""
+        return 0
+
+    def timeline(self) -> Timeline:
+        return self._machine.timeline(self._clock(), self.streamed_tokens)
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
@@ -204,10 +197,8 @@ class RequestTask:
                     self._start(partial(self._renew, effect), f"renew {credit}", credit)
                 case Extend(credit):
                     self._start(partial(self._extend, effect), f"extend {credit}")
-                case Generate(credit):
-                    self._attainment.dispatched(self._number, self._machine.text_instance)
-                    task = self._start(partial(self._generate, effect), "generate")
-                    task.add_done_callback(partial(self._generated, credit))
+                case Generate() | Resolved():
+                    self._serve(effect)
                 case Abort(credit):
                     if (call := self._calls.get(credit)) is not None:
                         call.cancel()
@@ -216,7 +207,7 @@ class RequestTask:
                 case After(delay_s, event):
                     self._feed_after(delay_s, event)
                 case End(error):
-                    self.buffer.close(error)
+                    self._ended(error)
                     self._over.set()
         for name, group in releases.items():
             lease_ids: list[LeaseId] = []
@@ -234,10 +225,10 @@ class RequestTask:
         self._tasks.add(task)
         if credit is not None:
             self._calls[credit] = task
-        task.add_done_callback(partial(self._ended, credit))
+        task.add_done_callback(partial(self._call_ended, credit))
         return task
 
-    def _ended(self, credit: int | None, task: asyncio.Task[None]) -> None:
+    def _call_ended(self, credit: int | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if credit is not None and self._calls.get(credit) is task:
             del self._calls[credit]
@@ -253,28 +244,6 @@ class RequestTask:
         return max(0.0, self._deadline_s - self._clock())
 
     # --- calls -------------------------------------------------------------------------------------------------------
-
-    async def _prepare(self) -> None:
-        try:
-            with tracing.child("prepare"):
-                self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
-            prompt_tokens = len(self._prompted.token_ids)
-            self._sampling = admission.complete(
-                self._prompted.sampling,
-                prompt_tokens=prompt_tokens,
-                context_length=self._model.context_length,
-                kv_tokens=self._cluster.kv_tokens,
-            )
-        except TriptychError as error:
-            self.feed(Failed(error))
-        else:
-            items = self._prompted.items
-            if any(len(item.units) > 1 for item in items):
-                items = self._sharding(items)
-            self._gaps = self._attainment.prepared(
-                self._number, self._prompted.items, prompt_tokens, self._clock() - self._started_s
-            )
-            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:
         self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error)))
@@ -331,61 +300,6 @@ class RequestTask:
             extended.append(lease_id)
         if extended:
             self.feed(LeasesExtended(effect.credit, tuple(extended), sent_s, effect.lease_s))
-
-    async def _generate(self, effect: Generate) -> None:
-        request = TextRequest(
-            request_id=self.request.request_id,
-            model=self._model.model_id,
-            token_ids=self._prompted.token_ids,
-            placements=effect.placements,
-            sampling=self._sampling,
-            timeout_s=self._left_s(),
-            priority=self.request.priority,
-            tenant_salt=self.request.tenant_salt,
-        )
-        try:
-            with self._cluster.call(effect.name) as text:
-                await self._stream(text, effect, request)
-        except TriptychError as error:
-            self._failed(effect.credit, effect.name, error)
-
-    def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
-        self._cluster.feed(CreditReturned(credit))
-
-    async def _stream(self, text: Text, effect: Generate, request: TextRequest) -> None:
-        """Forward the answer. The machine gets only the events that change the request's phase."""
-        async with aclosing(text.generate(request)) as stream:
-            begun = False
-            answer = self._answer = self._new_answer()
-            async for events in stream:
-                if answer.over:
-                    continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
-                begun = begun or self._begins(effect.credit, events)
-                for finished in answer.take(events):
-                    self.feed(TextReported(effect.credit, finished))
-        if not answer.over:
-            raise InstanceLost("the text instance's stream ended early")
-
-    def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
-        """Whether these events contain the answer's start; from then on the request cannot be retried."""
-        for event in events:
-            if not isinstance(event, Ready):
-                self._feed_both(FirstToken(credit))
-                self._attainment.answering(self._number, self.timeline())
-                return True
-            self.feed(TextReported(credit, event))
-        return False
-
-    def _new_answer(self) -> Answer:
-        usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
-        return Answer(
-            self.buffer,
-            self._prompted.calling,
-            choices=self._sampling.n,
-            usage=usage,
-            gaps=self._gaps,
-            clock=self._clock,
-        )
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

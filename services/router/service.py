@@ -1,15 +1,17 @@
 """The router service: admits requests, runs them, and streams their answers (``ports.Router``)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from itertools import count
 
-from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.chat import ChatRequest, MediaPart, Tokenized
 from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.stage import ModelPart
 from triptych.domain.timeline import Readiness, Timeline
@@ -24,11 +26,14 @@ from triptych.runtime import logs
 from triptych.runtime.profiles import KnownProfiles
 
 from .attainment import Attainment
+from .chat_task import ChatTask
 from .cluster import Cluster, Scope
 from .history import History
+from .known_embeddings import KnownEmbeddings
 from .prepare import Prepare
 from .record import NO_RECORD, Record
-from .request_task import RequestTask
+from .request_task import Admitted, RequestTask
+from .resolve_task import ResolveTask
 from .settings import RouterSettings
 
 
@@ -79,8 +84,13 @@ class RouterService:
         self._by_id: dict[str, RequestTask] = {}
         self._media_bytes = 0
         self._tokenizing = 0
+        self._reading = 0
+        """Calls that hold embeddings by their keys."""
         self._numbers = count(1)
         self._history = History(settings.history_requests)
+        self._known = KnownEmbeddings(
+            self._cluster, settings.resolved_keys, self._new_lease, timeout_s=settings.control_timeout_s
+        )
         self._draining = False
         self._listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
@@ -161,6 +171,53 @@ class RouterService:
             self._tokenizing -= 1
             self._media_bytes -= media_bytes
 
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        """Yield where the items are, and hold them until the generator is closed or the request's time is up.
+
+        Keys are resolved while the router drains as well: what has been told of them still runs elsewhere.
+        """
+        logs.request_id.set(request.request_id)
+        resolve = self._resolve_keys if request.keys else self._resolve_media
+        async with aclosing(resolve(request)) as held:
+            async for items in held:
+                yield items
+
+    async def _resolve_media(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        with self._recording_refusals():
+            task = self._admit_resolve(request)
+        try:
+            items = await task.resolved()
+            self._known.add(item.ticket for item in items)
+            yield items
+            await task.ended()
+        finally:
+            task.cancel()
+
+    async def _resolve_keys(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        with self._recording_refusals():
+            lease_s = min(self._check_keys(request), self._settings.attempts.max_lease_s)
+        code = "cancelled"
+        self._reading += 1
+        try:
+            async with aclosing(self._known.resolve(request.keys, lease_s)) as held:
+                async for items in held:
+                    code = ""
+                    yield items
+        except TriptychError as error:
+            code = error.code
+            raise
+        finally:
+            self._reading -= 1
+            self._record.keys_resolved(len(request.keys), code)
+
+    @contextmanager
+    def _recording_refusals(self) -> Generator[None]:
+        try:
+            yield
+        except TriptychError as error:
+            self._record.refused(error)
+            raise
+
     async def models(self) -> tuple[ModelInfo, ...]:
         """The model that the instances serve; empty until one has been seen."""
         return () if self._cluster.model is None else (self._cluster.model,)
@@ -186,20 +243,70 @@ class RouterService:
 
     # --- private -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: ChatRequest, *, text_lost: bool) -> RequestTask:
+    def _admit(self, request: ChatRequest, *, text_lost: bool) -> ChatTask:
         """Check what can be checked at once, and start the request."""
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._settings.request_size)
         admission.check_priority(request.priority)
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
-        if request.timeout_s == 0:
-            raise DeadlineExceeded("the request's time limit passed before it arrived")
-        timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
+        timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
+        admitted = self._admitted(
+            request, model, media_bytes=media_bytes, timeout_s=timeout_s, choices=request.sampling.n
+        )
+        task = ChatTask(
+            request,
+            admitted,
+            self._cluster,
+            self._clock,
+            attainment=self.attainment,
+            prepare=self._prepare,
+            sharding=self._in_shards,
+            offload=self._offload,
+        )
+        self._run(task)
+        return task
 
+    def _admit_resolve(self, request: ResolveRequest) -> ResolveTask:
+        self._check_id(request.request_id)
+        admission.check_priority(request.priority)
+        if not request.media:
+            raise InvalidRequest("the request has neither media nor keys", param="media")
+        self._check_draining()
+        media_bytes = self._check_media(request.media, "media")
+        timeout_s = self._timeout_s(request.timeout_s)
+        model = self._model(request.model)
+        admitted = self._admitted(request, model, media_bytes=media_bytes, timeout_s=timeout_s)
+        task = ResolveTask(request, admitted, self._cluster, self._clock, prepare=self._prepare, offload=self._offload)
+        self._run(task)
+        return task
+
+    def _check_keys(self, request: ResolveRequest) -> float:
+        """Raise if the request cannot be admitted; else return its time limit."""
+        if request.media:
+            raise InvalidRequest("a request has media or keys, not both", param="keys")
+        admission.check_items(len(request.keys), self._settings.request_size, "keys")
+        self._check_capacity(0)
+        self._model(request.model)
+        return self._timeout_s(request.timeout_s)
+
+    def _timeout_s(self, timeout_s: float) -> float:
+        if timeout_s == 0:
+            raise DeadlineExceeded("the request's time limit passed before it arrived")
+        return admission.check_timeout(timeout_s, self._settings.max_timeout_s)
+
+    def _admitted(
+        self,
+        request: ChatRequest | ResolveRequest,
+        model: ModelInfo,
+        *,
+        media_bytes: int,
+        timeout_s: float,
+        choices: int = 1,
+    ) -> Admitted:
         now_s, number = self._clock(), next(self._numbers)
         machine = RequestMachine(
             number,
@@ -209,33 +316,24 @@ class RouterService:
             deadline_s=now_s + timeout_s,
             limits=self._settings.attempts,
             new_lease=self._new_lease,
-            choices=request.sampling.n,
+            choices=choices,
             priority=request.priority,
+            resolves=isinstance(request, ResolveRequest),
         )
-        task = RequestTask(
-            number,
-            request,
-            model,
-            machine,
-            media_bytes=media_bytes,
-            deadline_s=now_s + timeout_s,
-            cluster=self._cluster,
-            attainment=self.attainment,
-            prepare=self._prepare,
-            sharding=self._in_shards,
-            offload=self._offload,
-            clock=self._clock,
-        )
+        return Admitted(number, model, machine, media_bytes, now_s + timeout_s)
+
+    def _run(self, task: RequestTask) -> None:
+        """Start an admitted request."""
+        request_id = task.request.request_id
         try:
-            self._scope.spawn(task.drive(self._over), name=f"request {request.request_id}")
+            self._scope.spawn(task.drive(self._over), name=f"request {request_id}")
         except RuntimeError:
             raise Unavailable(
                 "the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s
             ) from None
-        self._tasks[number] = self._by_id[request.request_id] = task
+        self._tasks[task.number] = self._by_id[request_id] = task
         self._idle.clear()
-        self._media_bytes += media_bytes
-        return task
+        self._media_bytes += task.media_bytes
 
     def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
         return self._policies.sharding(items, self._cluster.encoders, self._settings.shards)
@@ -250,27 +348,39 @@ class RouterService:
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
             self._history.add(timeline)
-        self._record.over(timeline, task.finish_reason)
-        self.attainment.over(task.number, timeline)
+        if isinstance(task, ChatTask):
+            self._record.over(timeline, task.finish_reason)
+            self.attainment.over(task.number, timeline)
+        else:
+            self._record.resolved(timeline)
         if not self._tasks:
             self._idle.set()
 
     def _check(self, request: ChatRequest) -> int:
         """Raise if the request cannot be admitted; else return the bytes of its media."""
-        if self._draining:
-            raise Unavailable("the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s)
+        self._check_draining()
         if request.prompt is not None and request.messages:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
-        media = request.media
-        admission.check_items(len(media), self._settings.request_size)
+        return self._check_media(request.media, "messages")
+
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s)
+
+    def _check_media(self, media: Sequence[MediaPart], param: str) -> int:
+        """Raise if there is too much of it; else return its bytes."""
+        admission.check_items(len(media), self._settings.request_size, param)
         media_bytes = sum(len(part.data) for part in media)
+        self._check_capacity(media_bytes)
+        return media_bytes
+
+    def _check_capacity(self, media_bytes: int) -> None:
         self._policies.admission(
-            requests=len(self._tasks) + self._tokenizing,
+            requests=len(self._tasks) + self._tokenizing + self._reading,
             media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,
             bounds=self._settings.capacity,
         )
-        return media_bytes
 
     def _check_id(self, request_id: str) -> None:
         limit = self._settings.max_request_id_chars

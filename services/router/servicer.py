@@ -39,6 +39,14 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         tokenized = await self._service.tokenize(work, return_token_strs=request.return_token_strs)
         return router.TOKENIZED.to_wire(tokenized)
 
+    async def Resolve(  # noqa: N802
+        self, request: router_pb2.ResolveRequest, context: Context
+    ) -> AsyncGenerator[router_pb2.ResolveResponse]:
+        work = router.resolve_request_from_wire(request, remaining_s(context))
+        async with aclosing(self._service.resolve(work)) as answer:
+            async for items in answer:
+                yield router.resolved_to_wire(items)
+
     async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
         del context
         return router.TIMELINE.to_wire(await self._service.timeline(request.request_id))

@@ -83,6 +83,8 @@ class RouterSettings(MemberSettings):
     """Longest pause before reconnecting."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """An instance that sends no load report for this long is lost, with its calls. It sends at least one per second."""
+    resolved_keys: int = Field(default=65_536, ge=0)
+    """Embeddings whose holders are remembered, so that they can be resolved by their keys."""
     history_requests: int = Field(default=4096, ge=0)
     """Finished requests whose timelines are kept."""
 

@@ -24,6 +24,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Tran
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.scaling import PoolName, ScaledPool
@@ -53,6 +54,15 @@ class Router(Protocol):
         """The token ids that ``chat`` would prefill, placeholders included.
 
         Raises the same errors as ``chat`` for messages, items and tools; sampling is not checked.
+        """
+        ...
+
+    def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        """The embeddings of the request's media or keys, in its order: yielded once, when all are there.
+
+        They are held until the generator is closed; it ends by itself at the request's time limit, or when holders no longer
+        keep them. Raises NotFound for a key whose embedding is not held any more or was never known, and for media what
+        ``chat`` raises.
         """
         ...
 

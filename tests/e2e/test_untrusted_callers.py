@@ -100,6 +100,11 @@ def chat_request() -> router_pb2.ChatRequest:
     return chat
 
 
+def resolve_request() -> router_pb2.ResolveRequest:
+    media = router_pb2.MediaPart(modality=common_pb2.MODALITY_IMAGE, data=PNG)
+    return router_pb2.ResolveRequest(request_id=f"r{next(_numbers)}", model=MODEL_ID, media=[media])
+
+
 def report(instance_id: str = "somebody", port: int = 1) -> pool_manager_pb2.MemberReport:
     """A registration. The stream ends after it, so that another may follow."""
     registration = pool_manager_pb2.Registration(
@@ -227,6 +232,7 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
         (router, "Router/Models", router_pb2.ModelsRequest()),
         (router, "Router/GetTimeline", router_pb2.TimelineRequest(request_id=asked.request_id)),
         (router, "Router/Readiness", router_pb2.ReadinessRequest()),
+        (router, "Router/Resolve", resolve_request()),
         (manager, "PoolManager/Attend", report()),
         (manager, "PoolManager/Watch", pool_manager_pb2.WatchRequest(kinds=[pool_manager_pb2.MEMBER_KIND_INSTANCE])),
         (manager, "PoolManager/Status", pool_manager_pb2.StatusRequest()),

@@ -10,6 +10,7 @@ from triptych.client.messages import RawPrompt, assistant, system, tool, user
 from triptych.client.retries import RetryPolicy
 from triptych.client.synchronous import Client, SyncChatStream
 from triptych.domain.chat import ToolCall, ToolChoice
+from triptych.domain.resolving import ResolvedItem
 from triptych.runtime.tls import TlsIdentity
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Image",
     "Media",
     "RawPrompt",
+    "ResolvedItem",
     "RetryPolicy",
     "SyncChatStream",
     "TlsIdentity",

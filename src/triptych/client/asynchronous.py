@@ -15,12 +15,12 @@ from uuid import uuid4
 from triptych import errors
 from triptych.client import checks, process
 from triptych.client.answers import Answer, Choice
-from triptych.client.images import Image
+from triptych.client.images import Image, image_bytes
 from triptych.client.messages import Prompt, RawPrompt, conversation, user
 from triptych.client.options import ChatOptions, given
 from triptych.client.retries import Retries, RetryPolicy
 from triptych.client.sampling import sampling_params
-from triptych.domain.chat import PRIORITY, ChatRequest, Message, ToolCall, ToolChoice
+from triptych.domain.chat import PRIORITY, ChatRequest, MediaPart, Message, ToolCall, ToolChoice
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
@@ -32,6 +32,8 @@ from triptych.domain.generation import (
 )
 from triptych.domain.instance import ModelInfo
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.media import Modality
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
 from triptych.rpc.routers import Routers
@@ -222,6 +224,50 @@ class AsyncClient:
                     await events.aclose()
                     raise
                 return await stack.enter_async_context(aclosing(ChatStream(request, first, events)))
+
+            yield await self._attempts(begin, end_s)
+
+    # --- encode ---
+
+    @asynccontextmanager
+    async def resolve(
+        self,
+        images: Sequence[Image],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        priority: int = 0,
+    ) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        """Have images encoded, for a reader that finds their embeddings by ``ResolvedItem.uuid`` (docs/vllm.md).
+
+        They are held until the context is left, and at most for ``timeout_s``.
+        """
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + checks.duration_s("timeout_s", self._timeout_s if timeout_s is None else timeout_s)
+        given_images = checks.several("images", images, "a list of images")
+        media = await asyncio.to_thread(lambda: tuple(map(image_bytes, given_images)))
+        _check_nbytes(sum(map(len, media)))
+        template = ResolveRequest(
+            request_id="",
+            model=await self._model_for(model, end_s),
+            media=tuple(MediaPart(Modality.IMAGE, data) for data in media),
+            tenant_salt=checks.of_type("tenant_salt", tenant_salt, bytes, "bytes"),
+            priority=checks.integer("priority", priority, int(PRIORITY.low), int(PRIORITY.high)),
+        )
+
+        async with AsyncExitStack() as stack:
+
+            async def begin(router: Router) -> tuple[ResolvedItem, ...]:
+                request = replace(template, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
+                held = router.resolve(request)
+                try:
+                    found = await _next(held)
+                except BaseException:
+                    await held.aclose()
+                    raise
+                await stack.enter_async_context(aclosing(held))
+                return found
 
             yield await self._attempts(begin, end_s)
 
@@ -428,11 +474,14 @@ async def _chat_request(prompt: Prompt, images: Sequence[Image], tools: Sequence
     else:
         messages = conversation(prompt)
     template = ChatRequest("", "", messages, tools=_tools(tools))
-    nbytes = sum(len(part.data) for part in template.media)
+    _check_nbytes(sum(len(part.data) for part in template.media))
+    return template
+
+
+def _check_nbytes(nbytes: int) -> None:
     limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
     if nbytes > limit:
         raise errors.RequestTooLarge(f"the images have {nbytes} bytes together, the limit is {limit}")
-    return template
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -453,7 +502,7 @@ def _tool_choice(choice: Any) -> ToolChoice:
     return found
 
 
-async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
+async def _next(events: AsyncGenerator[T]) -> T:
     try:
         return await anext(events)
     except StopAsyncIteration:

@@ -15,6 +15,7 @@ from triptych.client.retries import RetryPolicy
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import Cancelled
 from triptych.runtime.tls import TlsIdentity
@@ -113,6 +114,26 @@ class Client:
         stream = self._loop.run(context.__aenter__())
         try:
             yield SyncChatStream(stream, self._loop)
+        finally:
+            self._loop.run(context.__aexit__(None, None, None))
+
+    @contextmanager
+    def resolve(
+        self,
+        images: Sequence[Image],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        priority: int = 0,
+    ) -> Generator[tuple[ResolvedItem, ...]]:
+        """Have images encoded, and hold their embeddings within the context."""
+        context = self._client.resolve(
+            images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority
+        )
+        found = self._loop.run(context.__aenter__())
+        try:
+            yield found
         finally:
             self._loop.run(context.__aexit__(None, None, None))
 

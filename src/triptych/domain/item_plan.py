@@ -31,3 +31,5 @@ class ItemPlan:
     unit_starts: tuple[int, ...] = ()
     """Position of each unit's first placeholder; empty if the item cannot be split."""
     shard: Shard | None = None
+    grid: tuple[int, ...] = ()
+    """Patches in time, height and width, if positions follow from them and the request asks for them."""

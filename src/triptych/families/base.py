@@ -126,6 +126,20 @@ class SamplesFrames(Protocol):
         ...
 
 
+@runtime_checkable
+class Gridded(Protocol):
+    """A family whose items are cut into patches in time, height and width, from which positions are computed."""
+
+    def patch_grid(self, info: MediaInfo) -> tuple[int, int, int]:
+        """The number of an item's patches. Raises InvalidMedia."""
+        ...
+
+
+def grid_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
+    """The number of an item's patches in time, height and width, if positions depend on it. Raises InvalidMedia."""
+    return tuple(family.patch_grid(info)) if isinstance(family, Gridded) else ()
+
+
 def filled(replacement: PromptReplacement) -> int:
     """Positions that the item's embedding fills."""
     return sum(part.count for part in replacement if isinstance(part, Placeholders))

@@ -255,6 +255,10 @@ class QwenVision(ABC):
         """Includes the frames that fill up the last patch."""
         return self.patches.pixels(self.grid(info))
 
+    def patch_grid(self, info: MediaInfo) -> tuple[int, int, int]:
+        """As ``base.Gridded``."""
+        return self.grid(info)
+
     @abstractmethod
     def grid(self, info: MediaInfo) -> Grid:
         """The grid of patches of a processed item. Raises InvalidMedia."""

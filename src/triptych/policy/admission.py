@@ -115,10 +115,10 @@ def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) 
         raise InvalidRequest("ignore_eos and a forced tool call exclude each other", param="ignore_eos")
 
 
-def check_items(count: int, bounds: RequestBounds) -> None:
-    """Raise InvalidRequest when a request brings too many items."""
+def check_items(count: int, bounds: RequestBounds, param: str = "messages") -> None:
+    """Raise InvalidRequest when a request brings too many items; ``param`` is the field that has them."""
     if count > bounds.max_items_per_request:
-        raise InvalidRequest(f"{count} images, at most {bounds.max_items_per_request} are allowed", param="messages")
+        raise InvalidRequest(f"{count} images, at most {bounds.max_items_per_request} are allowed", param=param)
 
 
 def check_priority(priority: int) -> None:

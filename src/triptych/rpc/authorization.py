@@ -28,6 +28,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "/triptych.v1.Router/GetTimeline": _EVERYONE,
         "/triptych.v1.Router/Tokenize": _EVERYONE,
         "/triptych.v1.Router/Readiness": _EVERYONE,
+        "/triptych.v1.Router/Resolve": _EVERYONE,
         "/triptych.v1.Instance/Describe": frozenset({ROUTER, INSTANCE}),
         "/triptych.v1.Instance/WatchLoad": frozenset({ROUTER}),
         "/triptych.v1.Encoder/Encode": frozenset({ROUTER}),

@@ -12,6 +12,7 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MemberState
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.ports import Membership, Router
@@ -154,6 +155,28 @@ class Routers:
             except Unavailable as error:
                 if not await self._may_try_another(router, error, request.model, tried):
                     raise
+
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        """A router knows the keys that it has returned itself, so one after the other is asked for keys."""
+        tried: set[str] = set()
+        while True:
+            router, begun = self._chosen(request.model, tried), False
+            router.running += 1
+            try:
+                async with aclosing(router.client.resolve(request)) as answer:
+                    async for items in answer:
+                        begun = True
+                        yield items
+            except NotFound:
+                if begun or not request.keys or not self._candidates(request.model, tried):
+                    raise
+            except Unavailable as error:
+                if begun or not await self._may_try_another(router, error, request.model, tried):
+                    raise
+            else:
+                return
+            finally:
+                router.running -= 1
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """All models, each once, in alphabetical order."""

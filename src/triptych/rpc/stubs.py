@@ -10,9 +10,11 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
+from triptych.errors import DeadlineExceeded, InstanceLost, TransferFailed, Unavailable
+from triptych.policy.addresses import why_not_called
 from triptych.rpc import calls, limits
 from triptych.rpc.channel import Channel
 from triptych.rpc.context import outgoing
@@ -34,6 +36,7 @@ from triptych.wire import common, encoder, instance, pool_manager, router, scale
 T = TypeVar("T")
 
 _CHAT_EVENTS = calls.reader(router_pb2.ChatEvents, router.chat_events_from_wire)
+_RESOLVED = calls.reader(router_pb2.ResolveResponse, router.resolved_from_wire)
 _TEXT_EVENTS = calls.reader(text_pb2.TextEvents, text.text_events_from_wire)
 _ENCODED = calls.reader(encoder_pb2.EncodeResponse, encoder.encode_result_from_wire)
 _LEASED = calls.reader(encoder_pb2.LeaseResponse, encoder.lease_response_from_wire)
@@ -65,6 +68,15 @@ class RouterStub(Channel):
         )
         call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
         return await calls.unary(call, router.TOKENIZED.from_wire)
+
+    def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        return self._calls.stream(
+            "/triptych.v1.Router/Resolve",
+            router.resolve_request_to_wire(request).SerializeToString(),
+            _RESOLVED,
+            timeout_s=request.timeout_s,
+            metadata=outgoing(request.request_id),
+        )
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
@@ -125,6 +137,17 @@ class InstanceStub(Channel):
             timeout_s=request.timeout_s,
             metadata=outgoing(request.request_id),
         )
+
+
+def holder_stub(address: str, *, tls: TlsIdentity | None, beyond_loopback: bool) -> InstanceStub:
+    """A reader's stub for an address from a ticket. Raises TransferFailed for one that must not be called.
+
+    Without ``beyond_loopback`` it must be a loopback address.
+    """
+    reason = why_not_called(address, beyond_loopback=beyond_loopback)
+    if reason is not None:
+        raise TransferFailed(f"the encoder's address in the ticket is refused: {reason}")
+    return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
 class PoolManagerStub(Channel):

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/router.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"B\n\tMediaPart\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"G\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaPartH\x00\x42\x06\n\x04part\"<\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x94\x01\n\x07Message\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.triptych.v1.SpeakerRole\x12 \n\x05parts\x18\x02 \x03(\x0b\x32\x11.triptych.v1.Part\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\">\n\nToolChoice\x12\x10\n\x08required\x18\x01 \x01(\x08\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08one_call\x18\x03 \x01(\x08\"\x8b\x02\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.triptych.v1.Message\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x05 \x01(\x0c\x12\x13\n\x06prompt\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05tools\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x12\x12,\n\x0btool_choice\x18\t \x01(\x0b\x32\x17.triptych.v1.ToolChoiceB\t\n\x07_prompt\"T\n\x0fTokenizeRequest\x12&\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.triptych.v1.ChatRequest\x12\x19\n\x11return_token_strs\x18\x02 \x01(\x08\"9\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x03 \x01(\r\"R\n\x0cToolCallMade\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ToolCall\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"K\n\x0e\x43hoiceFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"1\n\x0c\x43hatFinished\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.triptych.v1.Usage\"\xd5\x01\n\tChatEvent\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x17.triptych.v1.TokenChunkH\x00\x12\x36\n\x0f\x63hoice_finished\x18\x02 \x01(\x0b\x32\x1b.triptych.v1.ChoiceFinishedH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.triptych.v1.ChatFinishedH\x00\x12.\n\ttool_call\x18\x04 \x01(\x0b\x32\x19.triptych.v1.ToolCallMadeH\x00\x42\x07\n\x05\x65vent\"4\n\nChatEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ChatEvent\"\x0f\n\rModelsRequest\"8\n\x0eModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo\"%\n\x0fTimelineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa0\x02\n\x0cItemTimeline\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x08modality\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x06 \x01(\t\x12\x17\n\x0f\x65ncode_attempts\x18\x07 \x01(\r\x12\x16\n\x0e\x65ncoder_cached\x18\x08 \x01(\x08\x12\x0f\n\x07queue_s\x18\t \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\n \x01(\x01\x12\x14\n\x0cpull_backend\x18\x0b \x01(\t\x12\x12\n\npull_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06pull_s\x18\r \x01(\x01\x12\x13\n\x0btext_cached\x18\x0e \x01(\x08\x12\r\n\x05shard\x18\x0f \x01(\t\"\xf9\x02\n\x08Timeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x07outcome\x18\x03 \x01(\x0e\x32\x14.triptych.v1.Outcome\x12(\n\x05items\x18\x04 \x03(\x0b\x32\x19.triptych.v1.ItemTimeline\x12\x15\n\rtext_instance\x18\x05 \x01(\t\x12\x15\n\rtext_attempts\x18\x06 \x01(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x08 \x01(\r\x12\x11\n\tprepare_s\x18\t \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\n \x01(\x01\x12\x0f\n\x07queue_s\x18\x0b \x01(\x01\x12\x0e\n\x06pull_s\x18\x0c \x01(\x01\x12\x11\n\tprefill_s\x18\r \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x0e \x01(\x01\x12\x0e\n\x06ttft_s\x18\x0f \x01(\x01\x12\x0f\n\x07total_s\x18\x10 \x01(\x01\x12\r\n\x05\x65rror\x18\x11 \x01(\t\"\x12\n\x10ReadinessRequest\"F\n\x11ReadinessResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x11\n\tinstances\x18\x03 \x03(\t*\x8e\x01\n\x0bSpeakerRole\x12\x1c\n\x18SPEAKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13SPEAKER_ROLE_SYSTEM\x10\x01\x12\x15\n\x11SPEAKER_ROLE_USER\x10\x02\x12\x1a\n\x16SPEAKER_ROLE_ASSISTANT\x10\x03\x12\x15\n\x11SPEAKER_ROLE_TOOL\x10\x04*t\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RUNNING\x10\x01\x12\x10\n\x0cOUTCOME_DONE\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x32\xe1\x02\n\x06Router\x12;\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x17.triptych.v1.ChatEvents0\x01\x12\x41\n\x06Models\x12\x1a.triptych.v1.ModelsRequest\x1a\x1b.triptych.v1.ModelsResponse\x12\x42\n\x0bGetTimeline\x12\x1c.triptych.v1.TimelineRequest\x1a\x15.triptych.v1.Timeline\x12G\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1d.triptych.v1.TokenizeResponse\x12J\n\tReadiness\x12\x1d.triptych.v1.ReadinessRequest\x1a\x1e.triptych.v1.ReadinessResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/router.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"B\n\tMediaPart\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"G\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaPartH\x00\x42\x06\n\x04part\"<\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x94\x01\n\x07Message\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.triptych.v1.SpeakerRole\x12 \n\x05parts\x18\x02 \x03(\x0b\x32\x11.triptych.v1.Part\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\">\n\nToolChoice\x12\x10\n\x08required\x18\x01 \x01(\x08\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08one_call\x18\x03 \x01(\x08\"\x8b\x02\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.triptych.v1.Message\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x05 \x01(\x0c\x12\x13\n\x06prompt\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05tools\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x12\x12,\n\x0btool_choice\x18\t \x01(\x0b\x32\x17.triptych.v1.ToolChoiceB\t\n\x07_prompt\"T\n\x0fTokenizeRequest\x12&\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.triptych.v1.ChatRequest\x12\x19\n\x11return_token_strs\x18\x02 \x01(\x08\"9\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\"\x8f\x01\n\x0eResolveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x05media\x18\x03 \x03(\x0b\x32\x16.triptych.v1.MediaPart\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x13\n\x0btenant_salt\x18\x05 \x01(\x0c\x12\x10\n\x08priority\x18\x06 \x01(\x12\"Q\n\x0cResolvedItem\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12\x0c\n\x04grid\x18\x03 \x03(\r\";\n\x0fResolveResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.triptych.v1.ResolvedItem\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x03 \x01(\r\"R\n\x0cToolCallMade\x12#\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ToolCall\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"K\n\x0e\x43hoiceFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"1\n\x0c\x43hatFinished\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.triptych.v1.Usage\"\xd5\x01\n\tChatEvent\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x17.triptych.v1.TokenChunkH\x00\x12\x36\n\x0f\x63hoice_finished\x18\x02 \x01(\x0b\x32\x1b.triptych.v1.ChoiceFinishedH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.triptych.v1.ChatFinishedH\x00\x12.\n\ttool_call\x18\x04 \x01(\x0b\x32\x19.triptych.v1.ToolCallMadeH\x00\x42\x07\n\x05\x65vent\"4\n\nChatEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ChatEvent\"\x0f\n\rModelsRequest\"8\n\x0eModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo\"%\n\x0fTimelineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa0\x02\n\x0cItemTimeline\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x08modality\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x06 \x01(\t\x12\x17\n\x0f\x65ncode_attempts\x18\x07 \x01(\r\x12\x16\n\x0e\x65ncoder_cached\x18\x08 \x01(\x08\x12\x0f\n\x07queue_s\x18\t \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\n \x01(\x01\x12\x14\n\x0cpull_backend\x18\x0b \x01(\t\x12\x12\n\npull_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06pull_s\x18\r \x01(\x01\x12\x13\n\x0btext_cached\x18\x0e \x01(\x08\x12\r\n\x05shard\x18\x0f \x01(\t\"\xf9\x02\n\x08Timeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x07outcome\x18\x03 \x01(\x0e\x32\x14.triptych.v1.Outcome\x12(\n\x05items\x18\x04 \x03(\x0b\x32\x19.triptych.v1.ItemTimeline\x12\x15\n\rtext_instance\x18\x05 \x01(\t\x12\x15\n\rtext_attempts\x18\x06 \x01(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x08 \x01(\r\x12\x11\n\tprepare_s\x18\t \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\n \x01(\x01\x12\x0f\n\x07queue_s\x18\x0b \x01(\x01\x12\x0e\n\x06pull_s\x18\x0c \x01(\x01\x12\x11\n\tprefill_s\x18\r \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x0e \x01(\x01\x12\x0e\n\x06ttft_s\x18\x0f \x01(\x01\x12\x0f\n\x07total_s\x18\x10 \x01(\x01\x12\r\n\x05\x65rror\x18\x11 \x01(\t\"\x12\n\x10ReadinessRequest\"F\n\x11ReadinessResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x11\n\tinstances\x18\x03 \x03(\t*\x8e\x01\n\x0bSpeakerRole\x12\x1c\n\x18SPEAKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13SPEAKER_ROLE_SYSTEM\x10\x01\x12\x15\n\x11SPEAKER_ROLE_USER\x10\x02\x12\x1a\n\x16SPEAKER_ROLE_ASSISTANT\x10\x03\x12\x15\n\x11SPEAKER_ROLE_TOOL\x10\x04*t\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RUNNING\x10\x01\x12\x10\n\x0cOUTCOME_DONE\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x32\xa9\x03\n\x06Router\x12;\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x17.triptych.v1.ChatEvents0\x01\x12\x41\n\x06Models\x12\x1a.triptych.v1.ModelsRequest\x1a\x1b.triptych.v1.ModelsResponse\x12\x42\n\x0bGetTimeline\x12\x1c.triptych.v1.TimelineRequest\x1a\x15.triptych.v1.Timeline\x12G\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1d.triptych.v1.TokenizeResponse\x12J\n\tReadiness\x12\x1d.triptych.v1.ReadinessRequest\x1a\x1e.triptych.v1.ReadinessResponse\x12\x46\n\x07Resolve\x12\x1b.triptych.v1.ResolveRequest\x1a\x1c.triptych.v1.ResolveResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPEAKERROLE']._serialized_start=2341
-  _globals['_SPEAKERROLE']._serialized_end=2483
-  _globals['_OUTCOME']._serialized_start=2485
-  _globals['_OUTCOME']._serialized_end=2601
+  _globals['_SPEAKERROLE']._serialized_start=2631
+  _globals['_SPEAKERROLE']._serialized_end=2773
+  _globals['_OUTCOME']._serialized_start=2775
+  _globals['_OUTCOME']._serialized_end=2891
   _globals['_MEDIAPART']._serialized_start=67
   _globals['_MEDIAPART']._serialized_end=133
   _globals['_PART']._serialized_start=135
@@ -52,32 +52,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZEREQUEST']._serialized_end=839
   _globals['_TOKENIZERESPONSE']._serialized_start=841
   _globals['_TOKENIZERESPONSE']._serialized_end=898
-  _globals['_USAGE']._serialized_start=900
-  _globals['_USAGE']._serialized_end=979
-  _globals['_TOOLCALLMADE']._serialized_start=981
-  _globals['_TOOLCALLMADE']._serialized_end=1063
-  _globals['_CHOICEFINISHED']._serialized_start=1065
-  _globals['_CHOICEFINISHED']._serialized_end=1140
-  _globals['_CHATFINISHED']._serialized_start=1142
-  _globals['_CHATFINISHED']._serialized_end=1191
-  _globals['_CHATEVENT']._serialized_start=1194
-  _globals['_CHATEVENT']._serialized_end=1407
-  _globals['_CHATEVENTS']._serialized_start=1409
-  _globals['_CHATEVENTS']._serialized_end=1461
-  _globals['_MODELSREQUEST']._serialized_start=1463
-  _globals['_MODELSREQUEST']._serialized_end=1478
-  _globals['_MODELSRESPONSE']._serialized_start=1480
-  _globals['_MODELSRESPONSE']._serialized_end=1536
-  _globals['_TIMELINEREQUEST']._serialized_start=1538
-  _globals['_TIMELINEREQUEST']._serialized_end=1575
-  _globals['_ITEMTIMELINE']._serialized_start=1578
-  _globals['_ITEMTIMELINE']._serialized_end=1866
-  _globals['_TIMELINE']._serialized_start=1869
-  _globals['_TIMELINE']._serialized_end=2246
-  _globals['_READINESSREQUEST']._serialized_start=2248
-  _globals['_READINESSREQUEST']._serialized_end=2266
-  _globals['_READINESSRESPONSE']._serialized_start=2268
-  _globals['_READINESSRESPONSE']._serialized_end=2338
-  _globals['_ROUTER']._serialized_start=2604
-  _globals['_ROUTER']._serialized_end=2957
+  _globals['_RESOLVEREQUEST']._serialized_start=901
+  _globals['_RESOLVEREQUEST']._serialized_end=1044
+  _globals['_RESOLVEDITEM']._serialized_start=1046
+  _globals['_RESOLVEDITEM']._serialized_end=1127
+  _globals['_RESOLVERESPONSE']._serialized_start=1129
+  _globals['_RESOLVERESPONSE']._serialized_end=1188
+  _globals['_USAGE']._serialized_start=1190
+  _globals['_USAGE']._serialized_end=1269
+  _globals['_TOOLCALLMADE']._serialized_start=1271
+  _globals['_TOOLCALLMADE']._serialized_end=1353
+  _globals['_CHOICEFINISHED']._serialized_start=1355
+  _globals['_CHOICEFINISHED']._serialized_end=1430
+  _globals['_CHATFINISHED']._serialized_start=1432
+  _globals['_CHATFINISHED']._serialized_end=1481
+  _globals['_CHATEVENT']._serialized_start=1484
+  _globals['_CHATEVENT']._serialized_end=1697
+  _globals['_CHATEVENTS']._serialized_start=1699
+  _globals['_CHATEVENTS']._serialized_end=1751
+  _globals['_MODELSREQUEST']._serialized_start=1753
+  _globals['_MODELSREQUEST']._serialized_end=1768
+  _globals['_MODELSRESPONSE']._serialized_start=1770
+  _globals['_MODELSRESPONSE']._serialized_end=1826
+  _globals['_TIMELINEREQUEST']._serialized_start=1828
+  _globals['_TIMELINEREQUEST']._serialized_end=1865
+  _globals['_ITEMTIMELINE']._serialized_start=1868
+  _globals['_ITEMTIMELINE']._serialized_end=2156
+  _globals['_TIMELINE']._serialized_start=2159
+  _globals['_TIMELINE']._serialized_end=2536
+  _globals['_READINESSREQUEST']._serialized_start=2538
+  _globals['_READINESSREQUEST']._serialized_end=2556
+  _globals['_READINESSRESPONSE']._serialized_start=2558
+  _globals['_READINESSRESPONSE']._serialized_end=2628
+  _globals['_ROUTER']._serialized_start=2894
+  _globals['_ROUTER']._serialized_end=3319
 # @@protoc_insertion_point(module_scope)

@@ -120,6 +120,38 @@ class TokenizeResponse(_message.Message):
     token_strs: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strs: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ResolveRequest(_message.Message):
+    __slots__ = ("request_id", "model", "media", "keys", "tenant_salt", "priority")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    media: _containers.RepeatedCompositeFieldContainer[MediaPart]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    tenant_salt: bytes
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., media: _Optional[_Iterable[_Union[MediaPart, _Mapping]]] = ..., keys: _Optional[_Iterable[bytes]] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class ResolvedItem(_message.Message):
+    __slots__ = ("ticket", "cached", "grid")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
+    cached: bool
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., cached: _Optional[bool] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ResolveResponse(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ResolvedItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[ResolvedItem, _Mapping]]] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "image_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]

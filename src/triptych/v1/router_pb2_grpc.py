@@ -63,6 +63,11 @@ class RouterStub:
                 request_serializer=triptych_dot_v1_dot_router__pb2.ReadinessRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_router__pb2.ReadinessResponse.FromString,
                 _registered_method=True)
+        self.Resolve = channel.unary_stream(
+                '/triptych.v1.Router/Resolve',
+                request_serializer=triptych_dot_v1_dot_router__pb2.ResolveRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_router__pb2.ResolveResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -105,6 +110,14 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resolve(self, request, context):
+        """Where embeddings are: of media, which is encoded first, or of keys that an earlier call has returned. One response, once
+        all are there; they are held until the caller ends the call, or its deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +145,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Readiness,
                     request_deserializer=triptych_dot_v1_dot_router__pb2.ReadinessRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_router__pb2.ReadinessResponse.SerializeToString,
+            ),
+            'Resolve': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resolve,
+                    request_deserializer=triptych_dot_v1_dot_router__pb2.ResolveRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_router__pb2.ResolveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -273,6 +291,33 @@ class Router:
             '/triptych.v1.Router/Readiness',
             triptych_dot_v1_dot_router__pb2.ReadinessRequest.SerializeToString,
             triptych_dot_v1_dot_router__pb2.ReadinessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resolve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.Router/Resolve',
+            triptych_dot_v1_dot_router__pb2.ResolveRequest.SerializeToString,
+            triptych_dot_v1_dot_router__pb2.ResolveResponse.FromString,
             options,
             channel_credentials,
             insecure,

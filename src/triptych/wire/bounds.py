@@ -123,6 +123,14 @@ TABLE: Mapping[str, Rows] = {
     "ToolCall": {"call_id": _ID, "name": _ID, "arguments": Size(_MAX_TEXT)},
     "ToolChoice": {"name": _ID},
     "TimelineRequest": {"request_id": _ID},
+    "ResolveRequest": {
+        "request_id": _ID,
+        "model": _ID,
+        "media": Many(MAX_ITEMS, unit="items"),
+        "keys": Many(MAX_ITEMS, _KEY, "keys"),
+        "tenant_salt": _SALT,
+        "priority": PRIORITY,
+    },
     "Registration": {
         "instance_id": Size(128, low=1),
         "epoch": Anything(),
@@ -204,7 +212,7 @@ def _shard_lies_in_its_item(shard: Any) -> None:
 
 _TOGETHER: Mapping[str, Callable[[Any], None]] = {"Shard": _shard_lies_in_its_item}
 """Checks that involve several fields of a message."""
-_OWN_WORDS = frozenset({"SamplingParams", "ChatRequest"})
+_OWN_WORDS = frozenset({"SamplingParams", "ChatRequest", "ResolveRequest"})
 """Messages whose fields clients know by their own names, wherever the message is nested."""
 _API_NAMES = {row.name: row.api_name for row in PARAMETERS.values()}
 _NEEDS_NONE = (Field.CPPTYPE_BOOL, Field.CPPTYPE_ENUM, Field.CPPTYPE_MESSAGE)

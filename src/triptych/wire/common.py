@@ -6,6 +6,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.sampling import ResponseFormat, SamplingParams
 from triptych.v1 import common_pb2
+from triptych.wire.bounds import checker
 from triptych.wire.flat import Pair
 
 MEDIA_INFO = Pair(
@@ -15,6 +16,8 @@ MEDIA_INFO = Pair(
 )
 SHARD = Pair(Shard, common_pb2.Shard)
 TICKET = Pair(Ticket, common_pb2.Ticket, nested=(Pair(TensorSpec, common_pb2.TensorSpec),))
+check_ticket = checker(common_pb2.Ticket.DESCRIPTOR)
+"""Raises InvalidRequest for an invalid ticket in an answer; those in requests are checked with them."""
 SAMPLING = Pair(
     SamplingParams,
     common_pb2.SamplingParams,

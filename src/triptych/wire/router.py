@@ -17,9 +17,10 @@ from triptych.domain.chat import (
 )
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, ToolCallMade, Usage
 from triptych.domain.media import Modality
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import ItemTimeline, Readiness, Timeline
 from triptych.v1 import common_pb2, router_pb2
-from triptych.wire.common import CHUNK, SAMPLING
+from triptych.wire.common import CHUNK, SAMPLING, TICKET, check_ticket
 from triptych.wire.flat import EnumPair, Pair, Variants
 
 TOKENIZED = Pair(Tokenized, router_pb2.TokenizeResponse)
@@ -41,6 +42,15 @@ _EVENT = Variants(
 )
 
 
+def _write_media(part: MediaPart, into: router_pb2.MediaPart) -> None:
+    into.modality = _MODALITY.to_wire[part.modality]
+    into.data = part.data
+
+
+def _media_from_wire(message: router_pb2.MediaPart) -> MediaPart:
+    return MediaPart(_MODALITY.from_wire[message.modality], message.data)
+
+
 def _write_message(message: Message, into: router_pb2.Message) -> None:
     into.role = _SPEAKER.to_wire[message.role]
     into.tool_calls.extend(map(_TOOL_CALL.to_wire, message.tool_calls))
@@ -51,8 +61,7 @@ def _write_message(message: Message, into: router_pb2.Message) -> None:
             case TextPart():
                 written.text = part.text
             case MediaPart():
-                written.media.modality = _MODALITY.to_wire[part.modality]
-                written.media.data = part.data
+                _write_media(part, written.media)
 
 
 def _part_from_wire(message: router_pb2.Part) -> Part:
@@ -60,7 +69,7 @@ def _part_from_wire(message: router_pb2.Part) -> Part:
         case "text":
             return TextPart(message.text)
         case "media":
-            return MediaPart(_MODALITY.from_wire[message.media.modality], message.media.data)
+            return _media_from_wire(message.media)
         case _:
             raise errors.InvalidRequest("a content part is neither text nor media", param="messages")
 
@@ -118,3 +127,35 @@ def chat_events_to_wire(events: Sequence[ChatEvent]) -> router_pb2.ChatEvents:
 def chat_events_from_wire(message: router_pb2.ChatEvents) -> tuple[ChatEvent, ...]:
     """Raises InternalError for an unknown event."""
     return tuple(map(_EVENT.from_wire, message.events))
+
+
+_RESOLVE = Pair(
+    ResolveRequest,
+    router_pb2.ResolveRequest,
+    given=("timeout_s",),
+    special={"media": (lambda _: (), lambda message: tuple(map(_media_from_wire, message.media)))},
+)
+_RESOLVED = Pair(ResolvedItem, router_pb2.ResolvedItem, nested=(TICKET,))
+
+
+def resolve_request_to_wire(request: ResolveRequest) -> router_pb2.ResolveRequest:
+    """Media is written in place, as in ``chat_request_to_wire``."""
+    written = _RESOLVE.to_wire(request)
+    for part in request.media:
+        _write_media(part, written.media.add())
+    return written
+
+
+def resolve_request_from_wire(message: router_pb2.ResolveRequest, timeout_s: float) -> ResolveRequest:
+    return _RESOLVE.from_wire(message, timeout_s)
+
+
+def resolved_to_wire(items: Sequence[ResolvedItem]) -> router_pb2.ResolveResponse:
+    return router_pb2.ResolveResponse(items=map(_RESOLVED.to_wire, items))
+
+
+def resolved_from_wire(message: router_pb2.ResolveResponse) -> tuple[ResolvedItem, ...]:
+    """Raises InvalidRequest for an invalid ticket."""
+    for item in message.items:
+        check_ticket(item.ticket)
+    return tuple(map(_RESOLVED.from_wire, message.items))

@@ -15,6 +15,7 @@ from tests.unit.services.gateway.fakes import MODEL
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InvalidRequest, NotFound
 from triptych.media.fetch import FetchLimits
@@ -53,6 +54,10 @@ class SniffingRouter:
             inspect_media(part.data, MediaLimits())
         if request.tools:
             raise InvalidRequest("does not support tools", param="tools")
+
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        del request
+        yield ()
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)

@@ -9,6 +9,7 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Outcome, Readiness, Timeline
 from triptych.errors import NotFound
 from triptych.rpc.server import RpcServer
@@ -27,6 +28,8 @@ class ScriptedRouter:
     def __init__(self, *scripts: Sequence[Step]) -> None:
         self.scripts = scripts or (HELLO,)
         self.requests: list[ChatRequest] = []
+        self.resolves: list[ResolveRequest] = []
+        self.resolved: tuple[ResolvedItem, ...] | Exception = ()
         self.model_lookups = 0
         self.models_served: tuple[ModelInfo, ...] = (MODEL,)
         self.closed = asyncio.Event()
@@ -42,6 +45,16 @@ class ScriptedRouter:
                     raise step
                 else:
                     yield (step,)
+        finally:
+            self.closed.set()
+
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        self.resolves.append(request)
+        try:
+            if isinstance(self.resolved, Exception):
+                raise self.resolved
+            yield self.resolved
+            await asyncio.Event().wait()
         finally:
             self.closed.set()
 

@@ -402,6 +402,27 @@ async def test_invalid_arguments_are_refused_before_sending(monkeypatch: pytest.
     assert router.requests == []
 
 
+async def test_images_are_resolved_and_held_within_the_context() -> None:
+    router = ScriptedRouter()
+    async with AsyncClient(router) as client:
+        async with client.resolve([b"x", b"y"], tenant_salt=b"t", priority=2, timeout_s=9.0) as items:
+            assert items == ()
+            assert not router.closed.is_set()
+        assert router.closed.is_set()
+        (asked,) = router.resolves
+        assert [part.data for part in asked.media] == [b"x", b"y"]
+        assert (asked.model, asked.keys, asked.tenant_salt, asked.priority) == ("demo", (), b"t", 2)
+        assert 8.0 < asked.timeout_s <= 9.0
+        for refused in ("x.png", 7):
+            with pytest.raises(TriptychError):
+                async with client.resolve(refused):  # type: ignore[arg-type]
+                    pass
+        router.resolved = InvalidMedia("it is none", param="media[0]")
+        with pytest.raises(InvalidMedia):
+            async with client.resolve([b"x"]):
+                pass
+
+
 async def test_an_answer_without_choices_is_an_internal_error() -> None:
     async with AsyncClient(ScriptedRouter((ChatFinished(USAGE),))) as client, client.stream("Hi") as stream:
         assert isinstance(stream, ChatStream)

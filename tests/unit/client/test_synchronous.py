@@ -33,6 +33,8 @@ def test_answers_streams_and_read_calls(target: str) -> None:
         assert client.chat(RawPrompt("1 2"), priority=3).text == "Hello"
         with client.stream("What?", tools=[{"type": "function"}]) as stream:
             assert stream.collect().text == "Hello"
+        with client.resolve([b"x"]) as items:
+            assert items == ()
         assert client.tokenize("What?") == (0,)
         assert client.models() == (MODEL,)
         assert client.ready().ready

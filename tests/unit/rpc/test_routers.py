@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, ModelNotFound, NotFound, Unavailable
@@ -27,11 +29,21 @@ class Client(FakeRouter):
 
     def __init__(self) -> None:
         super().__init__()
+        self.resolves: list[ResolveRequest] = []
         self.refused = False
         self.is_closed = False
         self.served: tuple[ModelInfo, ...] | Exception = (MODEL,)
         self.lookups = 0
         self.hangs: asyncio.Event | None = None
+        self.knows_keys = False
+
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        self.resolves.append(request)
+        if isinstance(self.script[0], Exception):
+            raise self.script[0]
+        if request.keys and not self.knows_keys:
+            raise NotFound("no such key")
+        yield ()
 
     async def models(self) -> tuple[ModelInfo, ...]:
         self.lookups += 1
@@ -275,3 +287,30 @@ async def test_it_is_known_which_models_there_are_once_one_router_has_answered()
         await here.routers.asked()
         assert here.routers.answering
         hangs.set()
+
+
+async def resolved(here: Site, **asked: Any) -> list[tuple[ResolvedItem, ...]]:
+    async with aclosing(here.routers.resolve(ResolveRequest("r", "demo", **asked))) as answer:
+        return [items async for items in answer]
+
+
+async def test_keys_are_looked_for_at_one_router_after_the_other() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    here.clients["b"].knows_keys = True
+    for _ in range(4):
+        assert await resolved(here, keys=(bytes(32),)) == [()]
+    assert len(here.clients["b"].resolves) == 4
+    here.clients["b"].knows_keys = False
+    with pytest.raises(NotFound):
+        await resolved(here, keys=(bytes(32),))
+
+
+async def test_a_resolve_that_could_not_be_sent_goes_to_another_router() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    here.clients["a"].goes_away()
+    for _ in range(3):
+        assert await resolved(here) == [()]
+    assert len(here.clients["b"].resolves) == 3
+    here.clients["b"].goes_away()
+    with pytest.raises(Unavailable):
+        await resolved(here)

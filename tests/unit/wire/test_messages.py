@@ -59,6 +59,7 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.profile import ProfileIdentity
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -179,7 +180,8 @@ CHAT_EVENT = (
     | CHOICE_FINISHED
     | st.builds(ChatFinished, st.builds(Usage, U32, U32, U32))
 )
-PART = st.builds(TextPart, TEXT) | st.builds(MediaPart, st.sampled_from(Modality), st.binary(max_size=8))
+MEDIA_PART = st.builds(MediaPart, st.sampled_from(Modality), st.binary(max_size=8))
+PART = st.builds(TextPart, TEXT) | MEDIA_PART
 MESSAGE = st.builds(
     Message,
     st.sampled_from(("system", "user", "assistant", "tool")),
@@ -269,6 +271,27 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
     "text request": (TEXT_REQUEST, text.TEXT_REQUEST.to_wire, lambda m: text.TEXT_REQUEST.from_wire(m, 9.0)),
     "text events": (st.lists(TEXT_EVENT).map(tuple), text.text_events_to_wire, text.text_events_from_wire),
     "chat request": (CHAT, router.chat_request_to_wire, lambda m: router.chat_request_from_wire(m, 9.0)),
+    "resolve request": (
+        st.builds(
+            ResolveRequest,
+            request_id=TEXT,
+            model=TEXT,
+            media=st.lists(MEDIA_PART, max_size=3).map(tuple),
+            keys=st.lists(KEY, max_size=3).map(tuple),
+            timeout_s=st.just(9.0),
+            tenant_salt=st.binary(max_size=8),
+            priority=st.integers(-(2**31), 2**31 - 1),
+        ),
+        router.resolve_request_to_wire,
+        lambda m: router.resolve_request_from_wire(m, 9.0),
+    ),
+    "resolved items": (
+        st.lists(
+            st.builds(ResolvedItem, TICKET, st.booleans(), st.lists(st.integers(0, 4096), max_size=3).map(tuple))
+        ).map(tuple),
+        router.resolved_to_wire,
+        router.resolved_from_wire,
+    ),
     "chat events": (st.lists(CHAT_EVENT).map(tuple), router.chat_events_to_wire, router.chat_events_from_wire),
     "timeline": (TIMELINE, router.TIMELINE.to_wire, router.TIMELINE.from_wire),
     "readiness": (

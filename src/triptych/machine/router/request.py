@@ -2,6 +2,10 @@
 
 
     PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
+                               +------> HOLDING -> DONE
+
+A chat is dispatched to a text instance. A resolve ends in HOLDING: its caller is told where the items are, and they are held
+until it leaves or the deadline passes.
 
 Losses are redone at the smallest grain (docs/adr/0005): an item is encoded again elsewhere, a lease renewed, a text
 instance replaced; each a bounded number of times, and only until the first token. If an arena is full, the whole
@@ -42,6 +46,7 @@ from triptych.machine.router.request_events import (
     Prepared,
     RequestEffect,
     RequestEvent,
+    Resolved,
     Resumed,
     Signal,
     TextReported,
@@ -73,6 +78,7 @@ class Phase(Enum):
     ENCODING = "encoding"
     DISPATCHING = "dispatching"
     STREAMING = "streaming"
+    HOLDING = "holding"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -125,10 +131,12 @@ class RequestMachine:
         new_lease: Callable[[], LeaseId],
         choices: int = 1,
         priority: int = 0,
+        resolves: bool = False,
     ) -> None:
         """``number`` is never reused, unlike the id.
 
-        The request is done when ``choices`` choices have finished. ``new_lease`` returns a fresh lease id.
+        A chat is done when ``choices`` choices have finished. ``resolves``: it is no chat, and has items.
+        ``new_lease`` returns a fresh lease id.
         """
         self._number = number
         self._request_id = request_id
@@ -137,6 +145,7 @@ class RequestMachine:
         self._new_lease = new_lease
         self._choices = choices
         self._priority = priority
+        self._resolves = resolves
         self._phase = Phase.PREPARING
         self._over = False
         self._items: list[RequestItem] = []
@@ -193,8 +202,8 @@ class RequestMachine:
         if self._phase is Phase.ENCODING:
             busy = any(item.held is not None and item.held.pending for item in self._items)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
-        if self._phase is Phase.DISPATCHING:
-            assert all(item.ready for item in self._items), "dispatched before every item was there"  # noqa: S101
+        if self._phase in {Phase.DISPATCHING, Phase.HOLDING}:
+            assert all(item.ready for item in self._items), "dispatched or resolved before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
         assert self._over == self._phase.over, "over before its end"  # noqa: S101
         assert not (self._over and self._pauses), "a finished request has pauses"  # noqa: S101
@@ -231,8 +240,10 @@ class RequestMachine:
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case TextPoolLost(error):
-                sent = self._phase in {Phase.DISPATCHING, Phase.STREAMING}
+                sent = self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING}
                 return [] if sent else self._end(Phase.FAILED, error, now_s)
+            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
+                return self._end(Phase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
                 return self._end(Phase.CANCELLED, Cancelled("the client disconnected"), now_s)
             case Signal.DEADLINE_PASSED:
@@ -434,10 +445,23 @@ class RequestMachine:
         needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
         stale = [item.held for item in self._items if item.held is not None and item.held.stale(needed_until_s)]
         if not stale:
-            return self._dispatch(now_s, "every item is encoded")
+            return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
         self._phase = Phase.ENCODING
         reason = "a further attempt" if self._text.sent else "the lease is running out"
         return [held.renew(self._new_lease, now_s, self._lease_s(now_s), reason) for held in stale]
+
+    def _hold(self, now_s: float) -> list[RequestEffect]:
+        self._phase = Phase.HOLDING
+        self._stats.encoded_s = now_s
+        resolved = tuple(item.resolved for item in self._items)
+        self._sent()
+        return [Resolved(resolved)]
+
+    def _sent(self) -> None:
+        """All tickets are in the hands of a reader."""
+        for item in self._items:
+            if item.held is not None:
+                item.held.unsent = None
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
@@ -452,9 +476,7 @@ class RequestMachine:
         self._text.send(grant)
         self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
         placements = tuple(item.placement for item in self._items)
-        for item in self._items:
-            if item.held is not None:
-                item.held.unsent = None
+        self._sent()
         return [Generate(grant.credit, grant.name, placements)]
 
     def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -508,7 +530,7 @@ class RequestMachine:
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
         effects += self._release_all(phase.value if error is None else error.message)
-        if self._stats.first_token_s is None and phase is Phase.DONE:
+        if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:
             self._stats.first_token_s = now_s
         self._phase, self._over = phase, True
         self._stats.over_s = now_s

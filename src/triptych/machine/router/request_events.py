@@ -7,6 +7,7 @@ from typing import Literal
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.resolving import ResolvedItem
 from triptych.errors import TriptychError
 from triptych.machine.router.shared_events import (
     Answer,
@@ -70,7 +71,7 @@ class Signal(Enum):
     """Events without data."""
 
     LEASES_DUE = "leases are to be extended"
-    CALLER_LEFT = "the client disconnected, or the process is ending"
+    CALLER_LEFT = "the client disconnected or needs no more, or the process is ending"
     DEADLINE_PASSED = "the deadline has passed"
 
 
@@ -147,6 +148,13 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """Tell the caller where the items are. They are held until the request ends."""
+
+    items: tuple[ResolvedItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Cancel the running call of this credit, if any."""
 
@@ -173,4 +181,4 @@ class End:
 ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone
 """Effects that are events of the cluster machine."""
 
-RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Abort | After | Release | End
+RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Resolved | Abort | After | Release | End

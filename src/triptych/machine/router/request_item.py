@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Placement, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import EngineFailure
 from triptych.machine.router.held_ticket import HeldTicket
@@ -50,12 +52,21 @@ class RequestItem:
 
     @property
     def placement(self) -> Placement:
-        """Where its embedding goes in the prompt, with an unsent ticket and the address where the reader will connect."""
-        if self.held is None or self.held.unsent is None:
-            raise AssertionError("dispatched without a ticket")
+        """Where its embedding goes in the prompt, with an unsent ticket."""
         shard = self.plan.shard
-        ticket = replace(self.held.unsent, address=self.held.grant.name)  # an instance's name is its address
-        return Placement(self.index, self.plan.start, ticket, shard is not None and shard.first > 0)
+        return Placement(self.index, self.plan.start, self._ticket, shard is not None and shard.first > 0)
+
+    @property
+    def resolved(self) -> ResolvedItem:
+        """Where its embedding is, with an unsent ticket."""
+        return ResolvedItem(self._ticket, cached=self.served is not None and self.served.cached, grid=self.plan.grid)
+
+    @property
+    def _ticket(self) -> Ticket:
+        """An unsent ticket, with the address where the reader will connect."""
+        if self.held is None or self.held.unsent is None:
+            raise AssertionError("sent without a ticket")
+        return replace(self.held.unsent, address=self.held.grant.name)  # an instance's name is its address
 
     def release(self, reason: str) -> list[RequestEffect]:
         """Release the item's place and leases, if it has any."""

@@ -42,6 +42,7 @@ from triptych.machine.router.request_events import (
     Renew,
     RequestEffect,
     RequestEvent,
+    Resolved,
     Resumed,
     Signal,
     TextReported,
@@ -97,9 +98,9 @@ Call = Encode | Renew | Generate | TextWanted | CreditsWanted
 class World:
     """Performs the machine's effects on command, and tracks leases and credits."""
 
-    def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
+    def __init__(self, count: int, limits: RequestLimits = LIMITS, *, resolves: bool = False) -> None:
         self.machine = RequestMachine(
-            1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease
+            1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease, resolves=resolves
         )
         self.now_s = 0.0
         self.credits: dict[int, str] = {}
@@ -1182,3 +1183,83 @@ def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Ge
     event = rng.choice(events)
     world.feed(event)
     return None if isinstance(event, TextReported) and isinstance(event.what, Finished) else dispatch
+
+
+def resolving() -> tuple[World, Resolved]:
+    """A resolve of two items, whose caller has been told where they are."""
+    world = World(2, resolves=True)
+    world.place_all()
+    world.encode_all()
+    (told,) = [effect for effect in world.effects if isinstance(effect, Resolved)]
+    assert world.machine.phase is Phase.HOLDING
+    return world, told
+
+
+def test_a_resolve_tells_where_its_items_are_and_asks_for_no_text_instance() -> None:
+    world, told = resolving()
+    assert not world.take(TextWanted)
+    assert [item.ticket.key for item in told.items] == [bytes([index]) * 32 for index in range(2)]
+    assert [item.ticket.address for item in told.items] == ["e0", "e1"]
+    assert [item.cached for item in told.items] == [False, False]
+    assert {item.ticket.lease_id for item in told.items} <= world.leases.keys()
+    assert len(world.leases) == 4
+
+
+def test_a_resolve_is_done_when_its_caller_leaves_and_holds_nothing_then() -> None:
+    world, _ = resolving()
+    world.now_s = 3.0
+    world.feed(Signal.CALLER_LEFT)
+    world.assert_over(Phase.DONE)
+    timeline = world.machine.timeline(99.0, 0)
+    assert (timeline.outcome, timeline.total_s, timeline.ttft_s, timeline.text_attempts) == (Outcome.DONE, 3.0, 0.0, 0)
+
+
+def test_a_resolve_is_done_at_its_deadline() -> None:
+    world, _ = resolving()
+    world.now_s = DEADLINE_S
+    world.feed(Signal.DEADLINE_PASSED)
+    world.assert_over(Phase.DONE)
+
+
+def test_a_resolve_that_is_not_encoded_in_time_fails() -> None:
+    world = World(1, resolves=True)
+    world.place_all()
+    world.feed(Signal.DEADLINE_PASSED)
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, DeadlineExceeded)
+
+
+def test_a_caller_that_leaves_before_its_items_are_encoded_has_cancelled() -> None:
+    world = World(1, resolves=True)
+    world.place_all()
+    world.feed(Signal.CALLER_LEFT)
+    world.assert_over(Phase.CANCELLED)
+
+
+def test_leases_of_a_resolve_are_extended_while_it_is_held() -> None:
+    world, told = resolving()
+    world.now_s = 15.0
+    world.feed(Signal.LEASES_DUE)
+    extended = {lease_id for effect in world.extending for lease_id in effect.lease_ids}
+    assert extended >= {item.ticket.lease_id for item in told.items}
+    assert len(extended) == 4
+
+
+def test_a_resolve_needs_no_text_pool() -> None:
+    world = World(1, resolves=True)
+    world.feed(TextPoolLost(Unavailable("no text instance")))
+    world.place_all()
+    world.encode_all()
+    assert world.machine.phase is Phase.HOLDING
+
+
+def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
+    world = World(1, resolves=True)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    world.feed(failed(call, InstanceLost("it died")))
+    world.place_all()
+    world.encode_all()
+    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.timeline(1.0, 0).items[0].encode_attempts == 2

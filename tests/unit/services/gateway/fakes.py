@@ -8,6 +8,7 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.errors import NotFound
 
@@ -57,6 +58,10 @@ class FakeRouter:
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         self.requests.append(request)
         return Tokenized((5, 6, 7), ("a", "<image>", "b") if return_token_strs else ())
+
+    async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        del request
+        yield ()
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.models_answer()

@@ -1,0 +1,149 @@
+"""Runs one chat: prepares its prompt, and streams its answer from a text instance."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
+from triptych.domain.item_plan import ItemPlan
+from triptych.errors import InstanceLost, TriptychError
+from triptych.machine.router.attainment import Gaps
+from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved, TextReported
+from triptych.machine.router.shared_events import CreditReturned, FirstToken
+from triptych.policy import admission
+from triptych.ports import Clock, Offload, Text
+from triptych.runtime import tracing
+
+from .answer import Answer
+from .attainment import Attainment
+from .cluster import Cluster
+from .prepare import Prepare, Prompted
+from .request_task import Admitted, RequestTask
+from .stream_buffer import StreamBuffer
+
+
+class ChatTask(RequestTask):
+    """``drive`` puts the answer into ``buffer``."""
+
+    request: ChatRequest
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        admitted: Admitted,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        attainment: Attainment,
+        prepare: Prepare,
+        sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
+        offload: Offload,
+    ) -> None:
+        super().__init__(request, admitted, cluster, clock)
+        self.buffer = StreamBuffer()
+        self._attainment = attainment
+        self._gaps: Gaps | None = None
+        self._prepare_request = prepare
+        self._sharding = sharding
+        self._offload = offload
+        self._prompted: Prompted
+        """Set by ``_prepare``."""
+        self._sampling = request.sampling
+        self._answer: Answer | None = None
+
+    @property
+    def streamed_tokens(self) -> int:
+        return 0 if self._answer is None else self._answer.streamed_tokens
+
+    @property
+    def finish_reason(self) -> str:
+        """The reason of the choice that finished last; empty before one did."""
+        return "" if self._answer is None else self._answer.finish_reason
+
+    def _serve(self, effect: Generate | Resolved) -> None:
+        assert isinstance(effect, Generate)  # noqa: S101 - a chat's machine has no other
+        self._attainment.dispatched(self._number, self._machine.text_instance)
+        task = self._start(partial(self._generate, effect), "generate")
+        task.add_done_callback(partial(self._generated, effect.credit))
+
+    def _ended(self, error: TriptychError | None) -> None:
+        self.buffer.close(error)
+
+    async def _prepare(self) -> None:
+        try:
+            with tracing.child("prepare"):
+                self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
+            prompt_tokens = len(self._prompted.token_ids)
+            self._sampling = admission.complete(
+                self._prompted.sampling,
+                prompt_tokens=prompt_tokens,
+                context_length=self._model.context_length,
+                kv_tokens=self._cluster.kv_tokens,
+            )
+        except TriptychError as error:
+            self.feed(Failed(error))
+        else:
+            items = self._prompted.items
+            if any(len(item.units) > 1 for item in items):
+                items = self._sharding(items)
+            self._gaps = self._attainment.prepared(
+                self._number, self._prompted.items, prompt_tokens, self._clock() - self._started_s
+            )
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
+
+    async def _generate(self, effect: Generate) -> None:
+        request = TextRequest(
+            request_id=self.request.request_id,
+            model=self._model.model_id,
+            token_ids=self._prompted.token_ids,
+            placements=effect.placements,
+            sampling=self._sampling,
+            timeout_s=self._left_s(),
+            priority=self.request.priority,
+            tenant_salt=self.request.tenant_salt,
+        )
+        try:
+            with self._cluster.call(effect.name) as text:
+                await self._stream(text, effect, request)
+        except TriptychError as error:
+            self._failed(effect.credit, effect.name, error)
+
+    def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
+        self._cluster.feed(CreditReturned(credit))
+
+    async def _stream(self, text: Text, effect: Generate, request: TextRequest) -> None:
+        """Forward the answer. The machine gets only the events that change the request's phase."""
+        async with aclosing(text.generate(request)) as stream:
+            begun = False
+            answer = self._answer = self._new_answer()
+            async for events in stream:
+                if answer.over:
+                    continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
+                begun = begun or self._begins(effect.credit, events)
+                for finished in answer.take(events):
+                    self.feed(TextReported(effect.credit, finished))
+        if not answer.over:
+            raise InstanceLost("the text instance's stream ended early")
+
+    def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
+        """Whether these events contain the answer's start; from then on the request cannot be retried."""
+        for event in events:
+            if not isinstance(event, Ready):
+                self._feed_both(FirstToken(credit))
+                self._attainment.answering(self._number, self.timeline())
+                return True
+            self.feed(TextReported(credit, event))
+        return False
+
+    def _new_answer(self) -> Answer:
+        usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
+        return Answer(
+            self.buffer,
+            self._prompted.calling,
+            choices=self._sampling.n,
+            usage=usage,
+            gaps=self._gaps,
+            clock=self._clock,
+        )

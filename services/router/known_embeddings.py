@@ -1,0 +1,95 @@
+"""Where the embeddings are that callers have resolved, so that others can read them by their keys."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import LeaseRequest
+from triptych.domain.resolving import ResolvedItem
+from triptych.errors import InternalError, LeaseLost, NotFound, TriptychError, Unavailable
+
+from .cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    name: str
+    """Its address."""
+    generation: int
+
+
+class KnownEmbeddings:
+    """Remembers the holders of the ``limit`` keys that were resolved or read last."""
+
+    def __init__(self, cluster: Cluster, limit: int, new_lease: Callable[[], LeaseId], *, timeout_s: float) -> None:
+        """``timeout_s`` bounds the call to a holder."""
+        self._cluster = cluster
+        self._limit = limit
+        self._new_lease = new_lease
+        self._timeout_s = timeout_s
+        self._holders: OrderedDict[bytes, _Holder] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Remember their holders."""
+        for ticket in tickets:
+            self._holders[ticket.key] = _Holder(ticket.address, ticket.generation)
+            self._holders.move_to_end(ticket.key)
+        while len(self._holders) > self._limit:
+            self._holders.popitem(last=False)
+
+    async def resolve(self, keys: Sequence[bytes], lease_s: float) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        """Yield tickets with a lease each. The leases are released when the generator is closed, or after ``lease_s``.
+
+        Raises NotFound for a key whose embedding is not held, Unavailable if its holder does not answer.
+        """
+        held: list[tuple[str, LeaseId]] = []
+        tickets: dict[int, Ticket] = {}
+        errors: dict[int, TriptychError] = {}
+
+        async def lease(place: int, key: bytes) -> None:
+            try:
+                tickets[place] = await self._lease(place, key, lease_s, held)
+            except TriptychError as error:
+                errors[place] = error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place, key in enumerate(keys):
+                    group.create_task(lease(place, key), name=f"lease {place}")
+            if errors:
+                raise errors[min(errors)]
+            yield tuple(ResolvedItem(tickets[place]) for place in range(len(keys)))
+            await asyncio.sleep(lease_s)
+        finally:
+            for name, lease_id in held:
+                self._cluster.release(name, (lease_id,), ())
+
+    async def _lease(self, place: int, key: bytes, lease_s: float, held: list[tuple[str, LeaseId]]) -> Ticket:
+        """A ticket for one key. Its lease is in ``held`` before it is requested, as an answer may be lost."""
+        param = f"keys[{place}]"
+        gone = NotFound(f"{param}: no embedding of this key is held, resolve its media again", param=param)
+        holder = self._holders.get(key)
+        if holder is None:
+            raise gone
+        request = LeaseRequest(key, holder.generation, self._new_lease(), lease_s, self._timeout_s)
+        held.append((holder.name, request.lease_id))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with self._cluster.call(holder.name) as encoder:
+                    ticket = await encoder.lease(request)
+        except LeaseLost:
+            if self._holders.get(key) is holder:
+                del self._holders[key]
+            raise gone from None
+        except TimeoutError:
+            raise Unavailable(f"{param}: the encoder that holds the embedding does not answer") from None
+        if (ticket.key, ticket.lease_id) != (key, request.lease_id):
+            raise InternalError("an encoder leased another embedding than requested")
+        if key in self._holders:
+            self._holders.move_to_end(key)
+        return replace(ticket, address=holder.name)  # an instance's name is its address

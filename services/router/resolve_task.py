@@ -1,0 +1,65 @@
+"""Runs one request that resolves media: has it encoded, and holds the embeddings for the caller."""
+
+import asyncio
+
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
+from triptych.errors import TriptychError
+from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved
+from triptych.ports import Clock, Offload
+from triptych.runtime import tracing
+
+from .cluster import Cluster
+from .prepare import Prepare
+from .request_task import Admitted, RequestTask
+
+
+class ResolveTask(RequestTask):
+    """``drive`` returns once nothing is held any more."""
+
+    request: ResolveRequest
+
+    def __init__(
+        self,
+        request: ResolveRequest,
+        admitted: Admitted,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        prepare: Prepare,
+        offload: Offload,
+    ) -> None:
+        super().__init__(request, admitted, cluster, clock)
+        self._prepare_request = prepare
+        self._offload = offload
+        self._items: tuple[ResolvedItem, ...] = ()
+        self._error: TriptychError | None = None
+        self._settled = asyncio.Event()
+
+    async def resolved(self) -> tuple[ResolvedItem, ...]:
+        """Where the items are, once all are encoded. Raises the error that ended the request."""
+        await self._settled.wait()
+        if self._error is not None:
+            raise self._error
+        return self._items
+
+    async def ended(self) -> None:
+        """Wait until the items are no longer held."""
+        await self._over.wait()
+
+    async def _prepare(self) -> None:
+        try:
+            with tracing.child("prepare"):
+                items = await self._offload.run(self._prepare_request.items, self.request, self._model)
+        except TriptychError as error:
+            self.feed(Failed(error))
+        else:
+            self.feed(Prepared(items, prompt_tokens=0, answer_tokens=0))
+
+    def _serve(self, effect: Generate | Resolved) -> None:
+        assert isinstance(effect, Resolved)  # noqa: S101 - the machine of a resolve has no other
+        self._items = effect.items
+        self._settled.set()
+
+    def _ended(self, error: TriptychError | None) -> None:
+        self._error = error
+        self._settled.set()
