@@ -24,7 +24,6 @@ import uvloop
 
 from benchmarks import identity
 from services.encoder.servicer import EncoderServicer
-from services.text.receiver import Arrived, TensorReceiver
 from services.text.service import TextService
 from services.text.servicer import TextServicer
 from services.text.settings import TextSettings
@@ -50,6 +49,7 @@ from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngi
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
+from triptych.transport.receiver import Arrived, TensorReceiver
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, router_pb2, router_pb2_grpc, text_pb2, text_pb2_grpc
 
 HOST = "127.0.0.1"

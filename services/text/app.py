@@ -18,9 +18,7 @@ from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
-from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Instance, ObservedTextEngine, Offload, StagedTextEngine
 from triptych.rpc import instance
@@ -28,7 +26,7 @@ from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
 from triptych.rpc.server import Register
-from triptych.rpc.stubs import InstanceStub
+from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
@@ -44,14 +42,14 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.peer_pool import PeerPool
+from triptych.transport.receiver import TensorReceiver
+from triptych.transport.releases import Releases
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler, VisionEncoder
 from .gauges import KvMemory, watch
-from .receiver import TensorReceiver
 from .record import TextRecord
-from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
@@ -147,7 +145,7 @@ async def opened(
         transports = await _transports(settings, arena, record, tls, mounted, scope)
         stack.push_async_callback(transports.close)
         peers = PeerPool(
-            partial(_holder, settings, tls),
+            partial(holder_stub, tls=tls, beyond_loopback=settings.allow_network or tls is not None),
             transports.connect,
             limit=_MAX_HOLDERS,
             clock=monotonic,
@@ -231,17 +229,6 @@ def _receiver(
         clock=monotonic,
         record=record,
     )
-
-
-def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> InstanceStub:
-    """A stub for an address from a ticket.
-
-    Non-loopback addresses are allowed only if the instance may serve the network.
-    """
-    reason = why_not_called(address, beyond_loopback=settings.allow_network or tls is not None)
-    if reason is not None:
-        raise TransferFailed(f"the encoder's address in the ticket is refused: {reason}")
-    return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
 def _kv_memory(engine: ObservedTextEngine) -> KvMemory:

@@ -9,8 +9,7 @@ from prometheus_client.core import Metric
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
-
-from .receiver import TensorReceiver
+from triptych.transport.receiver import TensorReceiver
 
 
 @dataclass(frozen=True, slots=True)

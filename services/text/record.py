@@ -9,6 +9,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
 from triptych.runtime.metrics import Metrics
+from triptych.transport.receiver import NoPullRecord, PullRecord
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _PULL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -16,7 +17,7 @@ _NO_BACKEND = "none"
 """For a pull that failed before it had a connection."""
 
 
-class Record(Protocol):
+class Record(PullRecord, Protocol):
     """Receives events about requests, pulls and tokens."""
 
     def ready(self, ready: Ready) -> None: ...
@@ -25,16 +26,12 @@ class Record(Protocol):
 
     def failed(self, error: TriptychError) -> None: ...
 
-    def pulled(self, backend: str, nbytes: int, duration_s: float) -> None: ...
-
-    def pull_failed(self, backend: str, error: TriptychError) -> None: ...
-
     def token_gap(self, seconds: float) -> None:
         """Time between two deliveries of tokens to one sequence."""
         ...
 
 
-class NoRecord:
+class NoRecord(NoPullRecord):
     """A ``Record`` that does nothing."""
 
     def ready(self, ready: Ready) -> None:
@@ -45,12 +42,6 @@ class NoRecord:
 
     def failed(self, error: TriptychError) -> None:
         del error
-
-    def pulled(self, backend: str, nbytes: int, duration_s: float) -> None:
-        del backend, nbytes, duration_s
-
-    def pull_failed(self, backend: str, error: TriptychError) -> None:
-        del backend, error
 
     def token_gap(self, seconds: float) -> None:
         del seconds

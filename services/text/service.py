@@ -17,12 +17,12 @@ from triptych.policy.queueing import Turn, longest_waits, turn
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
+from triptych.transport.receiver import Arrived, TensorReceiver
 
 from .answer import Answer, Detokenizer
 from .checks import check_request
 from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop
-from .receiver import Arrived, TensorReceiver
 from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings

@@ -20,8 +20,6 @@ from services.router.settings import RouterSettings
 from services.text.device_scheduler import DeviceScheduler
 from services.text.hybrid import HybridInstance
 from services.text.mounted import OwnEncoder
-from services.text.receiver import TensorReceiver
-from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
 from tests.simulation.scaling import (
@@ -62,6 +60,8 @@ from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.peer_pool import PeerPool
+from triptych.transport.receiver import TensorReceiver
+from triptych.transport.releases import Releases
 from triptych.transport.transport_set import TransportSet
 
 MIB = 1 << 20

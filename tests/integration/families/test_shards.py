@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.text.merging import merge
 from tests.integration.families.harness import Case, Item, Question, finish, items_of
 from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, Tensor
@@ -19,6 +18,7 @@ from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.families.base import Shardable, as_in_request, count_tokens, shard_outputs, units_of
 from triptych.policy.sharding import shards_of, tokens_of
 from triptych.ports import EmbeddingInput, EngineRequest
+from triptych.transport.merging import merge
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,8 +14,6 @@ from services.encoder.arena_store import ArenaStore
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
-from services.text.receiver import TensorReceiver
-from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
 from triptych.domain.embedding import LeaseId
@@ -47,6 +45,8 @@ from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
 from triptych.transport.peer_pool import PeerPool
+from triptych.transport.receiver import TensorReceiver
+from triptych.transport.releases import Releases
 from triptych.transport.transport_set import TransportSet
 
 VOCABULARY = range(97, 123)

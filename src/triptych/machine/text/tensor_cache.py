@@ -165,6 +165,11 @@ class TensorCache:
     def cached(self) -> int:
         return self._ready
 
+    def ready(self, key: Key) -> Ticket | None:
+        """The ticket that a present tensor set was pulled with; None if it is not present."""
+        entry = self._entries.get(key)
+        return entry.ticket if entry is not None and entry.state is CacheState.READY else None
+
     @property
     def held_bytes(self) -> int:
         """Bytes of admitted requests that are not over."""

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.text import releases
-from services.text.releases import Releases
 from tests.unit.services.instances import address_of, encode_and_keep_only_tickets, encoder_instance, under_virtual_time
 from triptych.domain.embedding import LeaseId
 from triptych.ports import Encoder, Peer
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.links import Link, LinkedInstance
+from triptych.transport import releases
 from triptych.transport.peer_pool import PeerPool
+from triptych.transport.releases import Releases
 
 
 class ReleaseRecorder(LinkedInstance):

@@ -1,4 +1,4 @@
-"""Pulls tensors into this instance, as ``machine.text.tensor_cache`` decides.
+"""Pulls tensors into a reader's arena, as ``machine.text.tensor_cache`` decides.
 
 Pulls run beside the engine, never inside a step, from many holders at once.
 """
@@ -34,12 +34,10 @@ from triptych.machine.text.tensor_events import (
 from triptych.policy.queueing import Turn
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
+from triptych.transport.merging import merge
 from triptych.transport.peer_pool import PeerPool
+from triptych.transport.releases import Releases
 from triptych.transport.slot import tensors, verify
-
-from .merging import merge
-from .record import NO_RECORD, Record
-from .releases import Releases
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +46,29 @@ class Quarantine(Protocol):
     """The part of a transport that knows which memory a late write may still reach."""
 
     def quarantined(self) -> tuple[tuple[int, int], ...]: ...
+
+
+class PullRecord(Protocol):
+    """Receives events about pulls."""
+
+    def pulled(self, backend: str, nbytes: int, duration_s: float) -> None: ...
+
+    def pull_failed(self, backend: str, error: TriptychError) -> None:
+        """``backend`` is empty if there was no connection."""
+        ...
+
+
+class NoPullRecord:
+    """A ``PullRecord`` that does nothing."""
+
+    def pulled(self, backend: str, nbytes: int, duration_s: float) -> None:
+        del backend, nbytes, duration_s
+
+    def pull_failed(self, backend: str, error: TriptychError) -> None:
+        del backend, error
+
+
+NO_PULL_RECORD = NoPullRecord()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +94,7 @@ class TensorReceiver:
     scope: TaskScope
     offload: Offload
     clock: Clock
-    record: Record = NO_RECORD
+    record: PullRecord = NO_PULL_RECORD
     cache: TensorCache = field(init=False)
     """The cache's state. Read-only."""
     _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)
