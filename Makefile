@@ -110,8 +110,8 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh
 
-vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster, in that environment
-	scripts/vllm_client.sh
+vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster, in that environment; ENGINE=vllm takes vLLM's engine
+	ENGINE=$(or $(ENGINE),triptych) scripts/vllm_client.sh
 
 model: $(STAMP)  ## Train and evaluate the demo model (about 20 minutes)
 	$(BIN)/python examples/demo_model/train.py --out build/demo-model

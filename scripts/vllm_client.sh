@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# Run vLLM's benchmark client, unchanged, against a local cluster: `make vllm-client`.
+# Run vLLM's benchmark client, unchanged, against a local cluster: `make vllm-client`; with ENGINE=vllm its text process is vLLM's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-result=${1:-benchmarks/results/vllm-client}
+engine=${ENGINE:-triptych}
 python=$(scripts/vllm_environment.sh)
+case $engine in
+  triptych) up=(.venv/bin/triptych up) result=vllm-client ;;
+  vllm)
+    arguments='--enforce-eager --kv-cache-memory-bytes 67108864'
+    up=("$python" -m triptych.cli.main up --engine vllm --vllm-args "$arguments") result=vllm-client-vllm
+    ;;
+  *) echo "ENGINE=$engine is neither triptych nor vllm" >&2; exit 2 ;;
+esac
+result=${1:-benchmarks/results/$result}
 
 log=build/vllm-client-up.log
-.venv/bin/triptych up --port 0 --router-port 0 --no-live >"$log" 2>&1 &
+"${up[@]}" --port 0 --router-port 0 --no-live >"$log" 2>&1 &
 up=$!
 trap 'kill -INT "$up" 2>/dev/null; wait "$up" || true' EXIT
 url=
@@ -30,7 +39,7 @@ HF_HUB_OFFLINE=1 "$python" -m vllm.entrypoints.cli.main bench serve \
   --temperature 0 --save-result --result-dir "$(dirname "$result")" --result-filename "$(basename "$result").json" |
   tee build/vllm-client.log
 {
-  echo "vllm bench serve $("$python" -c 'from importlib.metadata import version; print(version("vllm"))') (make vllm-client) against triptych up: 2 encoders, 1 text process, demo model"
+  echo "vllm bench serve $("$python" -c 'from importlib.metadata import version; print(version("vllm"))') (make vllm-client ENGINE=$engine) against triptych up: 2 encoders, 1 text process with the engine $engine, demo model"
   echo "load average before: $load"
   .venv/bin/python -c 'from benchmarks.machine import describe; print(*(f"{k}: {v}" for k, v in describe().items()), sep="\n")'
   sed -n '/^=* Serving/,$p' build/vllm-client.log
