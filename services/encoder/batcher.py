@@ -13,7 +13,15 @@ from typing import Generic
 
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeRequest, EncodeResult
-from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, InvalidRequest, Overloaded, TriptychError
+from triptych.errors import (
+    DeadlineExceeded,
+    InstanceLost,
+    InternalError,
+    InvalidMedia,
+    InvalidRequest,
+    Overloaded,
+    TriptychError,
+)
 from triptych.machine.encoder import batch_queue
 from triptych.machine.encoder.arena_events import Slot
 from triptych.policy.iteration import ImageBudget
@@ -88,9 +96,12 @@ class Batcher(Generic[PreparedT]):
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
         self._waiter_ids = itertools.count()
         self._on_ready: Callable[[], None] = lambda: None
+        self._is_lost = False
 
     async def encode(self, key: bytes, request: EncodeRequest) -> EncodeResult:
-        """Raises Overloaded or ArenaFull instead of waiting for memory; InvalidMedia, InvalidRequest, EngineFailure."""
+        """Raises Overloaded or ArenaFull instead of waiting for memory; InvalidMedia, InvalidRequest, EngineFailure, InstanceLost."""
+        if self._is_lost:
+            raise InstanceLost("the engine has failed")
         waiter_id, waiter = next(self._waiter_ids), _Waiter(request, self._clock())
         self._join(key, waiter_id, waiter)
         try:
@@ -105,7 +116,7 @@ class Batcher(Generic[PreparedT]):
         return outcome
 
     async def run(self) -> None:
-        """Encode batches until cancelled, if no other loop calls ``turn``."""
+        """Encode batches until cancelled, if no other loop calls ``turn``. Raises InstanceLost as ``turn``."""
         ready = asyncio.Event()
         self.when_ready(ready.set)
         while True:
@@ -123,10 +134,20 @@ class Batcher(Generic[PreparedT]):
         self._on_ready = wake
 
     async def turn(self, budget: ImageBudget | None = None) -> bool:
-        """Encode one batch within ``budget``. Returns whether there was one. Not reentrant."""
+        """Encode one batch within ``budget``. Returns whether there was one. Not reentrant.
+
+        Raises InstanceLost when the engine cannot go on; then all items have failed with it.
+        """
         batch = self._handle(batch_queue.Take(budget))
         if batch:
-            await self._encode(batch)
+            try:
+                await self._encode(batch)
+            except InstanceLost as error:
+                self._is_lost = True
+                for flight in self._flights.values():
+                    for waiter in flight.waiters.values():
+                        waiter.resolve(error)
+                raise
         return bool(batch)
 
     # --- callers -----------------------------------------------------------------------------------------------------
@@ -226,21 +247,24 @@ class Batcher(Generic[PreparedT]):
     # --- encoding ----------------------------------------------------------------------------------------------------
 
     async def _encode(self, batch: Sequence[_Flight[PreparedT]]) -> None:
-        """Encode a batch; if that fails, encode its items one by one, so that none fails because of another."""
+        """Encode a batch; if that fails, encode its items one by one, so that none fails because of another.
+
+        Raises InstanceLost, when its items have failed with it.
+        """
         started_s = self._clock()
         prepared = [flight.prepared for flight in batch if flight.prepared is not None]
         try:
             embeddings = await self._compute.run(self._engine.encode, prepared)
+        except InstanceLost as error:
+            for flight in batch:
+                self._fail(flight, error)
+            raise
         except Exception as error:  # noqa: BLE001 - reported to the waiters
             if len(batch) == 1:
                 self._fail(batch[0], error)
                 return
             logger.warning("a batch of %d items failed: they are encoded one by one (%s)", len(batch), error)
-            for flight in batch:
-                if flight.waiters:
-                    await self._encode([flight])
-                else:
-                    self._end(flight)
+            await self._one_by_one(batch)
             return
         if len(embeddings) != len(batch):
             for flight in batch:
@@ -250,6 +274,21 @@ class Batcher(Generic[PreparedT]):
             flight.encode_started_s = started_s
             # The next batch is encoded while this is copied.
             self._scope.spawn(self._publish(flight, tensors), name="publish")
+
+    async def _one_by_one(self, batch: Sequence[_Flight[PreparedT]]) -> None:
+        lost: InstanceLost | None = None
+        for flight in batch:
+            if lost is not None:
+                self._fail(flight, lost)
+            elif flight.waiters:
+                try:
+                    await self._encode([flight])
+                except InstanceLost as error:
+                    lost = error
+            else:
+                self._end(flight)
+        if lost is not None:
+            raise lost
 
     async def _publish(self, flight: _Flight[PreparedT], tensors: Sequence[Tensor]) -> None:
         slot = flight.slot

@@ -475,7 +475,8 @@ class EncoderEngine(Protocol[PreparedT]):
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:
         """One forward pass over a batch. Returns for each item the tensors announced by ``outputs``, all finite.
 
-        Raises EngineFailure if any item fails; encoding them one by one identifies it.
+        Raises EngineFailure if any item fails; encoding them one by one identifies it. Raises InstanceLost if the engine
+        cannot go on: then the process must end.
         """
         ...
 

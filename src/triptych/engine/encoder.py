@@ -1,4 +1,4 @@
-"""The encoder engine: vision and audio encoders of transformers models, with their projectors."""
+"""Encoder engines: preparation and batches, which they have in common, and the one over models of transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,21 @@ import av
 import PIL
 import torch
 import transformers
+from torch import nn
 
 import triptych
-from triptych.domain.embedding import Tensor, TensorSpec
+from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
-from triptych.engine.families.adapters import Features, ShardingEncoderAdapter
+from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.weight_loading import load_part
-from triptych.errors import EngineFailure, InvalidMedia
+from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
 from triptych.ports import StopSignal
 
@@ -44,30 +45,32 @@ class PreparedMedia:
         return sum(tensor.nbytes for tensor in self.features.values())
 
 
-class TransformersEncoderEngine:
-    """An ``EncoderEngine``. Reads ``model_dir`` once, at construction. Raises BadModel."""
+class AdapterEncoderEngine:
+    """An ``EncoderEngine`` over a loaded model and the adapter of its family. Subclasses load the model."""
 
     def __init__(
         self,
-        model_dir: Path | Checkpoint,
+        checkpoint: Checkpoint,
+        adapter: EncoderAdapter,
+        weights: nn.Module,
         *,
         model_id: str,
-        compute: ComputeOptions,
+        dtype: DType,
         decoding: Decoding | None = None,
+        software: Mapping[str, str] | None = None,
     ) -> None:
-        """``decoding`` decodes items; by default in the caller's thread."""
-        torch.set_num_threads(compute.torch_threads)
-        checkpoint = open_checkpoint(model_dir)
-        adapters = adapters_of(checkpoint)
+        """``weights`` holds the parameters of the part. ``decoding`` decodes items; by default in the caller's thread.
+        ``software`` is what else decides on rounding, by name.
+        """
         self._decoding = decoding or LocalDecoding()
-        self._device = torch.device(compute.device)
-        model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[compute.dtype], device=self._device)
-        self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        self._device = next(weights.parameters()).device
+        self.weights_nbytes = sum(parameter.nbytes for parameter in weights.parameters())
         """Bytes of the part's weights as loaded."""
-        self._adapter = adapters.encoder(model, checkpoint)
+        self._adapter = adapter
         self._family = checkpoint.family
-        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
-        settings = json.dumps(dict(self._adapter.settings), sort_keys=True, default=str)
+        self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
+        self._software = dict(software or {})
+        settings = json.dumps(dict(adapter.settings), sort_keys=True, default=str)
         self._processor_digest = blake2b(settings.encode(), digest_size=32, person=b"triptych-proc").digest()
 
     @property
@@ -83,6 +86,7 @@ class TransformersEncoderEngine:
             "torch": torch.__version__,
             "pillow": PIL.__version__,
             "av": av.__version__,
+            **self._software,
             "device": self._device.type,
         }
         return " ".join(f"{name}/{value}" for name, value in parts.items())
@@ -129,7 +133,8 @@ class TransformersEncoderEngine:
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
         """One pass over a batch. The tensors are views that keep the pass's memory alive.
 
-        Raises EngineFailure when any item fails; encode the items one by one to find out which.
+        Raises EngineFailure when any item fails; encode the items one by one to find out which. Raises InstanceLost if the
+        device has failed.
         """
         if not batch:
             return []
@@ -142,4 +147,32 @@ class TransformersEncoderEngine:
                 for item, tensors in zip(batch, encoded, strict=True)
             ]
         except (RuntimeError, ValueError) as error:
+            self._check_device()
             raise EngineFailure(f"the encoder failed on a batch of {len(batch)}") from error
+
+    def _check_device(self) -> None:
+        """After some failures a GPU computes nothing more for this process. Raises InstanceLost then."""
+        try:
+            torch.ones(1, device=self._device).sum().item()
+        except RuntimeError as error:
+            raise InstanceLost(f"the {self._device.type} device has failed") from error
+
+
+class TransformersEncoderEngine(AdapterEncoderEngine):
+    """Runs the model of ``transformers``. Reads ``model_dir`` once, at construction. Raises BadModel."""
+
+    def __init__(
+        self,
+        model_dir: Path | Checkpoint,
+        *,
+        model_id: str,
+        compute: ComputeOptions,
+        decoding: Decoding | None = None,
+    ) -> None:
+        torch.set_num_threads(compute.torch_threads)
+        checkpoint = open_checkpoint(model_dir)
+        adapters = adapters_of(checkpoint)
+        dtype = DTYPES[compute.dtype]
+        model = load_part(checkpoint, ModelPart.ENCODER, dtype=dtype, device=torch.device(compute.device))
+        adapter = adapters.encoder(model, checkpoint)
+        super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)

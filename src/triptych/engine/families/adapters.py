@@ -21,6 +21,25 @@ Features = Mapping[str, torch.Tensor]
 """One item after preprocessing: named tensors on the CPU, without a batch dimension."""
 
 
+class ImageEncoder(Protocol):
+    """What the adapters that can also be used with vLLM need of a model; those of transformers have it."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def get_image_features(
+        self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor | None = None, *, return_dict: bool
+    ) -> Any:
+        """Rows per image in ``pooler_output`` and, with DeepStack, those of each layer in ``deepstack_features``."""
+        ...
+
+
 class EncoderAdapter(Protocol):
     """Vision or audio encoder, and projector."""
 

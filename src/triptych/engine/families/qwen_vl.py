@@ -16,7 +16,14 @@ from transformers import PreTrainedModel
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.adapters import (
+    Features,
+    ForwardPart,
+    ImageEncoder,
+    PlacedItem,
+    PromptPlan,
+    embedding_rows,
+)
 from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.media.item import MediaItem
@@ -37,7 +44,7 @@ _CHANNELS = "RGB"
 
 
 class QwenEncoder:
-    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    def __init__(self, model: PreTrainedModel | ImageEncoder, checkpoint: Checkpoint) -> None:
         self._model: Any = model
         self._family = _qwen(checkpoint)
         self._images = ImagePreparer(checkpoint.files)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from triptych.domain.media import Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.adapters import Features
+from triptych.engine.families.adapters import Features, ImageEncoder
 from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.media.item import MediaItem
 
@@ -19,7 +19,7 @@ class TileEncoder:
     options: ClassVar[Mapping[str, Any]] = {}
     """Options that the family's processor always passes to its image processor."""
 
-    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    def __init__(self, model: PreTrainedModel | ImageEncoder, checkpoint: Checkpoint) -> None:
         self._model: Any = model
         self._images = ImagePreparer(checkpoint.files, self.options)
         vision = self._model.config.vision_config

@@ -17,6 +17,7 @@ from triptych.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineFailure,
+    InstanceLost,
     InternalError,
     InvalidMedia,
     InvalidRequest,
@@ -179,6 +180,26 @@ def test_after_an_error_the_same_image_can_be_encoded() -> None:
             failed = await asyncio.gather(*calls, return_exceptions=True)
             assert all(isinstance(one, EngineFailure) for one in failed)
             await instance.service.release(leases_of(await instance.service.encode(encode_request("cat"))))
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("fails_as_batch_first", [False, True])
+def test_when_the_engine_cannot_go_on_every_item_fails_and_the_process_ends(fails_as_batch_first: bool) -> None:
+    lost = InstanceLost("the device has failed")
+
+    async def scenario() -> None:
+        async with encoder_instance(batches=BatchLimits(max_batch_items=3)) as instance:
+            instance.engine.failures.extend([EngineFailure("one of them"), lost] if fails_as_batch_first else [lost])
+            calls = [instance.service.encode(encode_request(f"cat {number}")) for number in range(8)]
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(one) for one in failed] == [InstanceLost] * 8
+            assert instance.engine.encoded_items == 0
+            assert "batches" in await instance.scope.failed()
+            instance.lasting_tasks -= 1
+            with pytest.raises(InstanceLost):
+                await instance.service.encode(encode_request("dog"))
+            await instance.service.drain()
 
     under_virtual_time(scenario)
 
