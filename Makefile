@@ -12,8 +12,8 @@ PYTEST_ARGS ?=
 # Tests of a file share fixtures, often a cluster, so one process runs them all. Files are taken in the order of their names:
 # those that start clusters first, and at the end the short unit tests, so that both processes end together.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# What `make test-vllm` runs: its own tests, and the suite of all text engines. vLLM warns where it is imported.
-VLLM_TESTS := -W ignore tests/vllm tests/contract/test_text_engine.py
+# What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
+VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py
 # Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 

@@ -3,7 +3,7 @@
 Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,16 @@ from .settings import EncoderSettings
 
 _CONNECT_S = 5.0
 """An encoder's transports are only read from; they connect to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedEngine:
+    """An engine, and what it runs: one that sleeps runs what its profile is of."""
+
+    engine: EncoderEngine[Any]
+    identity: ProfileIdentity
+    close: Callable[[], None] | None = None
+    """Ends what the engine has started, in the thread that loaded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,9 @@ async def opened(
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
-        engine, identity = await compute.run(partial(_load, settings, model, decoders))
+        loaded = await compute.run(partial(_load, settings, model, decoders))
+        if loaded.close is not None:
+            stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
             await prepare.run(decoders.start)
 
@@ -131,7 +143,7 @@ async def opened(
 
         await stack.enter_async_context(scope)
         service = EncoderService(
-            engine,
+            loaded.engine,
             store,
             settings,
             offers=transports.offers,
@@ -142,10 +154,10 @@ async def opened(
             clock=monotonic,
             max_preparing=threads,
             record=record,
-            part=ServedPart(identity, settings.batches.max_batch_items, prepare_cores=threads),
+            part=ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=threads),
         )
         watch(telemetry.metrics, service, store)
-        yield OpenEncoder(service, store, engine, scope)
+        yield OpenEncoder(service, store, loaded.engine, scope)
 
 
 async def _transports(
@@ -167,28 +179,37 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(
-    settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding
-) -> tuple[EncoderEngine[Any], ProfileIdentity]:
-    """The engine, and what it runs: one that sleeps runs what its profile is of."""
+def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> _LoadedEngine:
+    """Runs in the thread that encodes. Raises CannotStart."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
+        model_id = settings.model_id or served_name(settings.model)
         if settings.delay_profile is not None:
-            info = checkpoint.model_info(
-                model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.compute.dtype]
-            )
+            info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
             costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
-            return DelayEncoderEngine(info, checkpoint.family, costs), costs.profile.identity
+            return _LoadedEngine(DelayEncoderEngine(info, checkpoint.family, costs), costs.profile.identity)
+        if settings.engine.engine == "vllm":
+            return _load_vllm(settings, checkpoint, model_id, decoding)
         from triptych.engine.encoder import TransformersEncoderEngine
         from triptych.engine.part_identity import part_identity
 
-        engine = TransformersEncoderEngine(
-            checkpoint,
-            model_id=settings.model_id or served_name(settings.model),
-            compute=settings.compute,
-            decoding=decoding,
-        )
-        identity = part_identity(checkpoint, ModelPart.ENCODER, settings.compute)
-        return engine, identity  # noqa: TRY300
+        engine = TransformersEncoderEngine(checkpoint, model_id=model_id, compute=settings.compute, decoding=decoding)
+        return _LoadedEngine(engine, part_identity(checkpoint, ModelPart.ENCODER, settings.compute))
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None
+
+
+def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str, decoding: Decoding) -> _LoadedEngine:
+    from triptych.integrations.vllm.release import check_release
+
+    check_release()
+    from triptych.integrations.vllm.encoder import VllmEncoderEngine
+
+    engine = VllmEncoderEngine(
+        checkpoint,
+        settings.engine.vllm_args,
+        model_id=model_id,
+        compute=settings.compute,
+        decoding=decoding,
+    )
+    return _LoadedEngine(engine, engine.identity, engine.close)

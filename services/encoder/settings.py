@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from triptych.engine.encoder_options import EncoderOptions
 from triptych.engine.media.decoders import DecodeLimits
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
@@ -17,6 +18,9 @@ class EncoderSettings(InstanceSettings):
 
     port: int = Field(default=50061, ge=0, le=65535)
     """TCP port for calls; 0 picks a free one and logs it."""
+
+    engine: EncoderOptions = EncoderOptions()
+    """What encodes."""
 
     arena_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for embeddings: leased ones, and a cache in the rest."""
@@ -47,4 +51,9 @@ class EncoderSettings(InstanceSettings):
                 f"max_message_bytes ({self.max_message_bytes}) leaves less than 1 MiB beside an item of max_item_bytes "
                 f"({self.max_item_bytes}): such an item could never be received"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _each_engine_has_its_own_options(self) -> Self:
+        self.check_engine(self.engine.engine, self.engine.vllm_args)
         return self

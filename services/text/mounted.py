@@ -154,6 +154,8 @@ def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
         loaded = EncoderSettings.load(shlex.split(settings.mount_encoder), below=whole)
     except (SettingsError, ValueError) as error:
         raise CannotStart(f"--mount-encoder: {error}") from None
+    if loaded.engine.engine == "vllm":
+        raise CannotStart("--mount-encoder: engine vllm is for encoders that are processes of their own")
     for name, value in loaded.flat(InstanceSettings).items():
         if value != whole[name]:
             raise CannotStart(f"--mount-encoder: {name} belongs to the whole instance; set it outside --mount-encoder")

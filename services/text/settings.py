@@ -6,7 +6,6 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
-from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
@@ -71,16 +70,11 @@ class TextSettings(InstanceSettings):
 
     @model_validator(mode="after")
     def _each_engine_has_its_own_options(self) -> Self:
+        self.check_engine(self.engine.engine, self.engine.vllm_args)
         if self.engine.engine != "vllm":
-            if self.engine.vllm_args:
-                raise ValueError(f"vllm_args is for engine vllm, the engine is {self.engine.engine}")
             return self
         if self.role is not Role.PD:
             raise ValueError(f"engine vllm serves role PD, not {self.role.value}: encoders encode for it")
-        if self.delay_profile is not None:
-            raise ValueError("engine vllm computes, it cannot have a delay_profile")
-        if self.compute.device != ComputeOptions().device:
-            raise ValueError("engine vllm chooses its devices itself, by CUDA_VISIBLE_DEVICES: device cannot be set")
         for option in fields(EngineOptions):
             if option.name not in ("engine", "vllm_args") and getattr(self.engine, option.name) != option.default:
                 raise ValueError(f"engine vllm does not have {option.name}: set vLLM's own arguments in vllm_args")

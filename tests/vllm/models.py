@@ -12,8 +12,8 @@ from tests.e2e.reference import DIGITS
 from tests.integration.families.harness import Item, Question, TinyFamily, transformers
 from tests.integration.families.tiny_qwen_vl import TinyQwen3VL, TinyQwen25VL, TinyQwenVL
 from triptych.demo import MODEL_DIR
-from triptych.domain.media import Modality
 from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.testing import clips
 
 Kind = tuple[int, ...]
 """Which image is in each place of a question; the same number is the same image."""
@@ -71,9 +71,7 @@ class Tiny:
 
 
 def item(media: bytes) -> Item:
-    info = inspect_media(media, MediaLimits())
-    assert info.modality is Modality.IMAGE
-    return Item(media, info)
+    return Item(media, inspect_media(media, MediaLimits()))
 
 
 def noise(rng: random.Random, side_px: int) -> bytes:
@@ -82,6 +80,11 @@ def noise(rng: random.Random, side_px: int) -> bytes:
     coarse = Image.frombytes("RGB", (6, 6), rng.randbytes(3 * 6 * 6))
     coarse.resize((side_px, side_px), Image.Resampling.NEAREST).save(out, "PNG")
     return out.getvalue()
+
+
+def video(rng: random.Random) -> Item:
+    """A short clip that has several units in the families that cut videos."""
+    return item(clips.video(56, 84, frames=rng.randrange(8, 24), frames_per_s=8, seed=rng.randrange(1000)))
 
 
 def _text(rng: random.Random) -> str:

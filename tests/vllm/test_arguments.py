@@ -11,7 +11,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tests.contract.text_engine_kit import checkpoint
 from triptych.engine.compute import ComputeOptions
-from triptych.integrations.vllm.arguments import ACCEPTED, OWN, REFUSED, cost_options, engine_args
+from triptych.integrations.vllm.arguments import ACCEPTED, OWN, REFUSED, cost_options, encoder_args, engine_args
 from triptych.runtime.process import CannotStart
 
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
@@ -150,3 +150,20 @@ def test_arguments_that_change_costs_are_told_in_one_form() -> None:
     long = "--cudagraph-capture-sizes " + " ".join(str(size) for size in range(1, 200))
     assert len(cost_options(long)) == 64
     assert cost_options(long) != cost_options(f"{long} 200")
+
+
+def test_an_encoder_loads_no_language_model_and_reserves_nothing_for_it() -> None:
+    made = encoder_args("--quantization fp8", checkpoint(), model_id="m", compute=ComputeOptions(dtype="bfloat16"))
+    assert (made.quantization, made.dtype, made.model) == ("fp8", "bfloat16", str(checkpoint().directory))
+    assert made.mm_encoder_only
+    assert made.limit_mm_per_prompt == {"image": 1, "video": 0, "audio": 0}
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["--max-model-len 512", "--tensor-parallel-size 2", "--dtype bfloat16", "--mm-processor-cache-gb 2"]
+)
+def test_an_encoder_has_few_arguments(text: str) -> None:
+    said = "cannot be set: an encoder takes --mm-encoder-attn-backend and --quantization"
+    with pytest.raises(CannotStart, match=f"--vllm-args: {text.partition(' ')[0]} {said}"):
+        encoder_args(text, checkpoint(), model_id="m", compute=ComputeOptions())

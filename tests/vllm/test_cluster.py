@@ -3,7 +3,7 @@
 import asyncio
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,21 +14,28 @@ import pytest_asyncio
 
 from tests.e2e.client import rest, stream_message
 from tests.integration.families.harness import Item, Question, items_of, message_of
-from tests.vllm.models import KINDS, MODELS
+from tests.vllm.models import KINDS, MODELS, item
 from tests.vllm.reference import MAX_TOKENS, Known, Reference
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.chat import ChatRequest
 from triptych.domain.sampling import SamplingParams
-from triptych.errors import TriptychError
+from triptych.errors import InvalidMedia, TriptychError
 from triptych.rpc.stubs import RouterStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 BLOCK_TOKENS = 32
 VLLM_ARGS = f"--enforce-eager --kv-cache-memory-bytes {64 << 20} --block-size {BLOCK_TOKENS}"
-ENGINES = {"vllm": ("--engine", "vllm", "--vllm-args", VLLM_ARGS), "triptych": ()}
-"""Flags of the text instance."""
-QUICK = ("demo", "vllm")
+_TEXT = {"text": ("--engine", "vllm", "--vllm-args", VLLM_ARGS)}
+_ENCODERS = {"encoder": ("--engine", "vllm")}
+ENGINES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "vllm": _TEXT,
+    "triptych": {},
+    "vllm throughout": {**_TEXT, **_ENCODERS},
+    "triptych with encoders of vllm": _ENCODERS,
+}
+"""Flags of the instances, by service."""
+QUICK = {("demo", "vllm"), ("demo", "vllm throughout")}
 CONCURRENT = 16
 OTHERS = 100
 NEVER_S = 4.0
@@ -61,19 +68,19 @@ MODEL_ID = "served"
 def _cases() -> Iterator[Any]:
     for model in MODELS:
         for engine in ENGINES:
-            marks = () if (model, engine) == QUICK else pytest.mark.slow
+            marks = () if (model, engine) in QUICK else pytest.mark.slow
             yield pytest.param((model, engine), id=f"{model} by {engine}", marks=marks)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=_cases())
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     name, engine = request.param
-    model, flags = MODELS[name], ENGINES[engine]
+    model, options = MODELS[name], ENGINES[engine]
     directory = model.make(tmp_path_factory.mktemp(model.name))
     reference = Reference(model, directory, tmp_path_factory.mktemp("reference") / "log")
     try:
         async with LocalCluster(
-            f"{MODEL_ID}={directory}", options={"text": flags}, log_dir=tmp_path_factory.mktemp("logs"), restart=True
+            f"{MODEL_ID}={directory}", options=options, log_dir=tmp_path_factory.mktemp("logs"), restart=True
         ) as cluster:
             router = RouterStub(cluster.router_target)
             yield Served(cluster, router, reference)
@@ -131,6 +138,18 @@ async def test_an_item_that_never_arrives_fails_its_request_alone(served: Served
     assert isinstance(lost.result(), TriptychError)
     assert others.result() == [text.token_ids] * OTHERS
     assert await served.tokens(image.question) == image.token_ids
+
+
+async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(served: Served) -> None:
+    known = [served.reference.known(kind, 60) for kind in ("one", "two", "mixed")]
+    (whole,) = items_of(served.reference.model.question(KINDS["one"], 61))
+    middle = len(whole.media) // 2
+    damaged = item(whole.media[:middle] + bytes(16) + whole.media[middle + 16 :])  # only its pixels
+    async with asyncio.TaskGroup() as group:
+        failed = group.create_task(_error_of(served, (damaged, "What is it?")))
+        others = group.create_task(_all(served, known))
+    assert isinstance(failed.result(), InvalidMedia)
+    assert others.result() == [one.token_ids for one in known]
 
 
 async def test_an_encoder_killed_under_load_changes_no_answer(served: Served) -> None:

@@ -30,12 +30,16 @@ def options_of(
     slo: str | None = None,
     engine: str = _OWN_ENGINE,
     vllm_args: str = "",
+    encoder_engine: str = _OWN_ENGINE,
+    encoder_vllm_args: str = "",
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Flags by service. ``sizes`` are those of each model's pools at the start; ``measure`` makes profiles if none are named, once
     everything else is known to be right. Raises CliError.
     """
-    of_engine = _of_engine(engine, vllm_args, sizes, delays=delay_profile is not None)
+    delays = delay_profile is not None
+    of_text = _of_engine("", engine, vllm_args, sizes, delays=delays)
+    of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, sizes, delays=delays)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
     if begins > most:
@@ -61,8 +65,8 @@ def options_of(
     delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
     profiled = () if known is None else ("--profiles", str(known.absolute()))
     return {
-        "encoder": delayed,
-        "text": (*delayed, *of_engine),
+        "encoder": (*delayed, *of_encoder),
+        "text": (*delayed, *of_text),
         "router": profiled if slo is None else (*profiled, "--slo", slo),
         "pool_manager": (
             *profiled,
@@ -73,17 +77,18 @@ def options_of(
     }
 
 
-def _of_engine(engine: str, vllm_args: str, sizes: Mapping[Role, int], *, delays: bool) -> tuple[str, ...]:
-    """The flags of text processes for an engine. Raises CliError."""
+def _of_engine(prefix: str, engine: str, vllm_args: str, sizes: Mapping[Role, int], *, delays: bool) -> tuple[str, ...]:
+    """The flags of text processes or of encoders for an engine; ``prefix`` is that of their options. Raises CliError."""
+    option = f"--{prefix}engine"
     if engine == _OWN_ENGINE:
         if vllm_args:
-            raise CliError("--vllm-args is for --engine vllm", caller=True)
+            raise CliError(f"--{prefix}vllm-args is for {option} vllm", caller=True)
         return ()
     if sizes[Role.EPD]:
-        text = f"{SIZE_FLAGS[Role.EPD]} {sizes[Role.EPD]}: with --engine {engine}, encoders encode for text processes"
+        text = f"{SIZE_FLAGS[Role.EPD]} {sizes[Role.EPD]}: with {option} {engine}, encoders encode for text processes"
         raise CliError(text, caller=True)
     if delays:
-        raise CliError(f"--engine {engine} computes: it cannot have a --delay-profile", caller=True)
+        raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
 
 

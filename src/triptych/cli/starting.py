@@ -88,6 +88,19 @@ def up(
             rich_help_panel=_ENGINES,
         ),
     ] = "",
+    encoder_engine: Annotated[
+        Literal["triptych", "vllm"],
+        typer.Option(help="Engine of encoder processes.", rich_help_panel=_ENGINES),
+    ] = "triptych",
+    encoder_vllm_args: Annotated[
+        str,
+        typer.Option(
+            metavar="ARGUMENTS",
+            help="vLLM's own arguments of encoder processes, in one string.",
+            show_default=False,
+            rich_help_panel=_ENGINES,
+        ),
+    ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
     delay_profile: Annotated[
         Path | None,
@@ -190,6 +203,8 @@ def up(
             slo=slo,
             engine=engine,
             vllm_args=vllm_args,
+            encoder_engine=encoder_engine,
+            encoder_vllm_args=encoder_vllm_args,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
         if delay_profile is not None:

@@ -241,6 +241,17 @@ class InstanceSettings(MemberSettings):
     load_reports: ReportIntervals = ReportIntervals()
     """Intervals of load reports."""
 
+    def check_engine(self, engine: str, vllm_args: str) -> None:
+        """Raises ValueError for settings that another engine than ``engine`` has."""
+        if engine != "vllm":
+            if vllm_args:
+                raise ValueError(f"vllm_args is for engine vllm, the engine is {engine}")
+            return
+        if self.delay_profile is not None:
+            raise ValueError("engine vllm computes, it cannot have a delay_profile")
+        if self.compute.device != ComputeOptions().device:
+            raise ValueError("engine vllm chooses its devices itself, by CUDA_VISIBLE_DEVICES: device cannot be set")
+
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 

@@ -52,10 +52,21 @@ def test_an_engine_is_that_of_text_processes(profiles: Path) -> None:
         options_of(DEMO, sizes(), engine="vllm", delay_profile=profiles)
 
 
+def test_encoders_have_an_engine_of_their_own(profiles: Path) -> None:
+    flags = options_of(DEMO, sizes(), encoder_engine="vllm", encoder_vllm_args="--quantization fp8")
+    assert flags["encoder"] == ("--engine", "vllm", "--vllm-args=--quantization fp8")
+    assert flags["text"] == ()
+    with pytest.raises(CliError, match="--hybrid 1: with --encoder-engine vllm"):
+        options_of(DEMO, {**sizes(), Role.EPD: 1}, encoder_engine="vllm")
+    with pytest.raises(CliError, match="--encoder-engine vllm computes: it cannot have a --delay-profile"):
+        options_of(DEMO, sizes(), encoder_engine="vllm", delay_profile=profiles)
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
         ({"vllm_args": "--enforce-eager"}, "--vllm-args is for --engine vllm"),
+        ({"encoder_vllm_args": "--quantization fp8"}, "--encoder-vllm-args is for --encoder-engine vllm"),
         ({"max_instances": 1}, "--max-instances 1: a pool begins with 2 instances"),
         ({"slo": "soon"}, "--slo 'soon' is not"),
         ({"pool_sizes": "E"}, "--pool-sizes 'E' is not .* such as E=1-8"),

@@ -171,9 +171,16 @@ _UNKNOWN = "it is not among the arguments that Triptych has checked"
 """The reason for all others."""
 
 
+ENCODER_ARGUMENTS = ("mm_encoder_attn_backend", "quantization")
+"""Arguments of an encoder. Each may change embeddings."""
+
+_LEAST_SHARE = 0.01
+"""Share of a GPU's memory that must be free where vLLM starts as an encoder. It reserves none."""
+
+
 def engine_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
     """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. Raises CannotStart."""
-    given = _given(text)
+    given = _of_text(text)
     try:
         return EngineArgs(
             **given,
@@ -200,13 +207,48 @@ def cost_options(text: str, most: int = 256) -> str:
     """The given arguments that change costs, in one form for all of their spellings; a digest of it where it is longer
     than ``most`` bytes. The tensor-parallel degree is not part of it. Raises CannotStart.
     """
-    given = sorted((name, value) for name, value in _given(text).items() if name in _COSTLY - {"tensor_parallel_size"})
+    given = sorted(
+        (name, value) for name, value in _of_text(text).items() if name in _COSTLY - {"tensor_parallel_size"}
+    )
     told = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
     return told if len(told.encode()) <= most else sha256(told.encode()).hexdigest()
 
 
-def _given(text: str) -> dict[str, Any]:
-    """The arguments that the command line names, as vLLM's parser reads them. Raises CannotStart."""
+def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
+    """VLLM's arguments for its encoder alone, without language model and KV memory. Raises CannotStart."""
+    takes = " and ".join(map(_flag, ENCODER_ARGUMENTS))
+    given = _given(text, ENCODER_ARGUMENTS, lambda _: f"an encoder takes {takes}")
+    try:
+        return EngineArgs(
+            **given,
+            model=str(checkpoint.directory),
+            served_model_name=model_id,
+            dtype=compute.dtype,
+            load_format="safetensors",
+            mm_encoder_only=True,
+            limit_mm_per_prompt={modality.value: int(modality is Modality.IMAGE) for modality in Modality},
+            mm_processor_cache_gb=0,
+            mm_device_do_normalize=False,  # pixels are normalized when they are prepared
+            # No prompt is scheduled: vLLM's buffers for them are as small as can be.
+            max_num_seqs=1,
+            max_num_batched_tokens=1,
+            gpu_memory_utilization=_LEAST_SHARE,
+            enforce_eager=True,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises for a value
+        raise CannotStart(f"--vllm-args: {_reason(error)}") from None
+
+
+def _of_text(text: str) -> dict[str, Any]:
+    """The arguments of a text engine. Raises CannotStart."""
+    return _given(text, ACCEPTED, lambda name: OWN.get(name) or REFUSED.get(name) or _UNKNOWN)
+
+
+def _given(text: str, accepted: Collection[str], why_not: Callable[[str], str]) -> dict[str, Any]:
+    """The arguments that the command line names, as vLLM's parser reads them. ``why_not`` is the reason to refuse one.
+
+    Raises CannotStart.
+    """
     told = StringIO()
     try:
         words = shlex.split(text)
@@ -222,9 +264,8 @@ def _given(text: str) -> dict[str, Any]:
     if "--config" in words:
         raise CannotStart("--vllm-args: --config cannot be set: arguments are given here, not in a file")
     for name in parsed:
-        if name not in ACCEPTED:
-            reason = OWN.get(name) or REFUSED.get(name) or _UNKNOWN
-            raise CannotStart(f"--vllm-args: {_flag(name)} cannot be set: {reason}")
+        if name not in accepted:
+            raise CannotStart(f"--vllm-args: {_flag(name)} cannot be set: {why_not(name)}")
     return parsed
 
 

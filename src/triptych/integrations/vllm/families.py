@@ -1,12 +1,17 @@
-"""How the items of each family enter a vLLM engine."""
+"""How the items of each family are encoded by vLLM, and how they enter a text engine of vLLM."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import Modality
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.adapters import EncoderAdapter, ImageEncoder
+from triptych.engine.families.qwen_vl import QwenEncoder
+from triptych.engine.families.tiles import TileEncoder
 from triptych.errors import InvalidRequest
 from triptych.families.base import Family
 from triptych.families.model_files import BadModel
@@ -107,18 +112,35 @@ def _qwen(family: Family, dtype: DType) -> ItemAdapter:
     return QwenItems(family, dtype)
 
 
-ADAPTERS: Mapping[str, Callable[[Family, DType], ItemAdapter]] = {
-    "llava": _plain,
-    "qwen2_5_vl": _qwen,
-    "qwen3_vl": _qwen,
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a family."""
+
+    items: Callable[[Family, DType], ItemAdapter]
+    encoder: Callable[[ImageEncoder, Checkpoint], EncoderAdapter]
+
+
+ADAPTERS: Mapping[str, Adapters] = {
+    "llava": Adapters(_plain, TileEncoder),
+    "qwen2_5_vl": Adapters(_qwen, QwenEncoder),
+    "qwen3_vl": Adapters(_qwen, QwenEncoder),
 }
 """By ``model_type``: the families whose answers equal vLLM's own in tests."""
 
 
 def item_adapter(family: Family, dtype: DType) -> ItemAdapter:
-    """Raises BadModel for a family that is not served by vLLM."""
+    """How items enter a text engine. Raises BadModel for a family that is not served by vLLM."""
+    return _adapters(family).items(family, dtype)
+
+
+def encoder_adapter(family: Family) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter]:
+    """How items are encoded. Raises BadModel for a family that is not served by vLLM."""
+    return _adapters(family).encoder
+
+
+def _adapters(family: Family) -> Adapters:
     if family.model_type not in ADAPTERS:
         raise BadModel(
             f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(ADAPTERS))}"
         )
-    return ADAPTERS[family.model_type](family, dtype)
+    return ADAPTERS[family.model_type]

@@ -1,9 +1,10 @@
-"""How a vLLM engine starts, and what it is then."""
+"""How vLLM starts in this process, as text engine or encoder, and what it is then."""
 
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,14 +42,12 @@ class Started:
 
 def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> Started:
     """``arguments`` is a command line. Raises CannotStart for what vLLM refuses, or a model that it cannot load."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - vLLM has no other switch for all of its processes
     parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
     register_models()
-    _join_logs()
     # vLLM imports it in the first step with a response format, which would wait for seconds.
     importlib.import_module("xgrammar")
     totals = SchedulerTotals(None)
-    try:
+    with starting():
         config = parsed.create_engine_config(UsageContext.OPENAI_API_SERVER)  # with the defaults of ``vllm serve``
         if config.parallel_config.world_size == 1:
             # Elsewhere vLLM has a process for its worker only if there are several.
@@ -60,30 +59,48 @@ def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: Com
             stat_loggers=[lambda *_: totals],
             multiprocess_mode=False,
         )
-    except Exception as error:
-        logger.exception("vLLM cannot start")
-        reason = str(error).strip() or type(error).__name__
-        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
-    _join_logs()
     model: Any = config.model_config
     return Started(
         engine,
         config,
-        _identity(arguments, checkpoint, compute, config),
+        vllm_identity(
+            checkpoint,
+            ModelPart.DECODER,
+            compute,
+            options=cost_options(arguments),
+            tensor_parallel=int(config.parallel_config.tensor_parallel_size),
+        ),
         _eos_ids(model.try_get_generation_config(), model.hf_text_config),
         totals,
     )
 
 
-def _identity(arguments: str, checkpoint: Checkpoint, compute: ComputeOptions, config: VllmConfig) -> ProfileIdentity:
+@contextmanager
+def starting() -> Iterator[None]:
+    """Within it vLLM starts: what it refuses, or cannot load, is CannotStart."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # noqa: TID251 - vLLM has no other switch for all of its processes
+    _join_logs()
+    try:
+        yield
+    except Exception as error:
+        logger.exception("vLLM cannot start")
+        reason = str(error).strip() or type(error).__name__
+        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
+    _join_logs()
+
+
+def vllm_identity(
+    checkpoint: Checkpoint, part: ModelPart, compute: ComputeOptions, *, options: str, tensor_parallel: int = 1
+) -> ProfileIdentity:
+    """``options`` are the arguments that change costs, in one form."""
     device = str(current_platform.device_type)
     hardware = compute.hardware or ("" if current_platform.is_cpu() else str(current_platform.get_device_name()))
-    one = part_identity(checkpoint, ModelPart.DECODER, replace(compute, device=device, hardware=hardware))
+    one = part_identity(checkpoint, part, replace(compute, device=device, hardware=hardware))
     return replace(
         one,
-        tensor_parallel=int(config.parallel_config.tensor_parallel_size),
+        tensor_parallel=tensor_parallel,
         software=f"{one.software} vllm/{SUPPORTED}",
-        options={**one.options, "vllm": cost_options(arguments)},
+        options={**one.options, "vllm": options},
     )
 
 

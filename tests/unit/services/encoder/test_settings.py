@@ -28,3 +28,25 @@ def test_every_setting_is_described() -> None:
 def test_invalid_settings_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         EncoderSettings.load(arguments, {})
+
+
+def test_the_arguments_of_vllm_come_with_its_engine() -> None:
+    settings = EncoderSettings.load(
+        ["--model", "m", "--engine", "vllm", "--vllm-args=--mm-encoder-attn-backend TORCH_SDPA"], {}
+    )
+    assert (settings.engine.engine, settings.engine.vllm_args) == ("vllm", "--mm-encoder-attn-backend TORCH_SDPA")
+    assert EncoderSettings.load(["--model", "m"], {"TRIPTYCH_ENCODER_ENGINE": "vllm"}).engine.engine == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--vllm-args=--quantization fp8"], "vllm_args is for engine vllm, the engine is triptych"),
+        (["--engine", "vllm", "--delay-profile", "somewhere"], "cannot have a delay_profile"),
+        (["--engine", "vllm", "--device", "cuda:1"], "CUDA_VISIBLE_DEVICES"),
+        (["--engine", "sglang"], "triptych"),
+    ],
+)
+def test_options_of_one_engine_are_refused_with_another(arguments: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        EncoderSettings.load(["--model", "m", *arguments], {})

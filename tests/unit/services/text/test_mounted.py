@@ -45,6 +45,7 @@ def test_the_encoder_gets_its_own_settings_and_shares_those_of_the_instance() ->
         ("--port 1234", "port belongs to the whole instance"),
         ("--model /elsewhere", "model belongs to the whole instance"),
         ("--dtype bfloat16", "dtype belongs to the whole instance"),
+        ("--engine vllm", "engine vllm is for encoders that are processes of their own"),
     ],
 )
 def test_encoder_settings_owned_by_the_instance_are_refused_at_start(command: str, message: str) -> None:

@@ -1,0 +1,110 @@
+"""vLLM as the encoder engine: its vision encoders, with Triptych's preparation (ADR 30)."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.encoder import AdapterEncoderEngine
+from triptych.engine.media.item import Decoding
+from triptych.integrations.vllm.arguments import ENCODER_ARGUMENTS, encoder_args
+from triptych.integrations.vllm.families import encoder_adapter
+from triptych.integrations.vllm.release import SUPPORTED
+from triptych.integrations.vllm.starting import starting, vllm_identity
+
+
+class VllmEncoderEngine(AdapterEncoderEngine):
+    """An ``EncoderEngine`` over a worker of vLLM that has loaded no language model. Raises BadModel and CannotStart at
+    construction.
+
+    Items are decoded and preprocessed as with Triptych's own engine. vLLM's scheduler and its caches are not used: a batch is one
+    call of vLLM's encoder, so one that fails leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        arguments: str,
+        *,
+        model_id: str,
+        compute: ComputeOptions,
+        decoding: Decoding | None = None,
+    ) -> None:
+        """``arguments`` is a command line of vLLM's engine arguments."""
+        adapter = encoder_adapter(checkpoint.family)
+        torch.set_num_threads(compute.torch_threads)
+        told = encoder_args(arguments, checkpoint, model_id=model_id, compute=compute)
+        values = _values(told)
+        options = " ".join(f"{name}={value}" for name, value in values.items())
+        self.identity = vllm_identity(checkpoint, ModelPart.ENCODER, compute, options=options)
+        with starting():
+            config = told.create_engine_config()
+            # Elsewhere vLLM has a process for its worker on a CPU.
+            config.parallel_config.distributed_executor_backend = "uni"
+            self._executor = UniProcExecutor(config)
+            (model,) = self._executor.collective_rpc("get_model")
+        dtype: torch.dtype = config.model_config.dtype
+        super().__init__(
+            checkpoint,
+            adapter(_VllmImageEncoder(model, dtype, checkpoint.family.hidden_size), checkpoint),
+            model,
+            model_id=model_id,
+            dtype=DTYPES[compute.dtype],
+            decoding=decoding,
+            software={"vllm": SUPPORTED, **values},
+        )
+
+    def close(self) -> None:
+        """Free the memory of vLLM's worker. The engine must not be used afterwards."""
+        self._executor.shutdown()
+        gc.unfreeze()
+        cleanup_dist_env_and_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Rows of images, as models of transformers return them."""
+
+    pooler_output: torch.Tensor | Sequence[torch.Tensor]
+    deepstack_features: Sequence[torch.Tensor]
+
+
+class _VllmImageEncoder:
+    """An ``ImageEncoder``: vLLM's model, called as one of transformers."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, hidden_size: int) -> None:
+        self._model: Any = model
+        self.config = self._model.config
+        self.device = next(model.parameters()).device
+        self.dtype = dtype
+        self._hidden_size = hidden_size
+
+    def get_image_features(
+        self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor | None = None, *, return_dict: bool
+    ) -> _Encoded:
+        """Raises RuntimeError, whatever vLLM raises."""
+        assert return_dict  # noqa: S101 - vLLM has nothing else
+        grids = {} if image_grid_thw is None else {"image_grid_thw": image_grid_thw.cpu()}
+        try:
+            made = self._model.embed_multimodal(pixel_values=pixel_values, **grids)
+        except Exception as error:
+            raise RuntimeError("vLLM's encoder failed") from error
+        if isinstance(made, torch.Tensor):
+            return _Encoded(made, ())  # all images have as many rows
+        # DeepStack rows follow the others in the last dimension.
+        rows, *layers = torch.split(torch.cat(list(made)), self._hidden_size, dim=-1)
+        return _Encoded(torch.split(rows, [len(one) for one in made]), layers)
+
+
+def _values(told: Any) -> dict[str, str]:
+    """The arguments that change embeddings, by name."""
+    given = {name: getattr(told, name) for name in ENCODER_ARGUMENTS}
+    return {name: str(getattr(value, "name", value)) for name, value in given.items() if value is not None}

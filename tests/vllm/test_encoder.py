@@ -1,0 +1,139 @@
+"""vLLM's encoder beside Triptych's own: the same embeddings of the same items, without a language model."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.contract.text_engine_kit import checkpoint
+from tests.integration.families.harness import Item, items_of
+from tests.vllm.models import KINDS, MODELS, video
+from triptych.demo import MODEL_ID
+from triptych.domain.embedding import DType, Tensor
+from triptych.domain.media import Shard
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.encoder import AdapterEncoderEngine, TransformersEncoderEngine
+from triptych.families.base import Shardable, units_of
+from triptych.families.model_files import BadModel
+from triptych.integrations.vllm.encoder import VllmEncoderEngine
+from triptych.integrations.vllm.families import encoder_adapter
+from triptych.policy.sharding import shards_of
+from triptych.runtime.process import CannotStart
+
+pytestmark = pytest.mark.timeout(300)
+
+CLOSE = 1e-4
+DTYPES = {DType.F32: np.float32, DType.I32: np.int32}
+SEEDS = 6
+LANGUAGE = ("language_model", "lm_head", "embed_tokens")
+
+
+@dataclass
+class Pair:
+    """Both engines with one model."""
+
+    name: str
+    checkpoint: Checkpoint
+    own: TransformersEncoderEngine
+    vllm: VllmEncoderEngine
+
+    def assert_equal(self, items: Sequence[Item], shards: Sequence[Shard | None] = (None,)) -> None:
+        """The items' embeddings, all in one batch."""
+        found, expected = (self._encoded(engine, items, shards) for engine in (self.vllm, self.own))
+        for one, other in zip(found, expected, strict=True):
+            assert [tensor.spec for tensor in one] == [tensor.spec for tensor in other]
+            for values, reference in zip(map(_values, one), map(_values, other), strict=True):
+                np.testing.assert_allclose(values, reference, rtol=CLOSE, atol=CLOSE)
+
+    @staticmethod
+    def _encoded(
+        engine: AdapterEncoderEngine, items: Sequence[Item], shards: Sequence[Shard | None]
+    ) -> list[tuple[Tensor, ...]]:
+        return engine.encode([engine.prepare(item.media, item.info, shard) for item in items for shard in shards])
+
+
+def _values(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.frombuffer(tensor.data, DTYPES[tensor.spec.dtype]).reshape(tensor.spec.shape)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name == "demo" else pytest.mark.slow) for name in MODELS]
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    model = MODELS[request.param]
+    opened = open_checkpoint(model.make(tmp_path_factory.mktemp(model.name)))
+    own = TransformersEncoderEngine(opened, model_id="m", compute=ComputeOptions())
+    engine = VllmEncoderEngine(opened, "", model_id="m", compute=ComputeOptions())
+    yield Pair(model.name, opened, own, engine)
+    engine.close()
+
+
+def test_no_language_model_is_loaded(pair: Pair) -> None:
+    (model,) = pair.vllm._executor.collective_rpc("get_model")
+    names = [name for name, _ in model.named_parameters()]
+    assert names
+    assert not [name for name in names if any(part in name for part in LANGUAGE)]
+    assert not [name for name, parameter in model.named_parameters() if parameter.is_meta]
+
+
+def test_embeddings_equal_those_of_triptychs_own_engine(pair: Pair) -> None:
+    for seed in range(SEEDS):
+        pair.assert_equal(items_of(MODELS[pair.name].question(KINDS["mixed"], seed)))
+
+
+def test_a_large_batch_is_one_pass(pair: Pair) -> None:
+    """Of far more tokens than vLLM's scheduler would take at once."""
+    questions = [MODELS[pair.name].question(KINDS["mixed"], seed) for seed in range(16)]
+    pair.assert_equal([item for question in questions for item in items_of(question)])
+
+
+def test_videos_whole_and_in_shards_equal_those_of_triptychs_own_engine(pair: Pair) -> None:
+    family = pair.checkpoint.family
+    if not isinstance(family, Shardable):
+        pytest.skip("this model takes no videos")
+    for seed in range(SEEDS):
+        clip = video(random.Random(seed))
+        pair.assert_equal([clip, *items_of(MODELS[pair.name].question(KINDS["one"], seed)), clip])
+        units = units_of(family, clip.info)
+        for parts in {2, len(units)}:
+            pair.assert_equal([clip], shards_of(units, parts))
+
+
+def test_preparation_is_that_of_triptychs_own_engine(pair: Pair) -> None:
+    assert pair.vllm.processor_digest == pair.own.processor_digest
+    assert pair.vllm.model == pair.own.model
+
+
+def test_an_embedding_of_one_engine_is_never_taken_for_the_others(pair: Pair) -> None:
+    assert pair.vllm.version != pair.own.version
+    assert "vllm/0.32.0" in pair.vllm.version
+    assert pair.vllm.version.endswith("device/cpu")
+    assert "vllm/0.32.0" in pair.vllm.identity.software
+
+
+def test_arguments_that_change_embeddings_are_part_of_the_version() -> None:
+    engine = VllmEncoderEngine(
+        checkpoint(), "--mm-encoder-attn-backend TORCH_SDPA", model_id=MODEL_ID, compute=ComputeOptions()
+    )
+    try:
+        assert " mm_encoder_attn_backend/TORCH_SDPA " in engine.version
+    finally:
+        engine.close()
+
+
+def test_a_model_that_vllm_cannot_load_is_one_line_at_start() -> None:
+    with pytest.raises(CannotStart, match=r"^engine vllm: \S.*$"):
+        VllmEncoderEngine(checkpoint(), "--quantization awq", model_id=MODEL_ID, compute=ComputeOptions())
+
+
+def test_other_families_are_refused_by_name() -> None:
+    class Other:
+        model_type = "gemma3"
+
+    family: Any = Other()
+    with pytest.raises(BadModel, match="engine vllm does not serve model_type 'gemma3'; it serves: llava, qwen2_5_vl"):
+        encoder_adapter(family)
