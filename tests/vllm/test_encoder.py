@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.contract.text_engine_kit import checkpoint
 from tests.integration.families.harness import Item, items_of
@@ -17,6 +18,7 @@ from triptych.domain.media import Shard
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder import AdapterEncoderEngine, TransformersEncoderEngine
+from triptych.engine.tensors import from_bytes
 from triptych.families.base import Shardable, units_of
 from triptych.families.model_files import BadModel
 from triptych.integrations.vllm.encoder import VllmEncoderEngine
@@ -123,6 +125,20 @@ def test_arguments_that_change_embeddings_are_part_of_the_version() -> None:
         assert " mm_encoder_attn_backend/TORCH_SDPA " in engine.version
     finally:
         engine.close()
+
+
+def test_bfloat16_rounds_as_it_does_in_triptychs_own_engine() -> None:
+    exact = TransformersEncoderEngine(checkpoint(), model_id=MODEL_ID, compute=ComputeOptions())
+    engine = VllmEncoderEngine(checkpoint(), "", model_id=MODEL_ID, compute=ComputeOptions(dtype="bfloat16"))
+    try:
+        (image,) = items_of(MODELS["demo"].question(KINDS["one"], 0))
+        ((reference,),) = exact.encode([exact.prepare(image.media, image.info)])
+        ((tensor,),) = engine.encode([engine.prepare(image.media, image.info)])
+    finally:
+        engine.close()
+    assert tensor.spec == replace(reference.spec, dtype=DType.BF16)
+    found, expected = (from_bytes(one, torch.device("cpu")).float() for one in (tensor, reference))
+    assert float((found - expected).abs().max()) < 0.02 * float(expected.abs().max())
 
 
 def test_a_model_that_vllm_cannot_load_is_one_line_at_start() -> None:

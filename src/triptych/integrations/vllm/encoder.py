@@ -1,6 +1,5 @@
 """vLLM as the encoder engine: its vision encoders, with Triptych's preparation (ADR 30)."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,6 @@ class VllmEncoderEngine(AdapterEncoderEngine):
     def close(self) -> None:
         """Free the memory of vLLM's worker. The engine must not be used afterwards."""
         self._executor.shutdown()
-        gc.unfreeze()
         cleanup_dist_env_and_memory()
 
 
