@@ -3,9 +3,10 @@
 Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
 """
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,8 @@ class LoadedEngine:
     """The engine's own metrics, if it has some."""
     close: Callable[[], None] | None = None
     """Ends what the engine has started, in the engine's thread."""
+    when_lost: Callable[[Callable[[], None]], None] | None = None
+    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ async def opened(
         if loaded.metrics is not None:
             telemetry.metrics.watch(loaded.metrics)
         service.start()
+        if loaded.when_lost is not None:
+            loaded.when_lost(partial(_call_soon, asyncio.get_running_loop(), service.lose_engine))
 
         whole = service if mounted is None else mounted.whole(service)
 
@@ -195,6 +200,12 @@ async def opened(
         names = (SERVICE_NAME, instance.SERVICE_NAME, *(() if mounted is None else (mounted.service_name,)))
         listening = server_of(settings, names, register, telemetry=telemetry, tls=tls)
         yield RpcApp(service, await stack.enter_async_context(listening), scope)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From any thread; nothing if the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 async def _scheduler(
@@ -321,4 +332,4 @@ def _load_vllm(
         compute=settings.compute,
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
-    return loaded(engine, part, metrics=engine.metrics, close=engine.close)
+    return loaded(engine, part, metrics=engine.metrics, close=engine.close, when_lost=engine.when_lost)

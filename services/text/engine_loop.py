@@ -76,6 +76,7 @@ class EngineLoop:
         self._live: dict[str, Sequences] = {}
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
+        self._is_lost = False
         self._load = _Load()
 
     @property
@@ -127,6 +128,11 @@ class EngineLoop:
             if sequences.is_over:
                 del self._live[request_id]
 
+    def lose(self) -> None:
+        """The engine cannot go on, as it has noticed between two steps: its next step says so, and is made now."""
+        self._is_lost = True
+        self._wake.set()
+
     async def run(self) -> None:
         """Drive the engine until cancelled; then every request fails with Unavailable.
 
@@ -134,14 +140,14 @@ class EngineLoop:
         """
         try:
             while True:
-                if not (self._joining or self._live or self._cancelled or self._encode_ready):
+                if not (self._joining or self._live or self._cancelled or self._encode_ready or self._is_lost):
                     self._wake.clear()
                     await self._wake.wait()
                 await self._apply()
                 iteration = (
                     _ALONE if self._scheduler is None else self._scheduler.next(prefill_ready=self._load.prefill_ready)
                 )
-                if self._live:
+                if self._live or self._is_lost:
                     await self._step(iteration)
                 if self._scheduler is not None and iteration.encode:
                     await self._scheduler.encode()
@@ -229,7 +235,7 @@ class EngineLoop:
     def _step_once(self, iteration: Iteration) -> tuple[list[EngineOutput], _Load]:
         """Runs in the engine's thread."""
         outputs: list[EngineOutput] = []
-        if self._engine.has_work:
+        if self._engine.has_work or self._is_lost:
             outputs = self._engine.step() if self._scheduler is None else self._scheduler.step(iteration)
         return outputs, self._engine_load()
 

@@ -106,6 +106,10 @@ class TextService:
         self._scope.spawn(self._loop.run(), name="engine", vital=True)
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
+    def lose_engine(self) -> None:
+        """The engine cannot go on: the part that drives it ends, and its requests fail with InstanceLost."""
+        self._loop.lose()
+
     async def describe(self) -> InstanceInfo:
         arena = self._receiver.arena
         return InstanceInfo(

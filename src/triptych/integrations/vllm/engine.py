@@ -1,7 +1,7 @@
 """The text engine of vLLM, in this process and in the engine's thread (ADR 28)."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class VllmTextEngine:
         self._adapter = item_adapter(checkpoint.family, dtype)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
         torch.set_num_threads(compute.torch_threads)
-        started = start(arguments, checkpoint, model_id=model_id, compute=compute)
+        self._started = started = start(arguments, checkpoint, model_id=model_id, compute=compute)
         self._engine, self._totals, self._eos_ids = started.engine, started.totals, started.eos_ids
         self.identity = started.identity
         core: Any = self._engine.engine_core
@@ -94,10 +94,23 @@ class VllmTextEngine:
         self._of_request: dict[str, dict[int, _Choice]] = {}
         self._nbytes: dict[str, int] = {}
         self._has_failed = False
+        self._on_lost: Callable[[], None] = _nothing
+        executor: Any = self._engine.model_executor
+        executor.register_failure_callback(self._lose)
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Set what is called, in a thread of vLLM, when one of its workers has ended: the next step raises InstanceLost."""
+        self._on_lost = call
+        if self._has_failed:
+            call()
+
+    def _lose(self) -> None:
+        self._has_failed = True
+        self._on_lost()
 
     def close(self) -> None:
         """End vLLM's workers and free its memory. The engine must not be used afterwards."""
-        self._engine.engine_core.shutdown()
+        self._started.close()
 
     # --- what it is --------------------------------------------------------------------------------------------------
 
@@ -326,3 +339,7 @@ class VllmTextEngine:
 def _name(request_id: str, number: int) -> str:
     """A choice's id outside of vLLM."""
     return f"{request_id}/{number}"
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

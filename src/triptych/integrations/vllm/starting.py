@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -27,6 +29,8 @@ from triptych.runtime.process import CannotStart
 
 logger = logging.getLogger(__name__)
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX has it on Linux
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -38,10 +42,22 @@ class Started:
     eos_ids: frozenset[int]
     totals: SchedulerTotals
     """Of the engine's steps."""
+    rendezvous: str
+    """The file by which workers on a CPU find each other; their shared memory is named after it. Empty elsewhere."""
+
+    def close(self) -> None:
+        """End the workers, and remove what one leaves that was killed."""
+        core: Any = self.engine.engine_core
+        core.shutdown()
+        if self.rendezvous:
+            for left in (Path(gettempdir(), self.rendezvous), *_SHARED_MEMORY.glob(f"{self.rendezvous}-*")):
+                left.unlink(missing_ok=True)
 
 
 def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> Started:
     """``arguments`` is a command line. Raises CannotStart for what vLLM refuses, or a model that it cannot load."""
+    for name, value in _environment(compute).items():
+        os.environ.setdefault(name, value)  # noqa: TID251 - vLLM has no other settings for all of its processes
     parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
     register_models()
     # vLLM imports it in the first step with a response format, which would wait for seconds.
@@ -52,13 +68,15 @@ def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: Com
         if config.parallel_config.world_size == 1:
             # Elsewhere vLLM has a process for its worker only if there are several.
             config.parallel_config.distributed_executor_backend = "uni"
-        engine = LLMEngine(
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=True,
-            stat_loggers=[lambda *_: totals],
-            multiprocess_mode=False,
-        )
+        with _sockets(config):
+            engine = LLMEngine(
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=True,
+                stat_loggers=[lambda *_: totals],
+                multiprocess_mode=False,
+            )
+        (rendezvous, *_) = engine.collective_rpc(_rendezvous)
     model: Any = config.model_config
     return Started(
         engine,
@@ -72,6 +90,7 @@ def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: Com
         ),
         _eos_ids(model.try_get_generation_config(), model.hf_text_config),
         totals,
+        rendezvous,
     )
 
 
@@ -87,6 +106,34 @@ def starting() -> Iterator[None]:
         reason = str(error).strip() or type(error).__name__
         raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
     _join_logs()
+
+
+@contextmanager
+def _sockets(config: VllmConfig) -> Iterator[None]:
+    """Names of the sockets of several workers are needed only until they are connected; vLLM would leave them."""
+    if config.parallel_config.world_size == 1:
+        yield
+        return
+    name = "VLLM_RPC_BASE_PATH"
+    base = os.environ.get(name)  # noqa: TID251 - an operator's
+    with TemporaryDirectory(prefix="vllm-", dir=base, ignore_cleanup_errors=True) as made:
+        os.environ[name] = made  # noqa: TID251 - vLLM has no other setting for all of its processes
+        yield
+
+
+def _rendezvous(worker: Any) -> str:  # noqa: ARG001
+    """Runs in each worker."""
+    return os.environ.get("VLLM_DIST_IDENT", "")  # noqa: TID251 - set by vLLM
+
+
+def _environment(compute: ComputeOptions) -> Mapping[str, str]:
+    """What vLLM reads of its workers, where the operator has not set it."""
+    # This process has threads, which a forked worker would lack.
+    found = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    if current_platform.is_cpu():
+        # By default vLLM binds each worker to a NUMA node, and does not start where there are fewer.
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(compute.torch_threads)}
+    return found
 
 
 def vllm_identity(

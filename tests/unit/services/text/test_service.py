@@ -575,6 +575,24 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_its_requests() -> None:
     under_virtual_time(scenario)
 
 
+def test_an_engine_that_is_lost_while_it_has_no_request_ends_its_loop() -> None:
+    class Dead(FakeTextEngine):
+        def step(self) -> list[EngineOutput]:
+            raise InstanceLost("the engine has failed")
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        loop = EngineLoop(
+            Dead(VOCABULARY), InlineOffload(1), clock=clock, on_change=lambda: None, on_gap=lambda _: None
+        )
+        asyncio.get_running_loop().call_later(1.0, loop.lose)
+        with pytest.raises(InstanceLost, match="the engine has failed"):
+            await loop.run()
+        assert clock() == 1.0
+
+    under_virtual_time(scenario)
+
+
 def test_a_sequence_lost_by_the_engine_fails() -> None:
     class Forgetful(FakeTextEngine):
         def step(self) -> list[EngineOutput]:
