@@ -62,7 +62,7 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     (port,) = ports.free(1, ())
-    flags = {"text": tuple(ENGINES["vllm"]), "encoder": ("--advertise", ports.address(port))}
+    flags = {**ENGINES["vllm"], "encoder": ("--advertise", ports.address(port))}
     cluster = LocalCluster("demo", encoders=1, options=flags, log_dir=tmp_path_factory.mktemp("logs"), restart=True)
     relay = Relay(InstanceStub(cluster.targets["encoder-1"]))
     service: Any = relay
