@@ -1,0 +1,44 @@
+"""An instance whose memory nobody can connect to any more ends."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from services.encoder.app import app as encoder_app
+from services.encoder.settings import EncoderSettings
+from services.text.app import app as text_app
+from services.text.settings import TextSettings
+from triptych import demo
+from triptych.engine.decoder.options import EngineOptions
+from triptych.transport.options import TransferOptions
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["encoder", "text"])
+async def test_an_instance_ends_when_its_listening_socket_is_dead(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    create, bound = socket.create_server, list[socket.socket]()
+
+    def recorded(*given: Any, **named: Any) -> socket.socket:
+        bound.append(create(*given, **named))
+        return bound[-1]
+
+    monkeypatch.setattr(socket, "create_server", recorded)
+    shared: Any = {
+        "model": demo.MODEL_DIR,
+        "model_id": demo.MODEL_ID,
+        "port": 0,
+        "transfers": TransferOptions(("tcp",)),
+    }
+    if kind == "encoder":
+        opened: Any = encoder_app(EncoderSettings(**shared, arena_bytes=MIB))
+    else:
+        engine = EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0)
+        opened = text_app(TextSettings(**shared, image_cache_bytes=MIB, engine=engine))
+    async with opened as running:
+        (listening,) = bound
+        listening.shutdown(socket.SHUT_RDWR)
+        async with asyncio.timeout(20):
+            assert await running.failed() == "the listening socket of tcp"
