@@ -13,7 +13,6 @@ from pathlib import Path
 
 import grpc.aio
 
-from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
@@ -45,7 +44,7 @@ from triptych.transport.memory import MemoryNetwork
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver
 from triptych.transport.releases import Releases
-from triptych.transport.start import start_transports
+from triptych.transport.start import nobody_reads, start_transports
 from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler, VisionEncoder
@@ -265,7 +264,7 @@ async def _transports(
             arena,
             machine=machine_name(),
             host=settings.host,
-            check=_nobody_reads,
+            check=nobody_reads,
             connect_timeout_s=settings.connect_timeout_s,
             preferred=settings.prefer_transport,
             tls=tls,
@@ -275,12 +274,6 @@ async def _transports(
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None
-
-
-def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
-    """Pulled embeddings are not for others: this instance grants no leases."""
-    del lease_id, offset, nbytes
-    return False
 
 
 def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:

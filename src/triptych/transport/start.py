@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from ipaddress import ip_address
 
+from triptych.domain.embedding import LeaseId
 from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.runtime.tls import TlsIdentity
@@ -85,6 +86,12 @@ async def start_transports(
         logger.warning("preferred transport %s is not available: the others are ranked as usual", preferred)
         preferred = ""
     return TransportSet(transports, connect_timeout_s=connect_timeout_s, preferred=preferred or None)
+
+
+def nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
+    """The check of a reader's own transports: it grants no leases, and what it has pulled is not for others."""
+    del lease_id, offset, nbytes
+    return False
 
 
 def _warn_of_open(names: Sequence[str], tls: TlsIdentity | None) -> None:

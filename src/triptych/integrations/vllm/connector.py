@@ -1,15 +1,16 @@
-"""Triptych's encoder cache connector: it passes embeddings of Triptych's encoders to a vLLM engine (ADR 28).
+"""Triptych's encoder cache connector: it passes embeddings of Triptych's encoders to a vLLM engine (ADR 28, ADR 29).
 
 vLLM makes two of it: one beside its scheduler and one in each worker.
 
 
-    engine  -- hold -->  scheduler side  -- metadata of a step -->  worker side  -->  vLLM's encoder cache
+    source of items  -->  scheduler side  -- metadata of a step -->  worker side  -->  vLLM's encoder cache
 
-An exception within a step ends vLLM's engine, and so does an item that is missing there. So embeddings are checked before a
-request enters the engine. In each step the scheduler side takes what a request needs before vLLM plans with it, and a request
-whose item is gone is kept out of the step and fails alone.
+An exception within a step ends vLLM's engine, and so does an item that is missing there. So embeddings are checked before they
+get here. In each step the scheduler side takes what a request needs before vLLM plans with it. A request whose items are
+on their way is kept out of the step, and one whose item is gone fails alone.
 """
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,13 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
 from vllm.platforms import current_platform
 
-from triptych.integrations.vllm.items import HeldItems
+from triptych.integrations.vllm.items import HeldItems, ItemsLost, ItemSource
 from triptych.integrations.vllm.models import register_models
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.005
+"""How long vLLM's loop rests when all its requests wait for items. Others that come meanwhile wait as long."""
 
 CONNECTOR = "TriptychConnector"
 """Its name in vLLM's settings ..."""
@@ -33,12 +39,13 @@ class Embeddings(ECConnectorMetadata):
     by_identifier: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class TriptychConnector(ECConnectorBase):
-    """A consumer. The scheduler side owns ``items``, which the engine fills before it adds a request."""
+class ItemConnector(ECConnectorBase):
+    """A consumer. The scheduler side takes items from ``items``."""
+
+    items: ItemSource
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
-        self.items = HeldItems()
         self._taken: dict[str, torch.Tensor] = {}
         """The items that requests may use in the step that is being planned."""
         self._loads: dict[str, torch.Tensor] = {}
@@ -57,18 +64,24 @@ class TriptychConnector(ECConnectorBase):
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Take the items that the request still needs; called before vLLM plans with it, in every step.
 
-        Returns False if one is gone. Then the request fails, as its items came with it and will not come again.
+        Returns False if one is not there. If it cannot come, the request fails.
         """
-        needed: dict[str, torch.Tensor] = {}
+        needed: dict[str, int] = {}
         for feature in request.mm_features:
-            place, identifier = feature.mm_position, feature.identifier
+            place = feature.mm_position
             if place.offset + place.length > num_computed_tokens:
-                embedding = self.items.find(identifier)
-                if embedding is None:
-                    self._lost.add(request.request_id)
-                    return False
-                needed[identifier] = embedding
-        self._taken.update(needed)
+                needed[feature.identifier] = place.get_num_embeds()
+        if not needed:
+            return True
+        try:
+            found = self.items.get(request.request_id, needed)
+        except ItemsLost as error:
+            logger.warning("request %s fails: %s", request.request_id, error)
+            self._lost.add(request.request_id)
+            return False
+        if found is None:
+            return False
+        self._taken.update(found)
         return True
 
     def take_unavailable_requests(self) -> set[str]:
@@ -81,7 +94,9 @@ class TriptychConnector(ECConnectorBase):
         identifier = request.mm_features[index].identifier
         self._loads[identifier] = self._taken[identifier]
 
-    def build_connector_meta(self, scheduler_output: Any) -> Embeddings:  # noqa: ARG002
+    def build_connector_meta(self, scheduler_output: Any) -> Embeddings:
+        if self.items.waits and not scheduler_output.total_num_scheduled_tokens:
+            self.items.settle(_PAUSE_S)  # vLLM would go round and round
         loads, self._loads = self._loads, {}
         self._taken = {}
         return Embeddings(loads)
@@ -91,6 +106,11 @@ class TriptychConnector(ECConnectorBase):
         self.items.drop(request.request_id)
         self._lost.discard(request.request_id)
         return False, None
+
+    def shutdown(self) -> None:
+        """The engine ends. Only the scheduler side has a source."""
+        if self.role is ECConnectorRole.SCHEDULER:
+            self.items.close()
 
     # --- worker side -------------------------------------------------------------------------------------------------
 
@@ -104,3 +124,13 @@ class TriptychConnector(ECConnectorBase):
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
         """Nothing is encoded here."""
+
+
+class TriptychConnector(ItemConnector):
+    """Of an engine in the process of a text instance, which fills ``items`` before it adds a request."""
+
+    items: HeldItems
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        self.items = HeldItems()

@@ -1,7 +1,8 @@
 """The embeddings that a vLLM engine may ask for: each is held while a request in the engine needs it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,38 @@ class Item:
         return self.embedding.nbytes
 
 
+class ItemsLost(Exception):
+    """A request's items cannot come any more: it must fail."""
+
+
+class ItemSource(Protocol):
+    """Where the connector gets a request's items. Called by the engine's thread only."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether any items are on their way."""
+        ...
+
+    def get(self, request_id: str, needed: Mapping[str, int]) -> Mapping[str, torch.Tensor] | None:
+        """The embeddings of the items that a request needs, by identifier; None until all are there.
+
+        ``needed`` has the rows of each. They are held for the request until ``drop``. Raises ItemsLost.
+        """
+        ...
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until one that was on its way has come, for at most this long."""
+        ...
+
+    def drop(self, request_id: str) -> object:
+        """The request needs no items any more. Unknown ones are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held anywhere. Nothing is called afterwards."""
+        ...
+
+
 @dataclass(slots=True)
 class _Held:
     item: Item
@@ -26,31 +59,55 @@ class _Held:
 
 
 class HeldItems:
-    """Called by the engine's thread only. An item of several requests is held once."""
+    """An ``ItemSource`` of items that are handed over before their request enters the engine.
+
+    An item of several requests is held once.
+    """
+
+    waits = False
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
-        self._of_request: dict[str, tuple[str, ...]] = {}
+        self._of_request: dict[str, dict[str, None]] = {}
 
     def hold(self, request_id: str, items: Iterable[Item]) -> None:
-        """Hold the items of a request until ``drop``."""
-        named = {item.identifier: item for item in items}
-        self._of_request[request_id] = tuple(named)
-        for identifier, item in named.items():
-            self._held.setdefault(identifier, _Held(item)).holders.add(request_id)
+        """Hold items of a request until ``drop``."""
+        of_request = self._of_request.setdefault(request_id, {})
+        for item in items:
+            of_request[item.identifier] = None
+            self._held.setdefault(item.identifier, _Held(item)).holders.add(request_id)
 
-    def drop(self, request_id: str) -> None:
-        """The request needs no items any more. Unknown ones are ignored."""
+    def drop(self, request_id: str) -> list[str]:
+        """Returns the identifiers of items that are not held any more."""
+        gone: list[str] = []
         for identifier in self._of_request.pop(request_id, ()):
             held = self._held[identifier]
             held.holders.discard(request_id)
             if not held.holders:
                 del self._held[identifier]
+                gone.append(identifier)
+        return gone
 
-    def find(self, identifier: str) -> torch.Tensor | None:
-        """An item's embedding, if it is held."""
+    def get(self, request_id: str, needed: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
+        """Raises ItemsLost if one is gone, as items come with their request and will not come again."""
+        del request_id
+        found: dict[str, torch.Tensor] = {}
+        for identifier in needed:
+            if (held := self._held.get(identifier)) is None:
+                raise ItemsLost("an item is gone")
+            found[identifier] = held.item.embedding
+        return found
+
+    def find(self, identifier: str) -> Item | None:
+        """An item, if it is held."""
         held = self._held.get(identifier)
-        return None if held is None else held.item.embedding
+        return None if held is None else held.item
+
+    def settle(self, timeout_s: float) -> None:
+        """Nothing is on its way."""
+
+    def close(self) -> None:
+        """Nothing is held anywhere else."""
 
     @property
     def nbytes(self) -> int:

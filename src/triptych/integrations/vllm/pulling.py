@@ -1,0 +1,486 @@
+"""The connector of a vLLM that runs by itself: it asks routers for items by their keys, and pulls them from encoders (ADR 29).
+
+
+    vLLM's scheduler  -->  PulledItems (the engine's thread)  -->  Puller (a thread with an event loop)  -->  router, encoders
+
+Nothing is awaited within a step: a request is held back until its items are there.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+
+from triptych.domain.embedding import KEY_NBYTES, DType, Ticket
+from triptych.domain.generation import Placement
+from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolveRequest
+from triptych.engine.arenas import open_arena
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.engine.tensors import domain_dtype, embedding_tensors
+from triptych.errors import (
+    FailedPrecondition,
+    InstanceLost,
+    InvalidRequest,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.integrations.vllm.connector import ItemConnector
+from triptych.integrations.vllm.families import ItemAdapter, item_adapter
+from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
+from triptych.integrations.vllm.options import PullOptions, parse
+from triptych.policy.queueing import turn
+from triptych.ports import EmbeddingInput
+from triptych.rpc.routers import Routers
+from triptych.rpc.stubs import RouterStub, holder_stub
+from triptych.runtime.clock import monotonic
+from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.hub import model_directory
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.tls import TlsIdentity
+from triptych.transport.peer_pool import PeerPool
+from triptych.transport.receiver import TensorReceiver
+from triptych.transport.releases import Releases
+from triptych.transport.start import nobody_reads, start_transports
+
+logger = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
+_MAX_HOLDERS = 1024
+"""Limit on concurrent connections."""
+_THREADS = 2
+"""Threads that verify and copy embeddings."""
+_SWEEP_S = 1.0
+_ASK_S = 10.0
+"""How often routers are asked for their models."""
+_GRACE_S = 2.0
+"""How much later than its time limit a fetch that has not ended is given up."""
+_CLOSE_S = 5.0
+"""How long the puller may take to end."""
+
+
+class PullingConnector(ItemConnector):
+    """For ``ec_connector`` and, with this module, ``ec_connector_module_path`` of ``vllm serve``."""
+
+    items: "PulledItems"
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        """Raises ValueError, BadModel or CannotStart for what cannot work."""
+        super().__init__(vllm_config, role)
+        if role is not ECConnectorRole.SCHEDULER:
+            return
+        options = parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        model, dtype = vllm_config.model_config, domain_dtype(vllm_config.model_config.dtype)
+        checkpoint = open_checkpoint(model_directory(Path(model.model)))
+        adapter = item_adapter(checkpoint.family, dtype)
+        self.items = PulledItems(options, ServedModel(checkpoint, dtype), adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model of this vLLM."""
+
+    checkpoint: Checkpoint
+    dtype: DType
+
+    def check(self, model: ModelInfo) -> None:
+        """Raise FailedPrecondition unless routers serve the same model as ``model``. Reads its files in full."""
+        own = self.checkpoint.model_info(model_id=model.model_id, dtype=self.dtype)
+        other = [one.name for one in fields(own) if getattr(own, one.name) != getattr(model, one.name)]
+        if other:
+            raise FailedPrecondition(
+                f"the routers' model {model.model_id!r} is not this one: it has another {' and '.join(other)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What one request lacks; a request may have several fetches, one after the other."""
+
+    name: str
+    rows: Mapping[str, int]
+    """By identifier."""
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The end of a fetch: its items, or why there are none."""
+
+    fetch: str
+    items: tuple[Item, ...] = ()
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request of vLLM's that waits for items."""
+
+    end_s: float
+    fetch: str = ""
+    """The running one."""
+    error: str = ""
+
+
+class PulledItems:
+    """An ``ItemSource`` that has a ``Puller`` fetch the items that it does not hold. Owned by the engine's thread.
+
+    Copies of items are held while a request needs them. Those of one fetch count against the limit of bytes until all of
+    them are gone; further fetches wait meanwhile. What no request needs any more is kept by the puller until room is needed.
+    """
+
+    def __init__(self, options: PullOptions, model: ServedModel, adapter: ItemAdapter) -> None:
+        """Raises ValueError for options that cannot work here."""
+        self._timeout_s = options.timeout_s
+        self._held = HeldItems()
+        self._waiting: dict[str, _Waiting] = {}
+        self._owners: dict[str, str] = {}
+        """By running fetch: its request."""
+        self._fetched_by: dict[str, str] = {}
+        """By identifier that is held: its fetch."""
+        self._copies: dict[str, set[str]] = {}
+        """By fetch: those identifiers."""
+        self._numbers = count()
+        self._arrivals: deque[Arrival] = deque()
+        self._arrived = threading.Event()
+        self._puller = Puller(options, model, adapter, self._take)
+        self._puller.start()
+
+    def _take(self, arrival: Arrival) -> None:
+        """Called by the puller's thread."""
+        self._arrivals.append(arrival)
+        self._arrived.set()
+
+    # --- ItemSource --------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._owners)
+
+    def get(self, request_id: str, needed: Mapping[str, int]) -> Mapping[str, torch.Tensor] | None:
+        self._collect()
+        waiting = self._waiting.get(request_id)
+        if waiting is not None and (error := self._fault(waiting)):
+            raise ItemsLost(error)
+        found = {identifier: item for identifier in needed if (item := self._held.find(identifier)) is not None}
+        for identifier, item in found.items():
+            if len(item.embedding) != needed[identifier]:
+                raise ItemsLost(f"item {identifier} has {len(item.embedding)} rows, not {needed[identifier]}")
+        if len(found) == len(needed):
+            self._held.hold(request_id, found.values())
+            return {identifier: item.embedding for identifier, item in found.items()}
+        if waiting is None:
+            waiting = self._waiting[request_id] = _Waiting(monotonic() + self._timeout_s)
+        if not waiting.fetch:
+            waiting.fetch = f"{request_id}/{next(self._numbers)}"
+            self._owners[waiting.fetch] = request_id
+            rows = {identifier: needed[identifier] for identifier in needed if identifier not in found}
+            self._puller.fetch(Fetch(waiting.fetch, rows, waiting.end_s))
+        return None
+
+    def settle(self, timeout_s: float) -> None:
+        self._arrived.wait(timeout_s)
+
+    def drop(self, request_id: str) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None and self._owners.pop(waiting.fetch, None) is not None:
+            self._puller.cancel(waiting.fetch)
+        for identifier in self._held.drop(request_id):
+            fetch = self._fetched_by.pop(identifier)
+            self._copies[fetch].discard(identifier)
+            self._settle_copies(fetch)
+
+    def close(self) -> None:
+        self._puller.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies."""
+        return self._held.nbytes
+
+    # --- private -----------------------------------------------------------------------------------------------------
+
+    def _fault(self, waiting: _Waiting) -> str:
+        if waiting.fetch and monotonic() > waiting.end_s + _GRACE_S:
+            return f"its items were not there within {self._timeout_s:g} s"
+        return waiting.error
+
+    def _collect(self) -> None:
+        """Take what has arrived."""
+        self._arrived.clear()
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            owner = self._owners.pop(arrival.fetch, None)
+            copies = self._copies[arrival.fetch] = set[str]()
+            if owner is not None:
+                waiting = self._waiting[owner]
+                waiting.fetch, waiting.error = "", arrival.error
+                for item in arrival.items:
+                    if item.identifier not in self._held:
+                        copies.add(item.identifier)
+                        self._fetched_by[item.identifier] = arrival.fetch
+                self._held.hold(owner, arrival.items)
+            self._settle_copies(arrival.fetch)
+
+    def _settle_copies(self, fetch: str) -> None:
+        if not self._copies[fetch]:
+            del self._copies[fetch]
+            self._puller.copies_gone(fetch)
+
+
+class Puller:
+    """Fetches items, in a thread of its own with an event loop. Its public methods may be called by any thread.
+
+    Pulled tensors stay in its arena, and are not pulled again, until room is needed.
+    """
+
+    def __init__(
+        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[Arrival], None]
+    ) -> None:
+        """``arrived`` is called by the puller's thread, once for each fetch that was not cancelled."""
+        self._options = options
+        self._model = model
+        self._adapter = adapter
+        self._arrived = arrived
+        self._thread = threading.Thread(target=self._run, name="triptych-pulls", daemon=True)
+        self._opened: Future[asyncio.AbstractEventLoop] = Future()
+        self._stop = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._arrivals = count()
+        self._checked: dict[ModelInfo, TriptychError | None] = {}
+        """By model that routers have named: why it is not the one of this vLLM."""
+        self._checking = asyncio.Lock()
+        self._group: asyncio.TaskGroup
+        self._routers: Routers
+        self._receiver: TensorReceiver
+        self._offload: ThreadOffload
+
+    def start(self) -> None:
+        """Return once it works. Raises ValueError for options that cannot work here."""
+        self._thread.start()
+        self._opened.result()
+
+    def fetch(self, fetch: Fetch) -> None:
+        self._call(self._start_fetch, fetch)
+
+    def cancel(self, name: str) -> None:
+        """Cancel a fetch. One that has ended still arrives."""
+        self._call(self._cancel, name)
+
+    def copies_gone(self, name: str) -> None:
+        """The items of this fetch are not held any more."""
+        self._call(lambda: self._receiver.copies_gone(name))
+
+    def close(self) -> None:
+        """Cancel all fetches, release what they hold, and end."""
+        self._call(self._stop.set)
+        self._thread.join(_CLOSE_S)
+
+    def _call(self, call: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # it has ended
+            self._opened.result().call_soon_threadsafe(call, *args)
+
+    # --- in its thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if self._opened.done():
+                logger.exception("no item can be pulled any more")
+            else:
+                self._opened.set_exception(error)
+
+    async def _main(self) -> None:
+        async with self._open(), asyncio.TaskGroup() as self._group:
+            self._opened.set_result(asyncio.get_running_loop())
+            await self._stop.wait()
+            for task in self._running.values():
+                task.cancel()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[None]:
+        options, epoch = self._options, new_epoch()
+        tls = None if options.tls.files is None else TlsIdentity.load(*options.tls.files, name=options.tls.tls_name)
+        async with AsyncExitStack() as stack:
+            self._offload = ThreadOffload(_THREADS, name="triptych-check")
+            stack.callback(self._offload.close)
+            arena = open_arena(
+                "host", options.image_cache_bytes, instance_id=instance_name("vllm", 0, epoch), epoch=epoch, device=""
+            )
+            transports = await start_transports(
+                options.transfers,
+                arena,
+                machine=machine_name(),
+                host=options.host,
+                check=nobody_reads,
+                connect_timeout_s=options.connect_timeout_s,
+                preferred=options.prefer_transport,
+                tls=tls,
+            )
+            stack.push_async_callback(transports.close)
+            peers = PeerPool(
+                partial(holder_stub, tls=tls, beyond_loopback=options.allow_network or tls is not None),
+                transports.connect,
+                limit=_MAX_HOLDERS,
+                clock=monotonic,
+            )
+            stack.push_async_callback(peers.close)
+            self._routers = Routers(lambda address: RouterStub(address, tls))
+            stack.push_async_callback(self._routers.close)
+            self._routers.use(options.addresses)
+            scope = await stack.enter_async_context(TaskScope("pulls"))
+            self._receiver = TensorReceiver(
+                arena=arena,
+                transport=transports,
+                peers=peers,
+                releases=Releases(peers, scope=scope, timeout_s=options.release_timeout_s),
+                limits=options.tensor_cache,
+                pulls=options.pulls,
+                max_pull_s=options.transfers.max_pull_s,
+                scope=scope,
+                offload=self._offload,
+                clock=monotonic,
+            )
+            scope.spawn(self._routers.keep_asking(_ASK_S), name="models")
+            scope.spawn(self._sweep(), name="sweep")
+            yield
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await self._receiver.tick()
+
+    def _start_fetch(self, fetch: Fetch) -> None:
+        task = self._running[fetch.name] = self._group.create_task(self._fetch(fetch), name=f"fetch {fetch.name}")
+        task.add_done_callback(lambda _: self._running.pop(fetch.name, None))
+
+    def _cancel(self, name: str) -> None:
+        if (task := self._running.get(name)) is not None:
+            task.cancel()
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        items: tuple[Item, ...] = ()
+        error = ""
+        try:
+            async with asyncio.timeout(fetch.end_s - monotonic()):
+                items = await self._items(fetch)
+        except TimeoutError:
+            error = f"its items were not there within {self._options.timeout_s:g} s"
+        except TriptychError as raised:
+            error = raised.message
+        except Exception:
+            logger.exception("fetch %s", fetch.name)
+            error = "its items could not be fetched"
+        finally:
+            if not items:
+                self._receiver.copies_gone(fetch.name)
+        self._arrived(Arrival(fetch.name, items, error))
+
+    async def _items(self, fetch: Fetch) -> tuple[Item, ...]:
+        keys = {identifier: _key(identifier) for identifier in fetch.rows}
+        model = await self._checked_model()
+        try:
+            return await self._pulled(fetch, keys, model, use_present=True)
+        except TransferFailed as error:
+            # What was present may have been evicted, and leases may have ended, while the fetch waited for room.
+            logger.info("fetch %s starts over: %s", fetch.name, error)
+            return await self._pulled(fetch, keys, model, use_present=False)
+
+    async def _pulled(
+        self, fetch: Fetch, keys: Mapping[str, bytes], model: str, *, use_present: bool
+    ) -> tuple[Item, ...]:
+        """The items, pulled unless they are present. Their leases are held by the router's call."""
+        tickets: dict[bytes, Ticket] = {}
+        if use_present:
+            present = {key: self._receiver.cache.ready(key) for key in keys.values()}
+            tickets = {key: ticket for key, ticket in present.items() if ticket is not None}
+        async with AsyncExitStack() as stack:
+            if missing := tuple(key for key in keys.values() if key not in tickets):
+                request = ResolveRequest(
+                    f"vllm-{uuid4().hex}", model, keys=missing, timeout_s=max(0.0, fetch.end_s - monotonic())
+                )
+                answer = await stack.enter_async_context(aclosing(self._routers.resolve(request)))
+                try:
+                    resolved = await anext(answer)
+                except StopAsyncIteration:
+                    raise InstanceLost("the router ended a call without an answer") from None
+                tickets.update(zip(missing, (item.ticket for item in resolved), strict=True))
+            wanted = [tickets[keys[identifier]] for identifier in fetch.rows]
+            for ticket, (identifier, rows) in zip(wanted, fetch.rows.items(), strict=True):
+                self._check(identifier, keys[identifier], rows, ticket)
+            now_s = monotonic()
+            place = turn(priority=0, deadline_s=fetch.end_s, arrived_s=now_s, arrival=next(self._arrivals))
+            try:
+                placements = [Placement(number, 0, ticket) for number, ticket in enumerate(wanted)]
+                arrived = await self._receiver.acquire(fetch.name, placements, place)
+                return await self._offload.run(self._copies, tuple(fetch.rows), arrived.inputs)
+            finally:
+                self._receiver.leave(fetch.name)
+
+    def _check(self, identifier: str, key: bytes, rows: int, ticket: Ticket) -> None:
+        """Before anything is pulled. Raises InvalidRequest."""
+        if ticket.key != key:
+            raise InvalidRequest(f"the router returned a ticket of another embedding for item {identifier}")
+        if ticket.tokens != rows:
+            raise InvalidRequest(
+                f"item {identifier} has {ticket.tokens} rows, the prompt has {rows} placeholders for it"
+            )
+        if not self._adapter.accepts(rows, ticket.tensors):
+            raise InvalidRequest(f"item {identifier} is not of the form that the model takes")
+
+    def _copies(self, identifiers: Sequence[str], inputs: Sequence[EmbeddingInput]) -> tuple[Item, ...]:
+        """Blocks. Raises EngineFailure for values that are not finite."""
+        return tuple(
+            Item(identifier, self._adapter.embedding(embedding_tensors(given, self._adapter.accepts, _HOST)))
+            for identifier, given in zip(identifiers, inputs, strict=True)
+        )
+
+    async def _checked_model(self) -> str:
+        """The model's name at the routers. Raises FailedPrecondition if it is another one than here."""
+        await self._routers.asked()
+        named = {model.model_id: model for model in await self._routers.models()}
+        if not named:
+            raise Unavailable("no router answers")
+        name = self._options.model or min(named)
+        if name not in named or (not self._options.model and len(named) > 1):
+            raise FailedPrecondition(f"the routers serve {', '.join(sorted(named))}: set model to one of them")
+        model = named[name]
+        async with self._checking:
+            if model not in self._checked:
+                self._checked[model] = await self._offload.run(self._difference, model)
+        if (error := self._checked[model]) is not None:
+            raise error
+        return name
+
+    def _difference(self, model: ModelInfo) -> TriptychError | None:
+        try:
+            self._model.check(model)
+        except TriptychError as error:
+            return error
+        return None
+
+
+def _key(identifier: str) -> bytes:
+    """Raises InvalidRequest for an identifier that is no key."""
+    if len(identifier) == 2 * KEY_NBYTES and identifier == identifier.lower():
+        try:
+            return bytes.fromhex(identifier)
+        except ValueError:
+            pass
+    shown = identifier[:80]
+    raise InvalidRequest(f"{shown!r} is no key of an embedding: items need the uuid that a router's Resolve gives")

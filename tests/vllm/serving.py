@@ -1,0 +1,113 @@
+"""A ``vllm serve`` that Triptych did not start, with our connector, in processes of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.vllm.reference import MAX_TOKENS, ROOT
+
+SERVED = "vllm-served"
+KV_CACHE_BYTES = 64 << 20
+_START_S = 240
+_STOP_S = 30
+
+
+@asynccontextmanager
+async def vllm_serve(directory: Path, routers: str, log: Path, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
+    """Its REST API, once it is ready. ``options`` are those of the connector."""
+    port = _free_port()
+    connector = {
+        "ec_connector": "PullingConnector",
+        "ec_connector_module_path": "triptych.integrations.vllm.pulling",
+        "ec_role": "ec_consumer",
+        "ec_connector_extra_config": {"routers": routers, **options},
+    }
+    arguments = [
+        *("serve", str(directory), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED),
+        *("--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
+        *("--limit-mm-per-prompt", '{"image": 0, "video": 0}', "--enable-mm-embeds"),
+        *("--ec-transfer-config", json.dumps(connector)),
+    ]
+    own = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
+            [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **own},  # noqa: TID251 - of the child
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
+            async with asyncio.timeout(_START_S):
+                while not await is_healthy(client):
+                    _is_running(process, log)
+                    await asyncio.sleep(0.2)
+            yield client
+            _is_running(process, log)
+    finally:
+        await asyncio.to_thread(_stop, process)
+
+
+async def is_healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _is_running(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    assert process.poll() is None, f"vLLM ended: {log.read_text()[-3000:]}"
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    finally:
+        if _is_left(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _is_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def ask(client: httpx.AsyncClient, parts: list[Mapping[str, Any]], **options: Any) -> httpx.Response:
+    """Greedy, with the ids of its tokens."""
+    body = {
+        "model": SERVED,
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    return await client.post("/v1/chat/completions", json={**body, **options})
+
+
+def tokens_of(response: httpx.Response) -> tuple[int, ...]:
+    assert response.status_code == httpx.codes.OK, f"{response.status_code}: {response.text}"
+    return tuple(response.json()["choices"][0]["token_ids"])
