@@ -22,13 +22,16 @@ def main() -> None:
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep libraries' output out of the answers
     vllm: Any = import_module("vllm")
+    # Images are resized by Pillow, as in Triptych's encoders. Pixels of torchvision differ a little.
+    processing: Any = import_module("transformers.models.auto.image_processing_auto")
+    processing.is_torchvision_available = lambda: False
     engine = vllm.LLM(
         sys.argv[1],
         dtype="float32",
         enforce_eager=True,
         kv_cache_memory_bytes=KV_CACHE_BYTES,
         distributed_executor_backend="uni",
-        limit_mm_per_prompt={"image": 8, "video": 0},
+        limit_mm_per_prompt={"image": 8, "audio": 8, "video": 0},
     )
     for line in sys.stdin:
         asked = json.loads(line)

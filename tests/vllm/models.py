@@ -1,16 +1,23 @@
 """The models of these tests: the demo model, and tiny random ones that both vLLM and Triptych's encoders load."""
 
 import random
-from collections.abc import Mapping
-from io import BytesIO
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.reference import DIGITS
-from tests.integration.families.harness import Item, Question, TinyFamily, transformers
-from tests.integration.families.tiny_qwen_vl import TinyQwen3VL, TinyQwen25VL, TinyQwenVL
+from tests.integration.families.clips import RATE_HZ, random_clip
+from tests.integration.families.harness import Item, Question, TinyFamily, random_image, tokenizer, transformers
+from tests.integration.families.tiny_gemma3 import NAMES as GEMMA3_NAMES
+from tests.integration.families.tiny_gemma3 import TinyGemma3
+from tests.integration.families.tiny_idefics3 import TinyIdefics3
+from tests.integration.families.tiny_internvl import TinyInternVl
+from tests.integration.families.tiny_llava_next import TinyLlavaNext
+from tests.integration.families.tiny_llava_onevision import TinyLlavaOneVision
+from tests.integration.families.tiny_qwen2_audio import TinyQwen2Audio
+from tests.integration.families.tiny_qwen_vl import TinyQwen2VL, TinyQwen3VL, TinyQwen25VL, TinyQwenVL
 from triptych.demo import MODEL_DIR
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
@@ -49,37 +56,44 @@ class Demo:
 
 
 class Tiny:
-    """Images have sizes that no processor changes: vLLM resizes with torchvision, and Triptych with Pillow, whose pixels differ
-    a little. That matters to the answers of random models, and not to those of the demo model.
+    """A tiny random model. Items of one place in ``KINDS`` have one size for all seeds.
+
+    If ``alone_only``, vLLM prepares an item as transformers does only if its request has no other.
     """
 
-    def __init__(self, family: TinyQwenVL) -> None:
+    def __init__(
+        self, family: TinyFamily, items: Callable[[random.Random], Sequence[Item]], *, alone_only: bool = False
+    ) -> None:
         self.name = family.name
-        self._family = family
+        self.family = family
+        self.alone_only = alone_only
+        self._items = items
 
     def make(self, directory: Path) -> Path:
-        self._family.make(directory)
+        self.family.make(directory)
         return directory
 
     def question(self, kind: Kind, seed: int) -> Question:
         rng = random.Random(seed)
-        images = [item(noise(rng, tokens * 2 * self._family.patch)) for tokens in (3, 2, 1)]
+        items = self._items(rng)
         parts: list[str | Item] = [_text(rng)]
         for number in kind:
-            parts += [images[number], _text(rng)]
+            parts += [items[number], _text(rng)]
         return tuple(parts)
+
+
+def images(*sizes: tuple[int, int]) -> Callable[[random.Random], Sequence[Item]]:
+    """Random images of these widths and heights in pixels."""
+    return lambda rng: [random_image(rng, *size) for size in sizes]
+
+
+def sounds(*seconds: float) -> Callable[[random.Random], Sequence[Item]]:
+    """Random clips of these lengths."""
+    return lambda rng: [random_clip(rng, int(length * RATE_HZ), RATE_HZ) for length in seconds]
 
 
 def item(media: bytes) -> Item:
     return Item(media, inspect_media(media, MediaLimits()))
-
-
-def noise(rng: random.Random, side_px: int) -> bytes:
-    """Coarse, so that it survives resizing."""
-    out = BytesIO()
-    coarse = Image.frombytes("RGB", (6, 6), rng.randbytes(3 * 6 * 6))
-    coarse.resize((side_px, side_px), Image.Resampling.NEAREST).save(out, "PNG")
-    return out.getvalue()
 
 
 def video(rng: random.Random) -> Item:
@@ -91,10 +105,15 @@ def _text(rng: random.Random) -> str:
     return "".join(rng.choice(_LETTERS) for _ in range(rng.randrange(3, 16))) + "!"
 
 
-class _WithVideos(TinyQwenVL):
-    """Saved with its processor of videos, without which vLLM does not start. Heads of 32, the smallest of vLLM's attention
-    on CPUs.
-    """
+_TEXT: Mapping[str, Any] = {"hidden_size": 128, "intermediate_size": 192}
+"""Heads of 32, the smallest of vLLM's attention on CPUs."""
+_VISION: Mapping[str, Any] = {"hidden_size": 64, "out_hidden_size": 128}
+
+
+class _QwenVL(TinyQwenVL):
+    """Saved with its processor of videos, without which vLLM does not start."""
+
+    text: ClassVar[Mapping[str, Any]] = _TEXT
 
     def processor(self) -> Any:
         images = super().processor()
@@ -109,20 +128,103 @@ class _WithVideos(TinyQwenVL):
         return {**super()._rope(), "mrope_section": [6, 5, 5]}
 
 
-_TEXT: Mapping[str, Any] = {"hidden_size": 128, "intermediate_size": 192}
-_VISION: Mapping[str, Any] = {"hidden_size": 64, "out_hidden_size": 128}
+class _Qwen2VL(_QwenVL, TinyQwen2VL):
+    encoder: ClassVar[Mapping[str, Any]] = {**TinyQwen2VL.encoder, "embed_dim": 64, "hidden_size": 128}
 
 
-class _Qwen25VL(_WithVideos, TinyQwen25VL):
-    text: ClassVar[Mapping[str, Any]] = _TEXT
+class _Qwen25VL(_QwenVL, TinyQwen25VL):
     encoder: ClassVar[Mapping[str, Any]] = {**TinyQwen25VL.encoder, **_VISION}
 
 
-class _Qwen3VL(_WithVideos, TinyQwen3VL):
+class _Qwen3VL(_QwenVL, TinyQwen3VL):
     text: ClassVar[Mapping[str, Any]] = {**_TEXT, "head_dim": 32}
     encoder: ClassVar[Mapping[str, Any]] = {**TinyQwen3VL.encoder, **_VISION}
 
 
-MODELS: Mapping[str, ServedModel] = {
-    model.name: model for model in (Demo(), Tiny(_Qwen25VL("qwen2_5_vl", seed=2)), Tiny(_Qwen3VL("qwen3_vl")))
+class _Published(TinyFamily):
+    """Saved with the names of published weights, which vLLM expects; transformers loads these and its own."""
+
+    renamed: ClassVar[tuple[str, str]] = ("vision_tower.", "vision_tower.vision_model.")
+
+    def make(self, directory: Path) -> None:
+        super().make(directory)
+        file = directory / "model.safetensors"
+        weights = {name.replace(*self.renamed): weight for name, weight in load_file(file).items()}
+        save_file(weights, file, {"format": "pt"})
+
+
+class _Gemma3(_Published, TinyGemma3):
+    """Its tokens for blank lines are in the vocabulary as text, where vLLM looks for them."""
+
+    text: ClassVar[Mapping[str, Any]] = {**_TEXT, "head_dim": 32}
+
+    @staticmethod
+    def tokenizer() -> Any:
+        return tokenizer(*("\n" * count for count in range(1, 5)), named=GEMMA3_NAMES)
+
+
+class _InternVl(TinyInternVl):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+
+    def processor(self) -> Any:
+        images = super().processor()
+        return transformers.InternVLProcessor(
+            images.image_processor,
+            images.tokenizer,
+            transformers.InternVLVideoProcessor(),
+            image_seq_length=4,
+            chat_template=self.template,
+        )
+
+
+class _LlavaNext(_Published, TinyLlavaNext):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+
+
+class _LlavaOneVision(_Published, TinyLlavaOneVision):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+    anyres = "anyres_max_9"
+    """VLLM knows no other."""
+
+    def processor(self) -> Any:
+        images = super().processor()
+        return transformers.LlavaOnevisionProcessor(
+            images.image_processor,
+            images.tokenizer,
+            transformers.LlavaOnevisionVideoProcessor(),
+            num_image_tokens=images.num_image_tokens,
+            vision_feature_select_strategy=images.vision_feature_select_strategy,
+            vision_aspect_ratio=images.vision_aspect_ratio,
+            chat_template=self.template,
+        )
+
+
+class _Idefics3(TinyIdefics3):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+
+
+class _Qwen2Audio(_Published, TinyQwen2Audio):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+    renamed = ("language_model.model.model.", "language_model.model.")
+    window_s = 30
+    """VLLM knows no other."""
+
+
+_IMAGES = images((90, 40), (64, 64), (31, 70))
+_SOUNDS = sounds(0.9, 0.6, 0.3)
+
+TINIES: Mapping[str, Tiny] = {
+    model.name: model
+    for model in (
+        Tiny(_Qwen2VL("qwen2_vl", seed=2), _IMAGES),
+        Tiny(_Qwen25VL("qwen2_5_vl", seed=2), _IMAGES),
+        Tiny(_Qwen3VL("qwen3_vl"), _IMAGES),
+        Tiny(_Gemma3(), _IMAGES),
+        Tiny(_InternVl(), _IMAGES),
+        Tiny(_LlavaOneVision(), _IMAGES, alone_only=True),
+        Tiny(_LlavaNext(), _IMAGES),
+        Tiny(_Qwen2Audio(), _SOUNDS),
+        Tiny(_Idefics3(), _IMAGES),
+    )
 }
+MODELS: Mapping[str, ServedModel] = {"demo": Demo(), "qwen2_5_vl": TINIES["qwen2_5_vl"], "qwen3_vl": TINIES["qwen3_vl"]}

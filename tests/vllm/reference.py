@@ -2,14 +2,17 @@
 
 import base64
 import json
+import struct
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.integration.families.clips import RATE_HZ, samples_of
 from tests.integration.families.harness import MARGIN, Item, Question
 from tests.vllm.models import KINDS, ServedModel
 from triptych.cli.child import child_command
+from triptych.domain.media import Modality
 
 MAX_TOKENS = 12
 ROOT = Path(__file__).parents[2]
@@ -76,10 +79,24 @@ class Reference:
 
 def message(question: Question) -> dict[str, Any]:
     """In the format of the OpenAI API."""
-    content = [{"type": "text", "text": part} if isinstance(part, str) else _image(part) for part in question]
+    content = [{"type": "text", "text": part} if isinstance(part, str) else _part(part) for part in question]
     return {"role": "user", "content": content}
 
 
-def _image(item: Item) -> dict[str, Any]:
-    url = f"data:image/{item.info.format};base64,{base64.b64encode(item.media).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def _part(item: Item) -> dict[str, Any]:
+    if item.info.modality is Modality.AUDIO:
+        return {"type": "input_audio", "input_audio": {"data": _base64(_in_floats(item)), "format": "wav"}}
+    return {"type": "image_url", "image_url": {"url": f"data:image/{item.info.format};base64,{_base64(item.media)}"}}
+
+
+def _base64(media: bytes) -> str:
+    return base64.b64encode(media).decode()
+
+
+def _in_floats(clip: Item) -> bytes:
+    """The clip as WAV with floats. Without ``soundfile``, vLLM does not bring integers to a range of 1."""
+    (samples,) = samples_of([clip])
+    data = samples.astype("<f4").tobytes()
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 3, 1, RATE_HZ, RATE_HZ * 4, 4, 32)
+    chunks = b"WAVE" + form + struct.pack("<4sI", b"data", len(data)) + data
+    return struct.pack("<4sI", b"RIFF", len(chunks)) + chunks

@@ -15,7 +15,7 @@ from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers as untyped_transformers
@@ -82,6 +82,8 @@ class TinyFamily(ABC):
     chunk_tokens: int = 7
     """Token budget that splits items across steps; with bidirectional spans, the longest one."""
     context: int = 2048
+    text: ClassVar[Mapping[str, Any]] = {}
+    """Of the language model's configuration, beside what the family sets."""
 
     @property
     def model_type(self) -> str:

@@ -17,14 +17,12 @@ class TinyGemma3(TinyFamily):
 
     def processor(self) -> Any:
         images = transformers.Gemma3ImageProcessorPil(size={"height": 42, "width": 42})
-        return transformers.Gemma3Processor(
-            images, tokenizer(named=NAMES), image_seq_length=9, chat_template=self.template
-        )
+        return transformers.Gemma3Processor(images, self.tokenizer(), image_seq_length=9, chat_template=self.template)
 
     def model(self) -> Any:
-        text = tokenizer(named=NAMES)
+        text = self.tokenizer()
         ids = {name: text.convert_tokens_to_ids(token) for name, token in NAMES.items()}
-        sizes = llama_sizes(len(text), num_hidden_layers=4, head_dim=16, sliding_window=16)
+        sizes = llama_sizes(len(text), num_hidden_layers=4, **{"head_dim": 16, "sliding_window": 16, **self.text})
         config = transformers.Gemma3Config(
             vision_config=transformers.SiglipVisionConfig(
                 **siglip_sizes(image_size=42, patch_size=7, vision_use_head=False)
@@ -48,6 +46,10 @@ class TinyGemma3(TinyFamily):
             if "mm_input_projection" in name:  # initialized to zeros
                 torch.nn.init.normal_(weight, std=0.5)
         return model
+
+    @staticmethod
+    def tokenizer() -> Any:
+        return tokenizer(named=NAMES)
 
 
 TINIES = (TinyGemma3(),)

@@ -38,7 +38,7 @@ class TinyIdefics3(TinyFamily):
         text = marked_tokenizer()
         config = transformers.Idefics3Config(
             vision_config=transformers.Idefics3VisionConfig(**siglip_sizes(image_size=28, patch_size=7)),
-            text_config=transformers.LlamaConfig(**llama_sizes(len(text))),
+            text_config=transformers.LlamaConfig(**llama_sizes(len(text), **self.text)),
             image_token_id=text.convert_tokens_to_ids(IMAGE),
             scale_factor=2,
             tie_word_embeddings=False,

@@ -41,7 +41,7 @@ class TinyInternVl(TinyFamily):
         text = self._tokenizer()
         config = transformers.InternVLConfig(
             vision_config=siglip_sizes(image_size=[32, 32], patch_size=[8, 8]),
-            text_config=transformers.Qwen2Config(**llama_sizes(len(text))),
+            text_config=transformers.Qwen2Config(**llama_sizes(len(text), **self.text)),
             image_token_id=text.convert_tokens_to_ids(IMAGE),
             image_seq_length=4,
             tie_word_embeddings=False,

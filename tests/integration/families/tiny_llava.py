@@ -34,7 +34,7 @@ class TinyLlava(TinyFamily):
                 initializer_range=0.5,
                 initializer_factor=4.0,
             ),
-            text_config=transformers.LlamaConfig(**llama_sizes(len(text))),
+            text_config=transformers.LlamaConfig(**llama_sizes(len(text), **self.text)),
             image_token_id=text.convert_tokens_to_ids("<image>"),
             vision_feature_layer=-2,
             image_seq_length=16,

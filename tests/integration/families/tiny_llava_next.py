@@ -31,7 +31,7 @@ class TinyLlavaNext(TinyFamily):
             vision_config=transformers.CLIPVisionConfig(
                 **siglip_sizes(image_size=32, patch_size=8, initializer_factor=4.0)
             ),
-            text_config=transformers.LlamaConfig(**llama_sizes(len(text))),
+            text_config=transformers.LlamaConfig(**llama_sizes(len(text), **self.text)),
             image_token_index=text.convert_tokens_to_ids("<image>"),
             image_grid_pinpoints=PINPOINTS,
             tie_word_embeddings=False,

@@ -16,12 +16,12 @@ from tests.integration.families.harness import (
 from triptych.domain.media import Modality
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows in range(1, 4) for columns in range(1, 4)]
-ANYRES = "anyres_max_2"
 
 
 class TinyLlavaOneVision(TinyFamily):
     name = "llava_onevision"
     targets = ((Modality.IMAGE, "<image>"),)
+    anyres = "anyres_max_2"
 
     def processor(self) -> Any:
         images = transformers.LlavaOnevisionImageProcessorPil(
@@ -33,7 +33,7 @@ class TinyLlavaOneVision(TinyFamily):
             None,
             num_image_tokens=16,
             vision_feature_select_strategy="full",
-            vision_aspect_ratio=ANYRES,
+            vision_aspect_ratio=self.anyres,
             chat_template=self.template,
         )
 
@@ -51,11 +51,11 @@ class TinyLlavaOneVision(TinyFamily):
             vision_config=transformers.SiglipVisionConfig(
                 **siglip_sizes(image_size=28, patch_size=7, vision_use_head=False)
             ),
-            text_config=transformers.Qwen2Config(**llama_sizes(len(text))),
+            text_config=transformers.Qwen2Config(**llama_sizes(len(text), **self.text)),
             image_token_index=text.convert_tokens_to_ids("<image>"),
             video_token_index=text.convert_tokens_to_ids("<video>"),
             image_grid_pinpoints=PINPOINTS,
-            vision_aspect_ratio=ANYRES,
+            vision_aspect_ratio=self.anyres,
             tie_word_embeddings=False,
             initializer_range=0.25,
         )

@@ -12,10 +12,11 @@ from triptych.domain.media import Modality
 class TinyQwen2Audio(TinyFamily):
     name = "qwen2_audio"
     seed = 3
+    window_s = 1
     targets = ((Modality.AUDIO, "<|audio_bos|><|AUDIO|><|audio_eos|>"),)
 
     def processor(self) -> Any:
-        extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+        extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=self.window_s)
         return transformers.Qwen2AudioProcessor(extractor, self._tokenizer(), chat_template=self.template)
 
     def model(self) -> Any:
@@ -28,10 +29,10 @@ class TinyQwen2Audio(TinyFamily):
                 "encoder_attention_heads": 2,
                 "encoder_ffn_dim": 48,
                 "d_model": 32,
-                "max_source_positions": 50,
+                "max_source_positions": 50 * self.window_s,
                 "initializer_range": 0.3,
             },
-            text_config={"model_type": "qwen2", **llama_sizes(len(text))},
+            text_config={"model_type": "qwen2", **llama_sizes(len(text), **self.text)},
             audio_token_id=text.convert_tokens_to_ids("<|AUDIO|>"),
             initializer_range=0.25,
         )

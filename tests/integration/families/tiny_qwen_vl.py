@@ -34,7 +34,6 @@ class TinyQwenVL(TinyFamily):
     )
     patch = 14
     encoder: ClassVar[Mapping[str, Any]]
-    text: ClassVar[Mapping[str, Any]] = {}
     videos: ClassVar[Mapping[str, Any]] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
     video_processor_type = "Qwen2VLVideoProcessor"
 

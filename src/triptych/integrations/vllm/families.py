@@ -1,10 +1,12 @@
 """How the items of each family are encoded by vLLM, and how they enter a text engine of vLLM."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from vllm.platforms import current_platform
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import Modality
@@ -19,6 +21,8 @@ from triptych.families.plain import Plain
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL, deepstack
 from triptych.families.qwen_vision import ROTARY
+
+logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -50,9 +54,8 @@ class ItemAdapter(Protocol):
 class PlainItems:
     """Families whose items are rows of embeddings only."""
 
-    modality = Modality.IMAGE.value
-
     def __init__(self, family: Plain, dtype: DType) -> None:
+        self.modality = family.modality.value
         self._hidden_size = family.hidden_size
         self._dtype = dtype
 
@@ -67,7 +70,7 @@ class PlainItems:
 
 
 class QwenItems:
-    """Qwen2.5-VL and Qwen3-VL: vLLM computes rotary positions from an image's grid of patches."""
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: vLLM computes rotary positions from an image's grid of patches."""
 
     modality = Modality.IMAGE.value
 
@@ -107,6 +110,12 @@ def _plain(family: Family, dtype: DType) -> ItemAdapter:
     return PlainItems(family, dtype)
 
 
+def _gemma3(family: Family, dtype: DType) -> ItemAdapter:
+    if current_platform.is_cpu():
+        logger.warning("on a CPU, vLLM's attention within an image is causal: answers differ from those on a GPU")
+    return _plain(family, dtype)
+
+
 def _qwen(family: Family, dtype: DType) -> ItemAdapter:
     assert isinstance(family, Qwen2VL | Qwen3VL)  # noqa: S101 - by the table
     return QwenItems(family, dtype)
@@ -117,12 +126,20 @@ class Adapters:
     """The adapters of a family."""
 
     items: Callable[[Family, DType], ItemAdapter]
-    encoder: Callable[[ImageEncoder, Checkpoint], EncoderAdapter]
+    encoder: Callable[[ImageEncoder, Checkpoint], EncoderAdapter] | None = None
+    """None where only text instances have vLLM as their engine."""
 
 
 ADAPTERS: Mapping[str, Adapters] = {
+    "gemma3": Adapters(_gemma3),
+    "idefics3": Adapters(_plain),
+    "internvl": Adapters(_plain),
     "llava": Adapters(_plain, TileEncoder),
+    "llava_next": Adapters(_plain),
+    "llava_onevision": Adapters(_plain),
     "qwen2_5_vl": Adapters(_qwen, QwenEncoder),
+    "qwen2_audio": Adapters(_plain),
+    "qwen2_vl": Adapters(_qwen),
     "qwen3_vl": Adapters(_qwen, QwenEncoder),
 }
 """By ``model_type``: the families whose answers equal vLLM's own in tests."""
@@ -130,17 +147,19 @@ ADAPTERS: Mapping[str, Adapters] = {
 
 def item_adapter(family: Family, dtype: DType) -> ItemAdapter:
     """How items enter a text engine. Raises BadModel for a family that is not served by vLLM."""
-    return _adapters(family).items(family, dtype)
+    _check_served(family, ADAPTERS)
+    return ADAPTERS[family.model_type].items(family, dtype)
 
 
 def encoder_adapter(family: Family) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter]:
-    """How items are encoded. Raises BadModel for a family that is not served by vLLM."""
-    return _adapters(family).encoder
+    """How items are encoded. Raises BadModel for a family that is not encoded by vLLM."""
+    encoders = {name: adapters.encoder for name, adapters in ADAPTERS.items() if adapters.encoder is not None}
+    _check_served(family, encoders)
+    return encoders[family.model_type]
 
 
-def _adapters(family: Family) -> Adapters:
-    if family.model_type not in ADAPTERS:
+def _check_served(family: Family, served: Collection[str]) -> None:
+    if family.model_type not in served:
         raise BadModel(
-            f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(ADAPTERS))}"
+            f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(served))}"
         )
-    return ADAPTERS[family.model_type]

@@ -1,8 +1,11 @@
 """Models of vLLM that need a change to run without their vision encoder."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from vllm.model_executor.models.llava_next import LlavaNextForConditionalGeneration
+from vllm.model_executor.models.llava_onevision import LlavaOnevisionForConditionalGeneration
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.model_executor.models.registry import ModelRegistry
 
@@ -25,6 +28,31 @@ class Qwen3VLWithoutVision(Qwen3VLForConditionalGeneration):
         self.deepstack_input_embeds_num_tokens = 0
 
 
+class _WithoutNewline:
+    """Does not load the learned row at the end of each line of an image: encoders send it with the others."""
+
+    image_newline: torch.nn.Parameter
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        del self.image_newline
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        kept = ((name, weight) for name, weight in weights if not name.endswith("image_newline"))
+        loaded: set[str] = super().load_weights(kept)  # type: ignore[misc]
+        return loaded
+
+
+class LlavaNextWithoutVision(_WithoutNewline, LlavaNextForConditionalGeneration):
+    """LLaVA-NeXT."""
+
+
+class LlavaOneVisionWithoutVision(_WithoutNewline, LlavaOnevisionForConditionalGeneration):
+    """LLaVA-OneVision."""
+
+
 def register_models() -> None:
     """Let vLLM use these models in place of its own, in this process."""
+    ModelRegistry.register_model("LlavaNextForConditionalGeneration", LlavaNextWithoutVision)
+    ModelRegistry.register_model("LlavaOnevisionForConditionalGeneration", LlavaOneVisionWithoutVision)
     ModelRegistry.register_model("Qwen3VLForConditionalGeneration", Qwen3VLWithoutVision)
