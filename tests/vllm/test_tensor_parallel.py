@@ -18,7 +18,7 @@ from tests.vllm.models import KINDS, MODELS
 from tests.vllm.reference import MAX_TOKENS, Known, Reference
 from triptych.cli.cluster import LocalCluster
 from triptych.errors import TriptychError
-from triptych.rpc.stubs import RouterStub
+from triptych.rpc.stubs import InstanceStub, RouterStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -105,6 +105,13 @@ async def test_tokens_equal_those_of_one_worker(served: Served, kind: str) -> No
     known = served.reference.known(kind, 0)
     assert await served.tokens(known) == known.token_ids
     assert len(served.workers()) == WORKERS
+
+
+async def test_the_instance_tells_its_degree(served: Served) -> None:
+    stub = InstanceStub(served.cluster.targets[TEXT])
+    (part,) = (await stub.describe()).parts
+    await stub.close()
+    assert part.identity.tensor_parallel == WORKERS
 
 
 async def test_an_item_is_pulled_once_for_all_workers(served: Served) -> None:
