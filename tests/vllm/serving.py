@@ -23,8 +23,10 @@ _STOP_S = 30
 
 
 @asynccontextmanager
-async def vllm_serve(directory: Path, routers: str, log: Path, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
-    """Its REST API, once it is ready. ``options`` are those of the connector."""
+async def vllm_serve(
+    directory: Path, routers: str, log: Path, *, workers: int = 1, **options: Any
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """Its REST API, once it is ready. ``options`` are those of the connector; ``workers`` compute each step together."""
     port = _free_port()
     connector = {
         "ec_connector": "PullingConnector",
@@ -36,7 +38,7 @@ async def vllm_serve(directory: Path, routers: str, log: Path, **options: Any) -
         *("serve", str(directory), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED),
         *("--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
         *("--limit-mm-per-prompt", '{"image": 0, "video": 0}', "--enable-mm-embeds"),
-        *("--ec-transfer-config", json.dumps(connector)),
+        *("--tensor-parallel-size", str(workers), "--ec-transfer-config", json.dumps(connector)),
     ]
     own = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as out:

@@ -6,12 +6,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
 
+from tests import identities
 from tests.e2e.client import rest
 from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
@@ -214,6 +216,26 @@ async def test_closing_ends_what_runs(cluster: LocalCluster, client: AsyncClient
     with stopped(cluster, "router"), source(cluster) as items:
         assert items.get("a", {"ab" * 32: 16}) is None
     items.drop("a")
+
+
+async def test_under_tls_items_need_a_certificate_of_an_instance(tmp_path: Path) -> None:
+    made = identities.cluster(tmp_path / "ca")
+    flags = {
+        name: identities.flags(made.folder / name.replace("_", "-"))
+        for name in ("gateway", "router", "pool_manager", "encoder", "text")
+    }
+    async with LocalCluster(encoders=1, text=1, options=flags, log_dir=tmp_path) as cluster:
+        user = identities.identity(made.folder / "user")
+        async with AsyncClient(cluster.router_target, tls=user) as client, client.resolve(IMAGES[:2]) as resolved:
+            for name, allowed in (("text", True), ("user", False)):
+                certificate, key, trusted = map(str, identities.files(made.folder / name))
+                own = {"tls_cert": certificate, "tls_key": key, "tls_ca": trusted, "tls_name": identities.DOMAIN}
+                with source(cluster, **own) as items:
+                    if allowed:
+                        assert set(await found(items, "a", needed(resolved))) == set(needed(resolved))
+                        items.drop("a")
+                    else:
+                        assert "is not reachable from here" in await lost(items, "a", needed(resolved))
 
 
 @contextmanager

@@ -210,6 +210,26 @@ async def test_an_item_whose_encoder_has_died_fails_its_request_alone(served: Se
     assert await served.tokens(question), "resolved again, it is answered"
 
 
+@pytest.mark.slow
+async def test_workers_of_one_vllm_share_one_pull(tmp_path: Path) -> None:
+    model = MODELS["demo"]
+    directory = model.make(tmp_path)
+    reference = Reference(model, directory, tmp_path / "reference")
+    try:
+        async with (
+            LocalCluster(directory, log_dir=tmp_path) as cluster,
+            vllm_serve(directory, cluster.router_target, tmp_path / "vllm", workers=2) as vllm,
+            AsyncClient(cluster.router_target) as client,
+        ):
+            served = Served(cluster, client, vllm, reference, tmp_path / "vllm")
+            known = reference.known("two", 0)
+            assert await served.tokens(known.question) == known.token_ids
+            assert await served.keys_asked() == 2
+            await no_leases(served)
+    finally:
+        reference.close()
+
+
 def longer(item: ResolvedItem) -> ResolvedItem:
     """The same name, with room for more rows."""
     if item.grid:

@@ -18,7 +18,7 @@ from tests.unit.families.video_processors import processed_size, sizing_processo
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Placeholders, count_tokens
+from triptych.families.base import Placeholders, count_tokens, grid_of
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
@@ -188,7 +188,7 @@ def test_other_settings_count_as_in_transformers(name: str, width: int, height: 
 def test_patch_counts_equal_those_of_the_processor(name: str, width: int, height: int) -> None:
     made = image_processor(name)(images=Image.new("RGB", (width, height)), return_tensors="np")
     grid = family_of(name).grid(image(width, height))
-    assert made["image_grid_thw"].tolist() == [list(grid)]
+    assert made["image_grid_thw"].tolist() == [list(grid)] == [list(grid_of(family_of(name), image(width, height)))]
     assert len(made["pixel_values"]) == grid.frames * grid.rows * grid.columns
 
 

@@ -79,6 +79,10 @@ class ItemConnector(ECConnectorBase):
             logger.warning("request %s fails: %s", request.request_id, error)
             self._lost.add(request.request_id)
             return False
+        except Exception:
+            logger.exception("request %s fails", request.request_id)  # raised here, it would end the engine
+            self._lost.add(request.request_id)
+            return False
         if found is None:
             return False
         self._taken.update(found)
