@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.versus_vllm import SYSTEMS
+from benchmarks.versus_vllm import BASE, SYSTEMS
 
 TIMEOUT_S = 900
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S)]
 
 
-def test_the_benchmark_measures_every_system(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "systems",
+    [
+        pytest.param((BASE, "triptych-vllm"), id="vLLM alone and as the text engine"),
+        pytest.param(SYSTEMS, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_the_benchmark_measures_every_system(tmp_path: Path, systems: tuple[str, ...]) -> None:
     out = tmp_path / "versus_vllm.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.versus_vllm", "--smoke", "--json", str(out)],
+        [sys.executable, "-m", "benchmarks.versus_vllm", "--smoke", "--systems", *systems[1:], "--json", str(out)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -26,6 +33,6 @@ def test_the_benchmark_measures_every_system(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(out.read_text())
     assert said["machine"]["cpu"]
-    assert sorted(row["system"] for row in said["rows"]) == sorted(SYSTEMS)
+    assert sorted(row["system"] for row in said["rows"]) == sorted(systems)
     assert all(row["requests"] == said["settings"]["requests"] and not row["failed"] for row in said["rows"])
     assert len(said["unloaded"]["ttft_s"]) == 9
