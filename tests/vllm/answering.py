@@ -25,6 +25,8 @@ def main() -> None:
     # Images are resized by Pillow, as in Triptych's encoders. Pixels of torchvision differ a little.
     processing: Any = import_module("transformers.models.auto.image_processing_auto")
     processing.is_torchvision_available = lambda: False
+    smolvlm: Any = import_module("transformers.models.smolvlm.processing_smolvlm")
+    smolvlm.num2words = str  # without the package its processor is not made
     engine = vllm.LLM(
         sys.argv[1],
         dtype="float32",

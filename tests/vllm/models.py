@@ -18,6 +18,7 @@ from tests.integration.families.tiny_llava_next import TinyLlavaNext
 from tests.integration.families.tiny_llava_onevision import TinyLlavaOneVision
 from tests.integration.families.tiny_qwen2_audio import TinyQwen2Audio
 from tests.integration.families.tiny_qwen_vl import TinyQwen2VL, TinyQwen3VL, TinyQwen25VL, TinyQwenVL
+from tests.integration.families.tiny_smolvlm import TinySmolVlm
 from triptych.demo import MODEL_DIR
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
@@ -203,6 +204,20 @@ class _Idefics3(TinyIdefics3):
     text: ClassVar[Mapping[str, Any]] = _TEXT
 
 
+class _SmolVlm(TinySmolVlm):
+    text: ClassVar[Mapping[str, Any]] = _TEXT
+
+    def processor(self) -> Any:
+        images = super().processor()
+        return transformers.SmolVLMProcessor(
+            images.image_processor,
+            images.tokenizer,
+            transformers.SmolVLMVideoProcessor(),
+            image_seq_len=images.image_seq_len,
+            chat_template=self.template,
+        )
+
+
 class _Qwen2Audio(_Published, TinyQwen2Audio):
     text: ClassVar[Mapping[str, Any]] = _TEXT
     renamed = ("language_model.model.model.", "language_model.model.")
@@ -225,6 +240,7 @@ TINIES: Mapping[str, Tiny] = {
         Tiny(_LlavaNext(), _IMAGES),
         Tiny(_Qwen2Audio(), _SOUNDS),
         Tiny(_Idefics3(), _IMAGES),
+        Tiny(_SmolVlm(), _IMAGES),
     )
 }
 MODELS: Mapping[str, ServedModel] = {"demo": Demo(), "qwen2_5_vl": TINIES["qwen2_5_vl"], "qwen3_vl": TINIES["qwen3_vl"]}

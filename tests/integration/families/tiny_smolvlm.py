@@ -1,7 +1,7 @@
 """SmolVLM: like Idefics3; its processor requires a video package that images do not need."""
 
+from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 from tests.integration.families.harness import (
     TinyFamily,
@@ -13,6 +13,12 @@ from tests.integration.families.harness import (
 )
 from tests.integration.families.tiny_idefics3 import IMAGE, marked_tokenizer
 from triptych.domain.media import Modality
+
+
+def provide_num2words() -> None:
+    """The package spells numbers in prompts with videos; where it is not installed, they stay digits."""
+    module: Any = import_module("transformers.models.smolvlm.processing_smolvlm")
+    module.num2words = module.num2words or str
 
 
 class TinySmolVlm(TinyFamily):
@@ -28,10 +34,10 @@ class TinySmolVlm(TinyFamily):
         images = image_processor_class("SmolVLMImageProcessorPil")(
             size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, return_row_col_info=True
         )
-        with patch("transformers.models.smolvlm.processing_smolvlm.num2words", str):
-            return without_video(transformers.SmolVLMProcessor)(
-                images, marked_tokenizer(), None, image_seq_len=4, chat_template=self.template
-            )
+        provide_num2words()
+        return without_video(transformers.SmolVLMProcessor)(
+            images, marked_tokenizer(), None, image_seq_len=4, chat_template=self.template
+        )
 
     def load_processor(self, directory: Any) -> Any:
         return self.processor()
@@ -40,7 +46,7 @@ class TinySmolVlm(TinyFamily):
         text = marked_tokenizer()
         config = transformers.SmolVLMConfig(
             vision_config=transformers.SmolVLMVisionConfig(**siglip_sizes(image_size=16, patch_size=4)),
-            text_config=transformers.LlamaConfig(**llama_sizes(len(text))),
+            text_config=transformers.LlamaConfig(**llama_sizes(len(text), **self.text)),
             image_token_id=text.convert_tokens_to_ids(IMAGE),
             scale_factor=2,
             tie_word_embeddings=False,

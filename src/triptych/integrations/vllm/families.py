@@ -141,6 +141,7 @@ ADAPTERS: Mapping[str, Adapters] = {
     "qwen2_audio": Adapters(_plain),
     "qwen2_vl": Adapters(_qwen),
     "qwen3_vl": Adapters(_qwen, QwenEncoder),
+    "smolvlm": Adapters(_plain),
 }
 """By ``model_type``: the families whose answers equal vLLM's own in tests."""
 
