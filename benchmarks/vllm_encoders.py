@@ -1,7 +1,7 @@
 """Encoding by vLLM's encoder and by Triptych's own, side by side: the same prepared images, in turns, in one process.
 
 The model is a Qwen2.5-VL with random weights (``random_qwen``), in float32 on one thread; vLLM comes from its own environment
-(``make vllm-environment``). A figure is the median of the rounds, in milliseconds per image; ratios are of the same round.
+(``make vllm-environment``). A figure is the median of the rounds, in milliseconds of CPU time per image; ratios are of the same round.
 """
 
 import argparse
@@ -70,9 +70,9 @@ def _row(
     times: dict[AdapterEncoderEngine, list[float]] = {own: [], vllm: []}
     for number in range(rounds):
         for engine in (own, vllm) if number % 2 else (vllm, own):
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             engine.encode(batch)
-            times[engine].append(1e3 * (time.perf_counter() - began_s) / len(batch))
+            times[engine].append(1e3 * (time.process_time() - began_s) / len(batch))
     ratios = [second / first for first, second in zip(times[own], times[vllm], strict=True)]
     return Row(
         side_px,
@@ -87,7 +87,7 @@ def _row(
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="only show that it works")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
