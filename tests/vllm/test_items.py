@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.utils import strip_covered_mm_data
 from vllm.usage.usage_lib import is_usage_stats_enabled
 
@@ -15,7 +17,7 @@ from triptych.domain.embedding import EMBEDS
 from triptych.engine.request_checks import check_request
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest
 from triptych.integrations.vllm.engine import VllmTextEngine
-from triptych.integrations.vllm.items import HeldItems
+from triptych.integrations.vllm.items import HeldItems, Item
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -130,6 +132,21 @@ def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
     features = [one.feature for one in engine._features.place(asked, positions)]
     covered = strip_covered_mm_data(features, num_computed_tokens=1000, uses_mrope=True)
     assert [set(feature.data) for feature in covered] == [{"grid"}] * 2
+
+
+@pytest.mark.parametrize("rows", [(17, 16), (16, 17)])
+def test_an_item_with_places_of_two_lengths_fails_its_request(engine: VllmTextEngine, rows: tuple[int, int]) -> None:
+    """A step with the longer place alone would end the engine. Clients of ``vllm serve`` name items themselves."""
+    connector = engine._scheduler.get_ec_connector()
+    connector.items.hold("hostile", [Item("k", torch.zeros(16, 128))])
+    features = [
+        SimpleNamespace(identifier="k", mm_position=PlaceholderRange(offset=100 * number, length=length))
+        for number, length in enumerate(rows)
+    ]
+    hostile = SimpleNamespace(request_id="hostile", mm_features=features)
+    assert not connector.ensure_cache_available(hostile, 0)
+    assert connector.take_unavailable_requests() == {"hostile"}
+    connector.items.drop("hostile")
 
 
 def test_a_cancelled_request_lets_go_of_its_items_at_once(engine: VllmTextEngine) -> None:

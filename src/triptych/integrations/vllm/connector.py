@@ -11,6 +11,7 @@ on their way is kept out of the step, and one whose item is gone fails alone.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,15 +67,9 @@ class ItemConnector(ECConnectorBase):
 
         Returns False if one is not there. If it cannot come, the request fails.
         """
-        needed: dict[str, int] = {}
-        for feature in request.mm_features:
-            place = feature.mm_position
-            if place.offset + place.length > num_computed_tokens:
-                needed[feature.identifier] = place.get_num_embeds()
-        if not needed:
-            return True
         try:
-            found = self.items.get(request.request_id, needed)
+            needed = _needed(request, num_computed_tokens)
+            found = self.items.get(request.request_id, needed) if needed else {}
         except ItemsLost as error:
             logger.warning("request %s fails: %s", request.request_id, error)
             self._lost.add(request.request_id)
@@ -128,6 +123,23 @@ class ItemConnector(ECConnectorBase):
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
         """Nothing is encoded here."""
+
+
+def _needed(request: Any, num_computed_tokens: int) -> Mapping[str, int]:
+    """The rows of each item that the request still needs. Raises ItemsLost for an item that has several lengths.
+
+    A step that has only one of its places would fail, and vLLM compares places within a step alone.
+    """
+    needed: dict[str, int] = {}
+    for feature in request.mm_features:
+        place = feature.mm_position
+        if place.offset + place.length > num_computed_tokens:
+            rows = place.get_num_embeds()
+            if needed.setdefault(feature.identifier, rows) != rows:
+                raise ItemsLost(
+                    f"item {feature.identifier} has places of {needed[feature.identifier]} and of {rows} rows"
+                )
+    return needed
 
 
 class TriptychConnector(ItemConnector):
