@@ -163,7 +163,7 @@ async def test_many_requests_at_once_get_their_own_items(cluster: LocalCluster, 
 async def test_what_cannot_come_is_lost_with_its_reason(cluster: LocalCluster, client: AsyncClient) -> None:
     with source(cluster) as items:
         assert "no embedding of this key is held" in await lost(items, "a", {"ab" * 32: 16})
-        for name in ("hello", "", "AB" * 32, "zz" * 32):
+        for name in ("hello", "", "AB" * 32, "zz" * 32, "ab" * 31 + "  ", "ab" * 33):
             assert "no key of an embedding" in await lost(items, "b", {name: 16})
         async with client.resolve(IMAGES[:2]) as resolved:
             wrong = {name: rows + 1 for name, rows in needed(resolved).items()}

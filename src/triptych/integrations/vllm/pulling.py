@@ -477,10 +477,9 @@ class Puller:
 
 def _key(identifier: str) -> bytes:
     """Raises InvalidRequest for an identifier that is no key."""
-    if len(identifier) == 2 * KEY_NBYTES and identifier == identifier.lower():
-        try:
-            return bytes.fromhex(identifier)
-        except ValueError:
-            pass
+    with suppress(ValueError):
+        key = bytes.fromhex(identifier)
+        if len(key) == KEY_NBYTES and key.hex() == identifier:  # there are several spellings of one key
+            return key
     shown = identifier[:80]
     raise InvalidRequest(f"{shown!r} is no key of an embedding: items need the uuid that a router's Resolve gives")
