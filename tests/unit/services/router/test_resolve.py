@@ -155,6 +155,36 @@ async def test_a_key_is_leased_anew_where_its_embedding_is() -> None:
 
 
 @virtual
+async def test_a_key_that_is_asked_for_twice_has_two_leases() -> None:
+    async with bench() as made, held(made.router, of_media([image(1)])) as items:
+        async with held(made.router, of_keys(*[items[0].ticket.key] * 64)) as found:
+            assert len({item.ticket.lease_id for item in found}) == 64
+            assert leases(made) == 66
+        await until(lambda: leases(made) == 2)
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 2))
+@virtual
+async def test_a_caller_that_leaves_at_any_moment_leaves_nothing(turns: int) -> None:
+    """After this many turns of the event loop, some of them within the calls to encoders."""
+    loop = asyncio.get_running_loop()
+
+    async def leave(request: ResolveRequest) -> None:
+        task = loop.create_task(anext(made.router.resolve(request)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async with bench() as made:
+        await leave(of_media([image(1), image(2)]))
+        await until(lambda: leases(made) == made.router.running == 0)
+        async with held(made.router, of_media([image(3), image(4)], "r2")) as items:
+            await leave(of_keys(*(item.ticket.key for item in items)))
+            await until(lambda: leases(made) == 4)
+
+
+@virtual
 async def test_leases_of_keys_end_with_the_time_limit() -> None:
     async with bench() as made, held(made.router, of_media([image(1)])) as items:
         answer = made.router.resolve(of_keys(items[0].ticket.key, timeout_s=3.0))
