@@ -9,7 +9,7 @@ from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.families.gemma3 import Gemma3
 from triptych.families.model_files import BadModel
 from triptych.families.qwen2_audio import Qwen2Audio
-from triptych.integrations.vllm.families import item_adapter
+from triptych.integrations.vllm.families import item_adapter, pulled_adapter
 
 
 class Other:
@@ -22,6 +22,13 @@ def test_other_families_are_refused_by_name(model_type: str) -> None:
     family: Any = Other(model_type)
     with pytest.raises(BadModel, match=f"engine vllm does not serve model_type '{model_type}'; it serves: gemma3, "):
         item_adapter(family, DType.F32)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen2_audio", "voxtral"])
+def test_a_vllm_that_runs_by_itself_pulls_items_of_tested_families_only(model_type: str) -> None:
+    family: Any = Other(model_type)
+    with pytest.raises(BadModel, match=f"model_type '{model_type}'; it serves: llava, qwen2_5_vl, qwen3_vl$"):
+        pulled_adapter(family, DType.F32)
 
 
 def test_an_item_has_one_row_per_position_and_the_modality_of_its_family() -> None:

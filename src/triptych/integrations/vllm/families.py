@@ -128,19 +128,21 @@ class Adapters:
     items: Callable[[Family, DType], ItemAdapter]
     encoder: Callable[[ImageEncoder, Checkpoint], EncoderAdapter] | None = None
     """None where only text instances have vLLM as their engine."""
+    by_itself: bool = False
+    """Whether a vLLM that runs by itself may pull its items."""
 
 
 ADAPTERS: Mapping[str, Adapters] = {
     "gemma3": Adapters(_gemma3),
     "idefics3": Adapters(_plain),
     "internvl": Adapters(_plain),
-    "llava": Adapters(_plain, TileEncoder),
+    "llava": Adapters(_plain, TileEncoder, by_itself=True),
     "llava_next": Adapters(_plain),
     "llava_onevision": Adapters(_plain),
-    "qwen2_5_vl": Adapters(_qwen, QwenEncoder),
+    "qwen2_5_vl": Adapters(_qwen, QwenEncoder, by_itself=True),
     "qwen2_audio": Adapters(_plain),
     "qwen2_vl": Adapters(_qwen),
-    "qwen3_vl": Adapters(_qwen, QwenEncoder),
+    "qwen3_vl": Adapters(_qwen, QwenEncoder, by_itself=True),
     "smolvlm": Adapters(_plain),
 }
 """By ``model_type``: the families whose answers equal vLLM's own in tests."""
@@ -150,6 +152,12 @@ def item_adapter(family: Family, dtype: DType) -> ItemAdapter:
     """How items enter a text engine. Raises BadModel for a family that is not served by vLLM."""
     _check_served(family, ADAPTERS)
     return ADAPTERS[family.model_type].items(family, dtype)
+
+
+def pulled_adapter(family: Family, dtype: DType) -> ItemAdapter:
+    """How items enter a vLLM that runs by itself. Raises BadModel for a family whose items it cannot pull."""
+    _check_served(family, [name for name, adapters in ADAPTERS.items() if adapters.by_itself])
+    return item_adapter(family, dtype)
 
 
 def encoder_adapter(family: Family) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter]:

@@ -39,7 +39,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.integrations.vllm.connector import ItemConnector
-from triptych.integrations.vllm.families import ItemAdapter, item_adapter
+from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
 from triptych.policy.queueing import turn
@@ -86,7 +86,7 @@ class PullingConnector(ItemConnector):
         options = parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
         model, dtype = vllm_config.model_config, domain_dtype(vllm_config.model_config.dtype)
         checkpoint = open_checkpoint(model_directory(Path(model.model)))
-        adapter = item_adapter(checkpoint.family, dtype)
+        adapter = pulled_adapter(checkpoint.family, dtype)
         self.items = PulledItems(options, ServedModel(checkpoint, dtype), adapter)
 
 
