@@ -108,6 +108,11 @@ class Cluster:
         return self._machine.instances.kv_tokens
 
     @property
+    def arena_bytes(self) -> int:
+        """Of all usable encoders together."""
+        return self._machine.instances.arena_bytes
+
+    @property
     def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
         """The parts of the model, as instances run them: by these their profiles are found."""
         return self._machine.instances.parts

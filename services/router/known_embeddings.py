@@ -2,15 +2,18 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
+from triptych.domain.item_plan import Content, ItemPlan
 from triptych.domain.resolving import ResolvedItem
 from triptych.errors import InternalError, LeaseLost, NotFound, TriptychError, Unavailable
 
 from .cluster import Cluster
+from .held_share import HeldShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +21,31 @@ class _Holder:
     name: str
     """Its address."""
     generation: int
+    content: Content
+    nbytes: int
 
 
 class KnownEmbeddings:
     """Remembers the holders of the ``limit`` keys that were resolved or read last."""
 
-    def __init__(self, cluster: Cluster, limit: int, new_lease: Callable[[], LeaseId], *, timeout_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, limit: int, new_lease: Callable[[], LeaseId], share: HeldShare, *, timeout_s: float
+    ) -> None:
         """``timeout_s`` bounds the call to a holder."""
         self._cluster = cluster
         self._limit = limit
         self._new_lease = new_lease
+        self._share = share
         self._timeout_s = timeout_s
         self._holders: OrderedDict[bytes, _Holder] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, tickets: Iterable[Ticket]) -> None:
-        """Remember their holders."""
-        for ticket in tickets:
-            self._holders[ticket.key] = _Holder(ticket.address, ticket.generation)
+    def add(self, plans: Sequence[ItemPlan], tickets: Sequence[Ticket]) -> None:
+        """Remember the holders of these items."""
+        for plan, ticket in zip(plans, tickets, strict=True):
+            self._holders[ticket.key] = _Holder(ticket.address, ticket.generation, plan.content, plan.nbytes)
             self._holders.move_to_end(ticket.key)
         while len(self._holders) > self._limit:
             self._holders.popitem(last=False)
@@ -45,8 +53,20 @@ class KnownEmbeddings:
     async def resolve(self, keys: Sequence[bytes], lease_s: float) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """Yield tickets with a lease each. The leases are released when the generator is closed, or after ``lease_s``.
 
-        Raises NotFound for a key whose embedding is not held, Unavailable if its holder does not answer.
+        Raises NotFound for a key whose embedding is not held, Unavailable if its holder does not answer, Overloaded or
+        InvalidRequest as ``HeldShare.take``.
         """
+        known = [holder for key in keys if (holder := self._holders.get(key)) is not None]
+        sizes = {holder.content: holder.nbytes for holder in known}
+        self._share.take(sizes, "keys")
+        try:
+            async with aclosing(self._leased(keys, lease_s)) as leased:
+                async for items in leased:
+                    yield items
+        finally:
+            self._share.give_back(sizes)
+
+    async def _leased(self, keys: Sequence[bytes], lease_s: float) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         held: list[tuple[str, LeaseId]] = []
         tickets: dict[int, Ticket] = {}
         errors: dict[int, TriptychError] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.errors import TriptychError
 from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved
@@ -9,6 +10,7 @@ from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
 from .cluster import Cluster
+from .held_share import HeldShare, Sizes
 from .prepare import Prepare
 from .request_task import Admitted, RequestTask
 
@@ -27,10 +29,16 @@ class ResolveTask(RequestTask):
         *,
         prepare: Prepare,
         offload: Offload,
+        share: HeldShare,
     ) -> None:
         super().__init__(request, admitted, cluster, clock)
         self._prepare_request = prepare
         self._offload = offload
+        self._share = share
+        self._taken: Sizes = {}
+        """What counts against the share."""
+        self.plans: tuple[ItemPlan, ...] = ()
+        """The items; known once they are resolved."""
         self._items: tuple[ResolvedItem, ...] = ()
         self._error: TriptychError | None = None
         self._settled = asyncio.Event()
@@ -50,6 +58,11 @@ class ResolveTask(RequestTask):
         try:
             with tracing.child("prepare"):
                 items = await self._offload.run(self._prepare_request.items, self.request, self._model)
+            if self.phase.over:
+                return
+            sizes = {item.content: item.nbytes for item in items}
+            self._share.take(sizes, "media")
+            self._taken, self.plans = sizes, items
         except TriptychError as error:
             self.feed(Failed(error))
         else:
@@ -61,5 +74,6 @@ class ResolveTask(RequestTask):
         self._settled.set()
 
     def _ended(self, error: TriptychError | None) -> None:
+        self._share.give_back(self._taken)
         self._error = error
         self._settled.set()

@@ -28,6 +28,7 @@ from triptych.runtime.profiles import KnownProfiles
 from .attainment import Attainment
 from .chat_task import ChatTask
 from .cluster import Cluster, Scope
+from .held_share import HeldShare
 from .history import History
 from .known_embeddings import KnownEmbeddings
 from .prepare import Prepare
@@ -88,8 +89,17 @@ class RouterService:
         """Calls that hold embeddings by their keys."""
         self._numbers = count(1)
         self._history = History(settings.history_requests)
+        self._held_share = HeldShare(
+            lambda: self._cluster.arena_bytes,
+            settings.resolved_share,
+            retry_after_s=settings.capacity.retry_after_s,
+        )
         self._known = KnownEmbeddings(
-            self._cluster, settings.resolved_keys, self._new_lease, timeout_s=settings.control_timeout_s
+            self._cluster,
+            settings.resolved_keys,
+            self._new_lease,
+            self._held_share,
+            timeout_s=settings.control_timeout_s,
         )
         self._draining = False
         self._listeners: list[Callable[[], None]] = []
@@ -187,7 +197,7 @@ class RouterService:
             task = self._admit_resolve(request)
         try:
             items = await task.resolved()
-            self._known.add(item.ticket for item in items)
+            self._known.add(task.plans, [item.ticket for item in items])
             yield items
             await task.ended()
         finally:
@@ -280,7 +290,15 @@ class RouterService:
         timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
         admitted = self._admitted(request, model, media_bytes=media_bytes, timeout_s=timeout_s)
-        task = ResolveTask(request, admitted, self._cluster, self._clock, prepare=self._prepare, offload=self._offload)
+        task = ResolveTask(
+            request,
+            admitted,
+            self._cluster,
+            self._clock,
+            prepare=self._prepare,
+            offload=self._offload,
+            share=self._held_share,
+        )
         self._run(task)
         return task
 

@@ -85,6 +85,8 @@ class RouterSettings(MemberSettings):
     """An instance that sends no load report for this long is lost, with its calls. It sends at least one per second."""
     resolved_keys: int = Field(default=65_536, ge=0)
     """Embeddings whose holders are remembered, so that they can be resolved by their keys."""
+    resolved_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the encoders' arenas that open calls of Resolve may hold; chats always have the rest."""
     history_requests: int = Field(default=4096, ge=0)
     """Finished requests whose timelines are kept."""
 

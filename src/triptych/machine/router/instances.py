@@ -42,6 +42,8 @@ class Instances:
     """Whether one is usable for text."""
     kv_tokens: int = 0
     """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
+    arena_bytes: int = 0
+    """Of all usable encoders together."""
     parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
     """The parts of the model, as a usable instance runs them, or ran them last."""
 
@@ -105,6 +107,9 @@ class Instances:
         if not self.ready_encoders <= ready:
             self.encoder_lost_s = now_s
         self.ready_encoders = ready
+        self.arena_bytes = sum(
+            one.info.arena_bytes for one in self.pools[ENCODE] if one.info is not None and one.usable
+        )
         kept = [one.info.kv_tokens for one in self.pools[TEXT] if one.info is not None and one.usable]
         self.has_text = bool(kept)
         self.kv_tokens = max(kept, default=0) if all(kept) else 0

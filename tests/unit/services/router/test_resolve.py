@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -29,6 +29,8 @@ from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.testing.fakes import FAKE_MODEL
 
 MODEL = FAKE_MODEL.model_id
+SLOT_NBYTES = 192
+"""What an image's embedding takes in an arena."""
 
 
 def of_media(images: Sequence[bytes], request_id: str = "r", *, timeout_s: float = 60.0) -> ResolveRequest:
@@ -278,3 +280,47 @@ async def test_chats_go_on_beside_it_and_their_figures_do_not_count_it() -> None
         async with held(made.router, of_media([image(1)])):
             await collect(made.router, ask("c", [image(1)]))
         assert (await made.router.timeline("c")).outcome is Outcome.DONE
+
+
+@virtual
+async def test_open_calls_hold_at_most_their_share_and_chats_have_the_rest() -> None:
+    """Three embeddings fit the share, six the arena."""
+    settings = RouterSettings(resolved_share=0.5)
+    async with bench(1, arena_bytes=6 * SLOT_NBYTES, settings=settings) as made:
+        async with AsyncExitStack() as calls:
+            for number in range(3):
+                await calls.enter_async_context(held(made.router, of_media([image(number)], f"r{number}")))
+            with pytest.raises(Overloaded, match=r"hold \d+ of \d+ bytes of embeddings") as caught:
+                await anext(made.router.resolve(of_media([image(3)], "r3")))
+            assert caught.value.retry_after_s
+            async with held(made.router, of_media([image(0), image(2), image(2)], "again")) as items:
+                assert len(items) == 3, "what is held already takes nothing more"
+            assert await collect(made.router, ask("chat", [image(number) for number in range(10, 13)]))
+        await until(lambda: made.router.running == 0)
+        async with held(made.router, of_media([image(3)], "later")) as items:
+            assert len(items) == 1
+
+
+@virtual
+async def test_keys_that_are_read_count_as_well() -> None:
+    async with bench(1, arena_bytes=6 * SLOT_NBYTES, settings=RouterSettings(resolved_share=0.5)) as made:
+        async with AsyncExitStack() as readers:
+            async with AsyncExitStack() as calls:
+                for number in range(3):
+                    items = await calls.enter_async_context(held(made.router, of_media([image(number)], f"r{number}")))
+                    for _ in range(2):
+                        await readers.enter_async_context(held(made.router, of_keys(items[0].ticket.key)))
+            await until(lambda: made.router.running == 0)
+            with pytest.raises(Overloaded):
+                await anext(made.router.resolve(of_media([image(3)])))
+        await until(lambda: made.router.running == 0)
+        async with held(made.router, of_media([image(3)])) as items:
+            assert len(items) == 1
+
+
+@virtual
+async def test_a_call_that_can_never_have_its_share_is_refused_for_good() -> None:
+    async with bench(1, arena_bytes=6 * SLOT_NBYTES, settings=RouterSettings(resolved_share=0.5)) as made:
+        with pytest.raises(InvalidRequest, match="may hold") as caught:
+            await anext(made.router.resolve(of_media([image(number) for number in range(4)])))
+        assert caught.value.param == "media"
