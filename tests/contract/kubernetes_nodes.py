@@ -136,11 +136,11 @@ class Nodes:
 
     async def _run(self, group: asyncio.TaskGroup) -> None:
         while True:
-            pods = await self._pods()
             for kind in ("Deployment", "StatefulSet"):
                 for workload in (await self.server.request("GET", _PATHS[kind].format(NAMESPACE)))["items"]:
-                    await self._control(kind, workload, pods)
-            for pod in pods:
+                    # Pods last: the scaler marks those that it wants deleted before it lowers the size.
+                    await self._control(kind, workload, await self._pods())
+            for pod in await self._pods():
                 name = pod["metadata"]["name"]
                 if name not in self._started:
                     self._started.add(name)

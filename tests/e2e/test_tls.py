@@ -5,7 +5,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from triptych.client import RetryPolicy
 from triptych.errors import NotFound, PermissionDenied, Unavailable
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub, RouterStub
+from triptych.runtime.tls import TlsIdentity
 from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -264,13 +265,17 @@ class Asking:
     own: Path
     rounds: int = 0
     is_over: bool = False
+    kept: TlsIdentity = field(init=False)
+    """Of the connection that is kept."""
+
+    def __post_init__(self) -> None:
+        self.kept = identities.identity(self.own)
 
     async def run(self) -> None:
         once = RetryPolicy(max_attempts=1)
-        tls = identities.identity(self.own)
         async with (
             rest(self.cluster.url) as client,
-            AsyncClient(self.cluster.router_target, tls=tls, retry=once) as sdk,
+            AsyncClient(self.cluster.router_target, tls=self.kept, retry=once) as sdk,
         ):
             while not self.is_over:
                 assert text_of(await post(client, TWO.body())) == answer(TWO).text
@@ -289,11 +294,13 @@ async def replaced(cluster: LocalCluster, asking: Sequence[Asking], replace: Cal
         """How often each process has taken new files into use."""
         return {path.stem: path.read_text().count("new TLS files are in use") for path in cluster.log_dir.glob("*.log")}
 
-    before = used()
+    before, kept = used(), [one.kept.current for one in asking]
     assert before.keys() == cluster.processes.keys()
     replace()
     async with asyncio.timeout(USED_WITHIN_S):
         while any(times == before[name] for name, times in used().items()):  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(0.05)
+        while any(one.kept.current == last for one, last in zip(asking, kept, strict=True)):  # noqa: ASYNC110 - by its clock
             await asyncio.sleep(0.05)
     wanted = [one.rounds + 2 for one in asking]  # the round that runs began before
     while any(one.rounds < rounds for one, rounds in zip(asking, wanted, strict=True)):  # noqa: ASYNC110 - other processes
