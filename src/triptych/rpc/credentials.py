@@ -1,19 +1,49 @@
 """gRPC credentials from a process's TLS identity."""
 
+from typing import Any
+
 import grpc
 
+from triptych.ports import Clock
+from triptych.runtime.clock import monotonic
 from triptych.runtime.tls import TlsIdentity, TlsMaterial
 
+TICKETS_S = 600.0
+"""How long a session ticket is good."""
 
-def server_credentials(tls: TlsIdentity) -> grpc.ServerCredentials:
-    """Requires client certificates. New connections use the files that are there.
 
-    Each connection gets a configuration of its own, and so keys for session tickets that no other has: gRPC has no option
-    that turns tickets off, and with one of theirs callers get in for two days after their certificate has expired.
+def server_credentials(tls: TlsIdentity, *, clock: Clock = monotonic) -> grpc.ServerCredentials:
+    """Requires client certificates. New connections use the files that are there."""
+    configurations = Configurations(tls, clock)
+    changed: Any = configurations.changed  # the types of gRPC lack the None that it takes
+    return grpc.dynamic_ssl_server_credentials(configurations.first, changed, require_client_authentication=True)
+
+
+class Configurations:
+    """What a server's new connections use.
+
+    gRPC (1.85) has no option that turns session tickets off, and with one a caller gets in for two days after its certificate has
+    expired. Tickets are good with one configuration only, so there is a new one every ``TICKETS_S``. Not one for each connection:
+    gRPC frees the last one while another connection that begins at the same time may be about to use it, which ends the process.
     """
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(tls.current), lambda: _configuration(tls.current), require_client_authentication=True
-    )
+
+    def __init__(self, tls: TlsIdentity, clock: Clock) -> None:
+        self._tls = tls
+        self._clock = clock
+        self._material = tls.current
+        self._until_s = clock() + TICKETS_S
+
+    @property
+    def first(self) -> grpc.ServerCertificateConfiguration:
+        return _configuration(self._material)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC for each connection, one at a time. None keeps the last one."""
+        material, now_s = self._tls.current, self._clock()
+        if material is self._material and now_s < self._until_s:
+            return None
+        self._material, self._until_s = material, now_s + TICKETS_S
+        return _configuration(material)
 
 
 def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
