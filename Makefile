@@ -13,7 +13,8 @@ PYTEST_ARGS ?=
 # those that start clusters first, and at the end the short unit tests, so that both processes end together.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
-VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py
+VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
+	tests/contract/test_continuations.py
 # Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 
@@ -102,10 +103,12 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
 	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
 	$(BIN)/python -m benchmarks.router_costs --json benchmarks/results/router_costs.json
+	$(BIN)/python -m benchmarks.router_decisions --json benchmarks/results/router_decisions.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
 	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
 	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
+	$(BIN)/python -m benchmarks.hedging --json benchmarks/results/hedging.json
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh

@@ -28,7 +28,7 @@ from services.text.service import TextService
 from services.text.servicer import TextServicer
 from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
-from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.embedding import EMBEDS, DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import Placement
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
@@ -45,7 +45,7 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine, fake_tensors
+from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
@@ -60,6 +60,12 @@ _ARENA_BYTES = 1 << 40
 _REPORT_S = 1.0
 _TIMEOUT_S = 60.0
 _WORD = 70
+_HIDDEN_SIZE = 128
+"""Of the demo model, for which the router plans items; it refuses tickets of another form."""
+
+
+def _tensors(tokens: int) -> tuple[TensorSpec, ...]:
+    return (TensorSpec(EMBEDS, DType.F32, (tokens, _HIDDEN_SIZE)),)
 
 
 class FixedLengthEngine(FakeTextEngine):
@@ -69,6 +75,9 @@ class FixedLengthEngine(FakeTextEngine):
         super().add(request)
         for one in self._waiting[request.request_id]:
             one.answer = tuple(one.answer[index % len(one.answer)] for index in range(one.limit))
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == _tensors(tokens)
 
     def step(self) -> list[EngineOutput]:
         time.sleep(self.step_s)
@@ -85,7 +94,7 @@ class TicketPrinter:
         return self._info
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        tensors = fake_tensors(request.tokens, FAKE_MODEL.hidden_size)
+        tensors = _tensors(request.tokens)
         ticket = Ticket(
             key=request.info.digest,
             holder=self._info.instance_id,

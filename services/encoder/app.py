@@ -39,6 +39,8 @@ from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
 from .arena_store import ArenaStore
+from .embedding_files import EmbeddingFiles
+from .file_tier import FileTier
 from .gauges import watch
 from .record import EncoderRecord
 from .service import EncoderService
@@ -47,6 +49,8 @@ from .settings import EncoderSettings
 
 _CONNECT_S = 5.0
 """An encoder's transports are only read from; they connect to nothing."""
+_FILE_READERS = 2
+"""Threads that read embeddings from files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ async def opened(
         transports = await _transports(settings, store, record, tls, scope)
         stack.push_async_callback(transports.close)
 
+        files = await _file_tier(settings, store, record, scope, stack)
         await stack.enter_async_context(scope)
         service = EncoderService(
             loaded.engine,
@@ -155,9 +160,30 @@ async def opened(
             max_preparing=threads,
             record=record,
             part=ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=threads),
+            files=files,
         )
-        watch(telemetry.metrics, service, store)
+        watch(telemetry.metrics, service, store, files)
         yield OpenEncoder(service, store, loaded.engine, scope)
+
+
+async def _file_tier(
+    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, scope: TaskScope, stack: AsyncExitStack
+) -> FileTier | None:
+    """The second tier, if there is one. Its threads end with ``stack``. Raises CannotStart."""
+    directory = settings.embedding_files
+    if directory is None:
+        return None
+    reads = ThreadOffload(_FILE_READERS, name="encoder-read-files")
+    stack.callback(reads.close)
+    writes = ThreadOffload(1, name="encoder-write-files")
+    stack.callback(writes.close)
+    try:
+        files = await writes.run(EmbeddingFiles, directory, settings.embedding_files_bytes)
+    except OSError as error:
+        raise CannotStart(f"embedding_files {directory}: {error.strerror}") from None
+    except ValueError as error:
+        raise CannotStart(f"embedding_files {directory}: {error}") from None
+    return FileTier(files, store, scope=scope, reads=reads, writes=writes, clock=monotonic, record=record)
 
 
 async def _transports(

@@ -79,10 +79,11 @@ class Batcher(Generic[PreparedT]):
         compute: Offload,
         clock: Clock,
         on_change: Callable[[], None],
+        on_encoded: Callable[[Slot, Sequence[Tensor]], None] = lambda *_: None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time.
 
-        ``on_change`` signals load.
+        ``on_change`` signals load; ``on_encoded`` gets each embedding once its callers are answered.
         """
         self._engine = engine
         self._store = store
@@ -93,6 +94,7 @@ class Batcher(Generic[PreparedT]):
         self._compute = compute
         self._clock = clock
         self._on_change = on_change
+        self._on_encoded = on_encoded
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
         self._waiter_ids = itertools.count()
         self._on_ready: Callable[[], None] = lambda: None
@@ -114,6 +116,10 @@ class Batcher(Generic[PreparedT]):
         if isinstance(outcome, TriptychError):
             raise outcome
         return outcome
+
+    def encodes(self, key: bytes) -> bool:
+        """Whether an item with this key is being prepared, waits or is being encoded."""
+        return key in self._flights
 
     async def run(self) -> None:
         """Encode batches until cancelled, if no other loop calls ``turn``. Raises InstanceLost as ``turn``."""
@@ -162,6 +168,8 @@ class Batcher(Generic[PreparedT]):
             deadline_s=waiter.arrived_s + request.timeout_s,
             priority=request.priority,
             modality=request.info.modality,
+            due_in_s=request.due_in_s,
+            lost_in_s=request.lost_in_s,
         )
         if key not in self._flights:
             self._flights[key] = _Flight(key, request)
@@ -304,6 +312,7 @@ class Batcher(Generic[PreparedT]):
         for waiter in flight.waiters.values():
             waiter.resolve(self._result(flight, waiter, now_s))
         self._end(flight)
+        self._on_encoded(slot, tensors)
 
     def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
         if waiter.outcome.done():

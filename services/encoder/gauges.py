@@ -10,6 +10,7 @@ from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge, longest_wait
 
 from .arena_store import ArenaStore
+from .file_tier import FileTier
 
 _ARENA = ("arena",)
 """A text instance that also encodes has two."""
@@ -23,7 +24,7 @@ class Loaded(Protocol):
     def longest_waits_s(self) -> dict[int, float]: ...
 
 
-def watch(metrics: Metrics, service: Loaded, store: ArenaStore) -> None:
+def watch(metrics: Metrics, service: Loaded, store: ArenaStore, files: FileTier | None = None) -> None:
     """Read the encoder's state at every scrape."""
 
     def of_arena(value: float) -> dict[tuple[str, ...], float]:
@@ -56,5 +57,9 @@ def watch(metrics: Metrics, service: Loaded, store: ArenaStore) -> None:
         )
         yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), _ARENA)
         yield gauge("triptych_arena_leases", "Leases granted", memory.leases)
+        if files is not None:
+            yield gauge(
+                "triptych_embedding_file_bytes", "Embeddings in files, of all encoders that share them", files.nbytes
+            )
 
     metrics.watch(read)

@@ -16,8 +16,20 @@ class Record(Protocol):
     def refused(self, error: TriptychError) -> None: ...
 
 
+class FilesRecord(Protocol):
+    """Receives what became of each read and write of an embedding's file."""
+
+    def file_read(self, outcome: str) -> None:
+        """hit, miss, damaged (and removed), or failed."""
+        ...
+
+    def file_written(self, outcome: str) -> None:
+        """written, dropped, or failed."""
+        ...
+
+
 class NoRecord:
-    """A ``Record`` that does nothing."""
+    """A ``Record`` and ``FilesRecord`` that does nothing."""
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
         del request, result
@@ -25,12 +37,18 @@ class NoRecord:
     def refused(self, error: TriptychError) -> None:
         del error
 
+    def file_read(self, outcome: str) -> None:
+        del outcome
+
+    def file_written(self, outcome: str) -> None:
+        del outcome
+
 
 NO_RECORD = NoRecord()
 
 
 class EncoderRecord:
-    """A ``Record`` that writes to metrics and trace."""
+    """A ``Record`` and ``FilesRecord`` that writes to metrics and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
         items = metrics.counter(
@@ -44,6 +62,12 @@ class EncoderRecord:
         )
         stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of encoded items", ("stage",))
         self._queue, self._encode = stages.labels("queue"), stages.labels("encode")
+        self._file_reads = metrics.counter(
+            "triptych_embedding_file_reads", "Embeddings looked for in files, by outcome", ("outcome",)
+        )
+        self._file_writes = metrics.counter(
+            "triptych_embedding_file_writes", "Embeddings to be kept in files, by outcome", ("outcome",)
+        )
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
         if result.cached:
@@ -64,3 +88,9 @@ class EncoderRecord:
     def transport_reset(self, backend: str, cause: str) -> None:
         """``OnReset`` of this process's transports."""
         self._resets.labels(backend, cause).inc()
+
+    def file_read(self, outcome: str) -> None:
+        self._file_reads.labels(outcome).inc()
+
+    def file_written(self, outcome: str) -> None:
+        self._file_writes.labels(outcome).inc()

@@ -24,6 +24,7 @@ from triptych.runtime.watched_value import WatchedValue
 
 from .arena_store import ArenaStore
 from .batcher import Batcher, too_many_tokens
+from .file_tier import FileTier
 from .record import NO_RECORD, Record
 from .settings import EncoderSettings
 
@@ -46,13 +47,16 @@ class EncoderService(Generic[PreparedT]):
         max_preparing: int,
         record: Record = NO_RECORD,
         part: ServedPart | None = None,
+        files: FileTier | None = None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
 
-        ``copy`` also hashes items, so that a cache hit never waits for preprocessing.
+        ``copy`` also hashes items, so that a cache hit never waits for preprocessing. ``files`` keep embeddings longer than
+        the arena does.
         """
         self._record = record
         self._part = part
+        self._files = files
         self._engine = engine
         self._store = store
         self._settings = settings
@@ -72,6 +76,7 @@ class EncoderService(Generic[PreparedT]):
             compute=compute,
             clock=clock,
             on_change=self._watched_load.notify,
+            on_encoded=(lambda *_: None) if files is None else files.keep,
         )
         self._received_bytes = 0
         self._draining = False
@@ -188,6 +193,8 @@ class EncoderService(Generic[PreparedT]):
 
     async def _encode(self, request: EncodeRequest) -> EncodeResult:
         key = await self._key(request)
+        if self._files is not None and self._store.tokens(key) is None and not self._batcher.encodes(key):
+            await self._files.restore(key)
         tokens = self._store.tokens(key)
         if tokens is None:
             return await self._batcher.encode(key, request)

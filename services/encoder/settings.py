@@ -1,5 +1,6 @@
 """Settings of an encoder."""
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -26,6 +27,11 @@ class EncoderSettings(InstanceSettings):
     """Registered memory for embeddings: leased ones, and a cache in the rest."""
     leases: LeaseLimits = LeaseLimits()
     """Limits of leases."""
+    embedding_files: Path | None = None
+    """Directory for files of embeddings, which outlive this process; it is made, and must be this user's alone. Encoders of
+    one host may share it."""
+    embedding_files_bytes: int = Field(default=0, ge=0)
+    """Bytes of all files in ``embedding_files`` together; those used longest ago are removed. 0 keeps none."""
 
     max_item_bytes: int = Field(default=32 * MIB, ge=1)
     """Largest item."""
@@ -56,4 +62,12 @@ class EncoderSettings(InstanceSettings):
     @model_validator(mode="after")
     def _each_engine_has_its_own_options(self) -> Self:
         self.check_engine(self.engine.engine, self.engine.vllm_args)
+        return self
+
+    @model_validator(mode="after")
+    def _files_have_a_directory_and_a_bound(self) -> Self:
+        if (self.embedding_files is None) is not (self.embedding_files_bytes == 0):
+            raise ValueError(
+                "embedding_files and embedding_files_bytes belong together: where embeddings are kept, and how many bytes"
+            )
         return self

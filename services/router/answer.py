@@ -1,9 +1,19 @@
-"""Converts one text stream into the events sent to the caller."""
+"""Converts the text streams of one request into the events sent to the caller."""
 
+from array import array
 from collections.abc import Sequence
 from uuid import uuid4
 
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, Finished, TextEvent, TokenChunk, Usage
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    ContinuedChoice,
+    Finished,
+    TextEvent,
+    TokenChunk,
+    Usage,
+)
 from triptych.errors import InternalError
 from triptych.machine.router.attainment import Gaps
 from triptych.ports import Clock
@@ -13,7 +23,7 @@ from .tool_calls import Calling, ToolCallStream
 
 
 class Answer:
-    """Converts text events to chat events, counts tokens, and tracks which choices have finished."""
+    """Converts text events to chat events, and keeps what another text instance needs to go on: the tokens passed on."""
 
     def __init__(
         self,
@@ -30,7 +40,8 @@ class Answer:
         self._clock = clock
         self._buffer = buffer
         self._calls = None if calling is None else ToolCallStream(calling, choices, _new_call_id)
-        self._unfinished = set(range(choices))
+        self._sent: dict[int, array[int]] = {choice: array("I") for choice in range(choices)}
+        """By choice that has not finished: the ids of the tokens passed on."""
         self._usage = usage
         self._completion_tokens = 0
         self.streamed_tokens = 0
@@ -39,18 +50,23 @@ class Answer:
 
     @property
     def over(self) -> bool:
-        return not self._unfinished
+        return not self._sent
+
+    def continued(self) -> tuple[ContinuedChoice, ...]:
+        """The choices that have not finished, for another text instance."""
+        return tuple(ContinuedChoice(choice, tuple(sent)) for choice, sent in self._sent.items())
 
     def take(self, events: Sequence[TextEvent]) -> list[Finished]:
         """Forward a batch of events. Returns the choices that finish with it.
 
-        Raises InternalError if a choice that is not running finishes.
+        Raises InternalError for tokens or the end of a choice that is not running.
         """
         out: list[ChatEvent] = []
         ended: list[Finished] = []
         now_s = self._clock()
         for event in events:
             if isinstance(event, TokenChunk):
+                self._passed_on(event)
                 self.streamed_tokens += len(event.token_ids)
                 if self._gaps is not None:
                     self._gaps.tokens(event.choice, len(event.token_ids), now_s)
@@ -65,10 +81,16 @@ class Answer:
             self._buffer.put(out)
         return ended
 
+    def _passed_on(self, event: TokenChunk) -> None:
+        sent = self._sent.get(event.choice)
+        if sent is None:
+            raise _not_running(event.choice)
+        sent.extend(event.token_ids)
+
     def _finished(self, event: Finished) -> list[ChatEvent]:
-        if event.choice not in self._unfinished:
-            raise InternalError(f"the text instance finished choice {event.choice}, which is not running")
-        self._unfinished.remove(event.choice)
+        if event.choice not in self._sent:
+            raise _not_running(event.choice)
+        del self._sent[event.choice]
         self._completion_tokens += event.completion_tokens
         self.finish_reason = event.reason.value
         out: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
@@ -82,3 +104,7 @@ class Answer:
 
 def _new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
+
+
+def _not_running(choice: int) -> InternalError:
+    return InternalError(f"the text instance sent choice {choice}, which is not running")

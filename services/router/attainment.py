@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from prometheus_client.core import Metric as Family
 
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of
-from triptych.domain.timeline import Timeline
+from triptych.domain.slo import ChargedStage, Expected, Isolated, Metric, Slo, modality_of
+from triptych.domain.timeline import Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
+from triptych.machine.router.wait_predictor import WaitPredictor
 from triptych.policy.attainment import arrival
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
@@ -19,7 +20,7 @@ _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
 
 
 class Attainment:
-    """Owner of the router's ``AttainmentRecorder``."""
+    """Owner of the router's ``AttainmentRecorder`` and ``WaitPredictor``, which are told of the same steps."""
 
     def __init__(
         self,
@@ -36,24 +37,64 @@ class Attainment:
         self._isolated = isolated
         self._clock = clock
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
+        self._waits = WaitPredictor()
 
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
 
-    def prepared(self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float) -> Gaps:
+    def predicted_s(self, items: Sequence[ItemPlan], prompt_tokens: int, priority: int) -> tuple[float, float]:
+        """How long a prepared request would wait, and then take to its last token; both 0 if it would not wait."""
+        wait_s = self._waits.wait_s(priority, self._clock(), media=bool(items))
+        if not wait_s:
+            return 0.0, 0.0
+        class_name, counts = arrival(items, prompt_tokens)
+        profiled = None if self._isolated is None else self._isolated(counts)
+        if profiled is not None:
+            begins_s = profiled.encode_s + profiled.prefill_s
+        else:  # what is estimated of encoding contains waits, which are predicted already
+            estimated = self._recorder.estimated(class_name)
+            begins_s = 0.0 if estimated is None else estimated.prefill_s
+        return wait_s, begins_s + self._waits.answer_s(class_name)
+
+    def prepared(
+        self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float, priority: int = 0
+    ) -> Gaps:
         """Count an arrival. Returns where the gaps between its tokens are counted."""
         class_name, counts = arrival(items, prompt_tokens)
-        isolated = None if self._isolated is None else self._isolated(counts)
-        return self._recorder.prepared(number, class_name, counts, isolated, waited_s=waited_s, now_s=self._clock())
+        isolated, now_s = None if self._isolated is None else self._isolated(counts), self._clock()
+        self._waits.prepared(
+            number,
+            class_name,
+            priority=priority,
+            media_tokens=counts.media_tokens,
+            prompt_tokens=prompt_tokens,
+            now_s=now_s,
+        )
+        return self._recorder.prepared(number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s)
+
+    def expected(self, number: int) -> Expected:
+        """See ``AttainmentRecorder.expected``."""
+        return self._recorder.expected(number)
 
     def dispatched(self, number: int, instance_id: str) -> None:
-        self._recorder.dispatched(number, instance_id, self._clock())
+        now_s = self._clock()
+        self._waits.dispatched(number, now_s)
+        self._recorder.dispatched(number, instance_id, now_s)
 
     def answering(self, number: int, timeline: Timeline) -> None:
-        self._recorder.answering(number, timeline, self._clock())
+        now_s = self._clock()
+        self._waits.answering(number, now_s)
+        self._recorder.answering(number, timeline, now_s)
 
     def over(self, number: int, timeline: Timeline) -> None:
-        self._recorder.over(number, timeline, self._clock())
+        now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
+        self._waits.over(number, timeline.total_s - timeline.ttft_s if is_done else None, now_s)
+        self._recorder.over(number, timeline, now_s)
+
+    def validate(self) -> None:
+        """Raise AssertionError if an invariant is violated."""
+        self._recorder.validate()
+        self._waits.validate()
 
     def reports(self, after: int = 0) -> list[WindowReport]:
         """See ``AttainmentRecorder.reports``."""

@@ -6,14 +6,15 @@ from contextlib import aclosing
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
+from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
-from triptych.errors import InstanceLost, TriptychError
+from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved, TextReported
-from triptych.machine.router.shared_events import CreditReturned, FirstToken
+from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken
 from triptych.policy import admission
-from triptych.ports import Clock, Offload, Text
+from triptych.policy.policies import Deadlines
+from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
 
 from .answer import Answer
@@ -39,19 +40,26 @@ class ChatTask(RequestTask):
         attainment: Attainment,
         prepare: Prepare,
         sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
+        deadlines: Deadlines,
         offload: Offload,
+        rng: Rng,
     ) -> None:
+        """``rng`` draws a missing seed."""
         super().__init__(request, admitted, cluster, clock)
         self.buffer = StreamBuffer()
         self._attainment = attainment
         self._gaps: Gaps | None = None
         self._prepare_request = prepare
         self._sharding = sharding
+        self._deadlines = deadlines
         self._offload = offload
+        self._rng = rng
         self._prompted: Prompted
         """Set by ``_prepare``."""
         self._sampling = request.sampling
         self._answer: Answer | None = None
+        self.refusal: Overloaded | None = None
+        """Why it was refused once it had been prepared, if it was."""
 
     @property
     def streamed_tokens(self) -> int:
@@ -82,18 +90,36 @@ class ChatTask(RequestTask):
                 context_length=self._model.context_length,
                 kv_tokens=self._cluster.kv_tokens,
             )
+            self._refuse_late(prompt_tokens)
         except TriptychError as error:
             self.feed(Failed(error))
         else:
+            # Another text instance must be able to go on with the same draws.
+            self._sampling = self._sampling.seeded(self._rng)
             items = self._prompted.items
             if any(len(item.units) > 1 for item in items):
                 items = self._sharding(items)
             self._gaps = self._attainment.prepared(
-                self._number, self._prompted.items, prompt_tokens, self._clock() - self._started_s
+                self._number,
+                self._prompted.items,
+                prompt_tokens,
+                self._clock() - self._started_s,
+                self.request.priority,
             )
-            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
+            expected = self._attainment.expected(self._number)
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected))
+
+    def _refuse_late(self, prompt_tokens: int) -> None:
+        """Raise Overloaded if the answer cannot be there before the deadline."""
+        wait_s, service_s = self._attainment.predicted_s(self._prompted.items, prompt_tokens, self.request.priority)
+        try:
+            self._deadlines(left_s=self._left_s(), wait_s=wait_s, service_s=service_s)
+        except Overloaded as error:
+            self.refusal = error
+            raise
 
     async def _generate(self, effect: Generate) -> None:
+        now_s = self._clock()
         request = TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
@@ -103,6 +129,9 @@ class ChatTask(RequestTask):
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
+            due_in_s=effect.turn.due_s - now_s,
+            lost_in_s=effect.turn.lost_in_s(now_s),
+            continued=self._answer.continued() if effect.continues and self._answer is not None else (),
         )
         try:
             with self._cluster.call(effect.name) as text:
@@ -117,18 +146,20 @@ class ChatTask(RequestTask):
         """Forward the answer. The machine gets only the events that change the request's phase."""
         async with aclosing(text.generate(request)) as stream:
             begun = False
-            answer = self._answer = self._new_answer()
+            answer = self._answer = self._answer or self._new_answer()
             async for events in stream:
                 if answer.over:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 begun = begun or self._begins(effect.credit, events)
                 for finished in answer.take(events):
+                    by_itself = finished.reason is not FinishReason.LENGTH
+                    self._cluster.feed(AnswerEnded(effect.credit, finished.completion_tokens, by_itself))
                     self.feed(TextReported(effect.credit, finished))
         if not answer.over:
             raise InstanceLost("the text instance's stream ended early")
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
-        """Whether these events contain the answer's start; from then on the request cannot be retried."""
+        """Whether these events contain the first part of the answer from this text instance."""
         for event in events:
             if not isinstance(event, Ready):
                 self._feed_both(FirstToken(credit))

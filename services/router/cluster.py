@@ -31,6 +31,7 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
 from triptych.policy.policies import Policies
@@ -113,6 +114,11 @@ class Cluster:
         return self._machine.instances.arena_bytes
 
     @property
+    def expected_output(self) -> ExpectedOutput:
+        """For reading: how many tokens answers will have."""
+        return self._machine.expected_output
+
+    @property
     def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
         """The parts of the model, as instances run them: by these their profiles are found."""
         return self._machine.instances.parts
@@ -142,6 +148,15 @@ class Cluster:
             ("" if role is None else role.value, state): n
             for (role, state), n in self._machine.instances.states().items()
         }
+
+    def in_backoff(self) -> dict[tuple[str, ...], int]:
+        """Number of instances in backoff or on probation, by stage and reason."""
+        return {(stage, reason): n for (stage, reason), n in self._machine.instances.in_backoff().items()}
+
+    @property
+    def retries_left(self) -> float:
+        """Items that may be encoded again now."""
+        return self._machine.retries_left
 
     @property
     def membership(self) -> MembershipSnapshot:

@@ -40,6 +40,11 @@ class ClusterState(Protocol):
 
     def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
 
+    def in_backoff(self) -> dict[tuple[str, ...], int]: ...
+
+    @property
+    def retries_left(self) -> float: ...
+
     @property
     def membership(self) -> MembershipSnapshot: ...
 
@@ -71,6 +76,13 @@ def watch(metrics: Metrics, state: State) -> None:
         yield gauge(
             "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
         )
+        yield gauge(
+            "triptych_instances_in_backoff",
+            "Instances that get no work at a stage, or one item or request at a time, as they fail",
+            cluster.in_backoff(),
+            ("stage", "reason"),
+        )
+        yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.retries_left)
 
         yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
         yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)

@@ -109,6 +109,7 @@ class RouterRecord:
         self._count_encodes(timeline)
         self._count(self._attempts, "text", by=timeline.text_attempts)
         self._count(self._attempts, "text_again", by=max(0, timeline.text_attempts - 1))
+        self._count(self._attempts, "continuation", by=timeline.continuations)
         self._count(self._prompt_tokens, timeline.model, by=timeline.prompt_tokens)
         self._count(self._generation_tokens, timeline.model, by=timeline.completion_tokens)
         if timeline.outcome is Outcome.DONE:
@@ -132,6 +133,8 @@ class RouterRecord:
     def _count_encodes(self, timeline: Timeline) -> None:
         self._count(self._attempts, "encode", by=sum(item.encode_attempts for item in timeline.items))
         self._count(self._attempts, "encode_again", by=sum(max(0, i.encode_attempts - 1) for i in timeline.items))
+        self._count(self._attempts, "encode_hedge", by=sum(item.hedges for item in timeline.items))
+        self._count(self._attempts, "encode_hedge_won", by=sum(item.hedge_won for item in timeline.items))
 
     def _count_items(self, timeline: Timeline) -> None:
         for item in timeline.items:
@@ -194,6 +197,7 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
         "completion_tokens": timeline.completion_tokens,
         "encode_attempts": sum(item.encode_attempts for item in timeline.items),
         "text_attempts": timeline.text_attempts,
+        "continuations": timeline.continuations,
     }
     durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
     return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}

@@ -37,8 +37,11 @@ from triptych.machine.router.shared_events import (
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     Release,
     TextWanted,
 )
@@ -49,7 +52,7 @@ from .cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
-_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | After | Release
+_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | HedgeWanted | Encode | Renew | Abort | After | Release
 
 _LAST_CALL_S = 1.0
 """How long a text instance may take to end its call after the answer's end."""
@@ -189,7 +192,15 @@ class RequestTask(ABC):
             if debug and isinstance(effect, _REASONED):  # only the reason: effects hold lease ids, which are secret
                 logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
             match effect:
-                case CreditsWanted() | CreditsAbandoned() | TextWanted() | EmbeddingGone():
+                case (
+                    CreditsWanted()
+                    | CreditsAbandoned()
+                    | TextWanted()
+                    | EmbeddingGone()
+                    | EmbeddingsRead()
+                    | HedgeWanted()
+                    | Overtaken()
+                ):
                     self._cluster.feed(effect)
                 case Encode(credit):
                     self._start(partial(self._encode, effect), f"encode {effect.index}", credit)
@@ -249,7 +260,7 @@ class RequestTask(ABC):
         self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error)))
 
     async def _encode(self, effect: Encode) -> None:
-        plan = effect.plan
+        plan, now_s = effect.plan, self._clock()
         request = EncodeRequest(
             request_id=self.request.request_id,
             item=effect.index,
@@ -264,6 +275,8 @@ class RequestTask(ABC):
             router_lease=effect.router_lease,
             shard=plan.shard,
             priority=self.request.priority,
+            due_in_s=effect.turn.due_s - now_s,
+            lost_in_s=effect.turn.lost_in_s(now_s),
         )
         try:
             with self._cluster.call(effect.name) as encoder:

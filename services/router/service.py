@@ -275,7 +275,9 @@ class RouterService:
             attainment=self.attainment,
             prepare=self._prepare,
             sharding=self._in_shards,
+            deadlines=self._policies.deadlines,
             offload=self._offload,
+            rng=self._rng,
         )
         self._run(task)
         return task
@@ -336,6 +338,7 @@ class RouterService:
             new_lease=self._new_lease,
             choices=choices,
             priority=request.priority,
+            ordering=self._policies.ordering,
             resolves=isinstance(request, ResolveRequest),
         )
         return Admitted(number, model, machine, media_bytes, now_s + timeout_s)
@@ -366,11 +369,14 @@ class RouterService:
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
             self._history.add(timeline)
-        if isinstance(task, ChatTask):
+        if not isinstance(task, ChatTask):
+            self._record.resolved(timeline)
+        elif task.refusal is not None:
+            self._record.refused(task.refusal)
+            self.attainment.refused(task.refusal)
+        else:
             self._record.over(timeline, task.finish_reason)
             self.attainment.over(task.number, timeline)
-        else:
-            self._record.resolved(timeline)
         if not self._tasks:
             self._idle.set()
 

@@ -59,8 +59,8 @@ class RouterSettings(MemberSettings):
     shards: ShardLimits = ShardLimits()
     """Limits of splitting an item over several encoders."""
     slo: Strings = ("ttft=5x", "tbt=5x")
-    """Objectives that attainment is measured by: [CLASS:]METRIC=VALUE with ttft, tbt or e2e, and s, ms, or x for a factor of
-    the latency without other requests. CLASS is text, image, video or audio."""
+    """Objectives that attainment is measured by, and by whose ttft requests are ordered: [CLASS:]METRIC=VALUE with ttft, tbt or
+    e2e, and s, ms, or x for a factor of the latency without other requests. CLASS is text, image, video or audio."""
     profiles: Path | None = None
     """Profiles of the model's parts, a directory or one file: objectives that are factors are then known from the first
     request on, instead of being estimated."""

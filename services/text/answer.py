@@ -5,6 +5,7 @@ from typing import Protocol
 
 from triptych.domain.generation import Alternative, FinishReason, TokenChunk, TokenLogprobs
 from triptych.domain.sampling import SamplingParams
+from triptych.errors import InvalidRequest
 from triptych.ports import ScoredToken, Scores
 from triptych.tokens.stop import StopStrings
 
@@ -32,6 +33,15 @@ class Answer:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._choice = choice
         self.completion_tokens = 0
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Begin after tokens whose text was sent already. Text that they leave incomplete comes with later tokens.
+
+        Raises InvalidRequest if they contain a stop string.
+        """
+        _, reason = self.feed(Tokens(self._choice, tuple(token_ids), (), None))
+        if reason is not None:
+            raise InvalidRequest(f"choice {self._choice} has ended already, with a stop string", param="continued")
 
     def feed(self, tokens: Tokens) -> tuple[TokenChunk, FinishReason | None]:
         """Add the engine's tokens of this choice, and return those to send, with a reason if they are its last.

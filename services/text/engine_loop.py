@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
+from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EngineOutput, EngineRequest, Offload, TextEngine
 
 from .device_scheduler import DeviceScheduler
@@ -74,6 +75,8 @@ class EngineLoop:
         self._adding: dict[str, _Joining] = {}
         """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
+        self._turns: dict[str, Turn] = {}
+        """Of the requests in the engine that have not begun."""
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._is_lost = False
@@ -84,8 +87,7 @@ class EngineLoop:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
         tokens = self._load.pending_tokens
         for one in (*self._joining.values(), *self._adding.values()):
-            sampling = one.request.sampling
-            tokens += len(one.request.token_ids) + sampling.n * (sampling.max_tokens or 0)
+            tokens += len(one.request.token_ids) + len(one.request.begun) * (one.request.sampling.max_tokens or 0)
         return tokens
 
     @property
@@ -104,7 +106,7 @@ class EngineLoop:
         ``on_copied``: the engine no longer reads the request's tensors: it copied them, refused them, or never got
         them. ``on_over``: the request has left the engine, whether its tokens were read or not.
         """
-        sequences = Sequences(request.sampling.n, on_over, self._on_gap)
+        sequences = Sequences(request.begun, on_over, self._on_gap)
         self._joining[request.request_id] = _Joining(request, sequences, on_copied)
         self._wake.set()
         return sequences
@@ -115,6 +117,7 @@ class EngineLoop:
             joining.on_copied()
             joining.sequences.close()
         elif (sequences := self._live.pop(request_id, None)) is not None:
+            self._turns.pop(request_id, None)
             self._cancelled.add((request_id, None))
             self._wake.set()
             sequences.close()
@@ -167,24 +170,33 @@ class EngineLoop:
         self._wake.set()
 
     async def _apply(self) -> None:
-        """Pass cancelled and new requests to the engine."""
-        if not (self._joining or self._cancelled):
-            return
+        """Pass cancelled and new requests to the engine, and the new turns of those that are lost by now."""
         joining, self._joining = self._joining, {}
-        self._adding = joining
-        cancelled, self._cancelled = self._cancelled, set()
         for request_id, one in joining.items():
             self._live[request_id] = one.sequences
+            self._turns[request_id] = one.request.turn
+        lost = self._lost_turns()
+        if not (joining or self._cancelled or lost):
+            return
+        self._adding = joining
+        cancelled, self._cancelled = self._cancelled, set()
         requests = [one.request for one in joining.values()]
-        refused, self._load = await self._thread.run(self._exchange, cancelled, requests)
+        refused, self._load = await self._thread.run(self._exchange, cancelled, requests, lost)
         self._adding = {}
         for request_id, one in joining.items():
             one.on_copied()
             if request_id in refused and self._live.get(request_id) is one.sequences:
                 self._fail(request_id, refused[request_id])
 
+    def _lost_turns(self) -> list[tuple[str, Turn]]:
+        """The new turns of requests that have not begun, and cannot be served in time any more."""
+        now_s = self._clock()
+        lost = [(request_id, turn.at(now_s)) for request_id, turn in self._turns.items() if turn.lost_s < now_s]
+        self._turns.update(lost)
+        return lost
+
     def _exchange(
-        self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest]
+        self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest], lost: list[tuple[str, Turn]]
     ) -> tuple[dict[str, Exception], _Load]:
         """Runs in the engine's thread. Returns the refused requests."""
         refused: dict[str, Exception] = {}
@@ -198,6 +210,8 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - reported to its caller
                 refused[request.request_id] = error
+        for request_id, turn in lost:
+            self._engine.reorder(request_id, turn)
         return refused, self._engine_load()
 
     async def _step(self, iteration: Iteration) -> None:
@@ -215,6 +229,7 @@ class EngineLoop:
         for request_id, sequences in before.items():
             if sequences.joined_s is None and request_id not in self._load.waiting:
                 sequences.join(began_s)
+                self._turns.pop(request_id, None)
         for output in outputs:
             self._deliver(output, now_s)
         if not self._load.has_work:
@@ -246,6 +261,7 @@ class EngineLoop:
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""
+        self._turns.pop(request_id, None)
         self._cancelled.add((request_id, None))
         if not isinstance(error, TriptychError):
             logger.error("the engine failed on request %s", request_id, exc_info=error)

@@ -44,6 +44,7 @@ class HybridInstance:
             role=Role.of(text.role.stages | encoder.role.stages),
             kv_tokens=text.kv_tokens,
             parts=encoder.parts + text.parts,
+            continues=text.continues,
         )
 
     def load(self) -> InstanceLoad:

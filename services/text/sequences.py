@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from triptych.domain.generation import FinishReason
@@ -44,13 +44,13 @@ class Sequences:
     At most ``max_tokens`` tokens per choice are buffered, however slow the reader is.
     """
 
-    def __init__(self, choices: int, on_over: Callable[[], None], on_gap: Callable[[float], None]) -> None:
-        """``on_over`` is called once, when no further tokens of any choice will come.
+    def __init__(self, choices: Collection[int], on_over: Callable[[], None], on_gap: Callable[[float], None]) -> None:
+        """``choices`` are those that run. ``on_over`` is called once, when no further tokens of any of them will come.
 
         ``on_gap`` gets the seconds between two tokens of a choice.
         """
-        self._choices = [_Unread() for _ in range(choices)]
-        self._unfinished = choices
+        self._choices = {choice: _Unread() for choice in choices}
+        self._unfinished = len(choices)
         self._on_gap = on_gap
         self._on_over = on_over
         self._error: TriptychError | None = None
@@ -80,7 +80,7 @@ class Sequences:
         while self._error is None:
             ready = [
                 unread.take(choice)
-                for choice, unread in enumerate(self._choices)
+                for choice, unread in self._choices.items()
                 if unread.token_ids or unread.finish_reason is not None
             ]
             if ready:
@@ -115,6 +115,8 @@ class Sequences:
         unread = self._choices[output.choice]
         if unread.over:
             return
+        if self.joined_s is None:  # another choice, which goes on as well, still waits
+            self.join(now_s)
         if unread.first_token_s is None:
             unread.first_token_s = now_s
         if unread.last_token_s is not None:

@@ -2,9 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
@@ -13,7 +13,7 @@ from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
 from triptych.machine.extents import round_up
-from triptych.policy.queueing import Turn, longest_waits, turn
+from triptych.policy.queueing import Turn, as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
@@ -26,8 +26,6 @@ from .engine_loop import EngineLoop
 from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings
-
-_SEED_BITS = 63
 
 
 @dataclass(slots=True)
@@ -48,6 +46,8 @@ class _Job:
     """The engine has the request and signals when it no longer needs the embeddings."""
     has_begun: bool = False
     """The engine has started the request."""
+    has_answered: bool = False
+    """There is a first token, so its prompt has been computed."""
 
 
 class TextService:
@@ -121,6 +121,7 @@ class TextService:
             offers=self._offers(),
             kv_tokens=self._engine.kv_tokens,
             parts=() if self._part is None else (self._part,),
+            continues=True,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -133,14 +134,14 @@ class TextService:
         job = self._job(request)
         try:
             self._admit(job)
+            answers = await self._answers(job)
             ready, sequences = await self._prepare(job)
             self._record.ready(ready)
             yield (ready,)
-            choices = range(request.sampling.n)
-            answers = {choice: Answer(self._new_detokenizer(), request.sampling, choice) for choice in choices}
             while answers:
                 async with self._deadline(job):
                     ready_tokens = await sequences.next()
+                job.has_answered = True
                 events: list[TextEvent] = []
                 for tokens in ready_tokens:
                     answer = answers[tokens.choice]
@@ -170,18 +171,19 @@ class TextService:
     def load(self) -> InstanceLoad:
         """Requests that have not started count as prefill load, the others as decode load, as both share a batch.
 
-        Tokens of requests queued in the engine count as decode load.
+        A prompt counts as prefill load until the first token of its answer, the most that may be generated as decode
+        load.
         """
         waiting, running = self._loop.requests
-        tokens = 0
+        prompts, tokens = 0, self._loop.pending_tokens
         for job in self._jobs.values():
+            if not job.has_answered:
+                prompts += len(job.request.token_ids)
             if not job.in_engine:
                 tokens += job.tokens
                 waiting += 1
-        stages = {
-            Stage.PREFILL: StageLoad(tokens, waiting),
-            Stage.DECODE: StageLoad(self._loop.pending_tokens, running),
-        }
+        prompts = min(prompts, tokens)
+        stages = {Stage.PREFILL: StageLoad(prompts, waiting), Stage.DECODE: StageLoad(tokens - prompts, running)}
         return InstanceLoad(stages, self._draining)
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -211,15 +213,22 @@ class TextService:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _job(self, request: TextRequest) -> _Job:
-        number, now_s, sampling = next(self._job_numbers), self._clock(), request.sampling
+        number, now_s = next(self._job_numbers), self._clock()
         deadline_s = now_s + request.timeout_s
         return _Job(
             f"{request.request_id}/{number}",
             request,
             now_s,
             deadline_s,
-            turn(priority=request.priority, deadline_s=deadline_s, arrived_s=now_s, arrival=number),
-            len(request.token_ids) + sampling.n * (sampling.max_tokens or 0),
+            as_called(
+                priority=request.priority,
+                deadline_s=deadline_s,
+                arrived_s=now_s,
+                arrival=number,
+                due_in_s=request.due_in_s,
+                lost_in_s=request.lost_in_s,
+            ),
+            len(request.token_ids) + len(request.begun) * (request.sampling.max_tokens or 0),
         )
 
     def _admit(self, job: _Job) -> None:
@@ -238,6 +247,16 @@ class TextService:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")
         self._jobs[job.job_id] = job
         self._watched_load.notify()
+
+    async def _answers(self, job: _Job) -> dict[int, Answer]:
+        """An answer per choice to run, after the tokens that it has already."""
+        request = job.request
+        begun = request.begun
+        answers = {choice: Answer(self._new_detokenizer(), request.sampling, choice) for choice in begun}
+        if request.continued:
+            async with self._deadline(job):
+                await self._offload.run(_replay, answers, begun)
+        return answers
 
     async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
         """Acquire the request's embeddings, then submit it to the engine."""
@@ -258,11 +277,16 @@ class TextService:
 
     def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
         request = job.request
-        sampling = request.sampling
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
+        sampling = request.sampling.seeded(self._rng)  # a router of the release before draws no seed
         engine_request = EngineRequest(
-            job.job_id, request.token_ids, arrived.inputs, sampling, grammar, request.tenant_salt, job.turn
+            job.job_id,
+            request.token_ids,
+            arrived.inputs,
+            sampling,
+            grammar,
+            request.tenant_salt,
+            job.turn,
+            request.continued,
         )
         job.in_engine = True
         return self._loop.submit(
@@ -296,6 +320,11 @@ class TextService:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             await self._receiver.tick()
+
+
+def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -> None:
+    for choice, answer in answers.items():
+        answer.replay(begun[choice])
 
 
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:

@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
+from triptych.domain.generation import ChatEvent, ContinuedChoice, FinishReason, TextEvent, TextRequest, begun
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
@@ -118,7 +118,8 @@ class Text(Instance, Protocol):
         """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``.
 
         Events that are ready together are yielded together; a batch is never empty. Raises TransferFailed, naming the
-        items, only before ``Ready``.
+        items, only before ``Ready``. Of a continuation (``request.continued``) only what follows is sent; token counts are those
+        of the whole answer.
         """
         ...
 
@@ -517,7 +518,8 @@ class EngineRequest:
 
     Waiting requests start in the order of ``turn``; when memory runs out, the last running one is preempted. ``grammar`` is in
     its initial state and owned by the engine from then on. Prefixes are shared only between requests of equal
-    ``tenant_salt``.
+    ``tenant_salt``. With ``continued`` only these choices run, and go on after their tokens, as if the engine had generated
+    them: they count for limits and penalties, and the grammar has yet to accept them.
     """
 
     request_id: str
@@ -527,6 +529,12 @@ class EngineRequest:
     grammar: TokenGrammar | None = None
     tenant_salt: bytes = b""
     turn: Turn = FIRST_COME
+    continued: tuple[ContinuedChoice, ...] = ()
+
+    @property
+    def begun(self) -> Mapping[int, tuple[int, ...]]:
+        """The choices to run, and the tokens that each has already."""
+        return begun(self.sampling.n, self.continued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +595,10 @@ class TextEngine(Protocol):
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Cancel a request or one of its choices. Unknown or finished ones are ignored."""
+        ...
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        """Give a request that has not begun another position. Others are ignored, as in engines with an order of their own."""
         ...
 
     def step(self) -> list[EngineOutput]:

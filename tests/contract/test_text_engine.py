@@ -20,6 +20,7 @@ from tests.contract.text_engine_kit import (
     finish,
     greedy,
     no_white_space,
+    opened,
     request,
     tokenizer,
 )
@@ -41,10 +42,8 @@ LONG = 200
 
 @pytest.fixture(scope="module", params=sorted(ENGINES))
 def loaded(request: pytest.FixtureRequest) -> Iterator[ObservedTextEngine]:
-    engine = ENGINES[request.param]()
-    yield engine
-    if close := getattr(engine, "close", None):
-        close()
+    with opened(request.param) as engine:
+        yield engine
 
 
 @pytest.fixture

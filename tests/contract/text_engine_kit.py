@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -66,6 +67,15 @@ def _vllm() -> ObservedTextEngine:
 
 
 ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": _own, "vllm": _vllm}
+
+
+@contextmanager
+def opened(name: str) -> Iterator[ObservedTextEngine]:
+    """An engine of ``ENGINES``, until it is closed."""
+    engine = ENGINES[name]()
+    yield engine
+    if close := getattr(engine, "close", None):
+        close()
 
 
 @cache

@@ -10,11 +10,11 @@ TIMEOUT_S = 180
 """Of a test: the longest takes half a minute alone, and other tests run at the same time."""
 
 
-def figures_of(name: str, directory: Path) -> dict[str, Any]:
-    """Runs ``benchmarks.<name> --quick``; returns its output, which describes the machine."""
+def figures_of(name: str, directory: Path, *arguments: str) -> dict[str, Any]:
+    """Runs ``benchmarks.<name> --quick`` with these arguments; returns its output, which describes the machine."""
     out = directory / f"{name}.json"
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out)],
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out), *arguments],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -10,6 +10,8 @@ from random import Random
 from typing import Any
 
 from services.encoder.arena_store import ArenaStore
+from services.encoder.embedding_files import EmbeddingFiles
+from services.encoder.file_tier import FileTier
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.pool_manager.service import PoolManagerService
@@ -216,6 +218,16 @@ class EncoderNode(_Node):
             arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=cluster.clock, copy=copy
         )
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
+        files = None
+        if settings.embedding_files is not None:
+            files = FileTier(
+                EmbeddingFiles(settings.embedding_files, settings.embedding_files_bytes),
+                self.store,
+                scope=scope,
+                reads=InlineOffload(2),
+                writes=InlineOffload(),
+                clock=cluster.clock,
+            )
         self.service = EncoderService(
             self.engine,
             self.store,
@@ -228,6 +240,7 @@ class EncoderNode(_Node):
             copy=copy,
             clock=cluster.clock,
             part=ServedPart(cluster.encoder_profile.identity, settings.batches.max_batch_items, prepare_cores=2),
+            files=files,
         )
 
     async def end(self) -> None:
@@ -624,9 +637,9 @@ class SimCluster:
         return link
 
     def make_router(
-        self, membership: ports.Membership, connect: Callable[[str], ports.InstanceClient]
+        self, membership: ports.Membership, connect: Callable[[str], ports.InstanceClient], *, name: str = "router"
     ) -> RouterService:
-        """The cluster's router, with the given links to its instances."""
+        """The cluster's router, or another with a name of its own, with the given links to its instances."""
         return RouterService(
             membership,
             connect,
@@ -635,7 +648,7 @@ class SimCluster:
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self.scope,
-            rng=self.rng("router"),
+            rng=self.rng(name),
         )
 
     async def start(self) -> None:

@@ -62,6 +62,12 @@ def check_right_or(replies: Sequence[Reply], *errors: type[TriptychError]) -> li
     return failed
 
 
+async def continuations(cluster: SimCluster, replies: Sequence[Reply]) -> int:
+    """How often answers went on at another text instance."""
+    told = [await cluster.router.timeline(reply.ask.request.request_id) for reply in replies]
+    return sum(timeline.continuations for timeline in told)
+
+
 async def play_while(cluster: SimCluster, asks: list[Ask], fault: Coroutine[Any, Any, None]) -> list[Reply]:
     """Sends the requests while ``fault`` runs."""
     async with asyncio.TaskGroup() as group:
@@ -197,17 +203,70 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killing_one_of_two_text_instances_loses_only_started_answers(seed: int) -> None:
+def test_killing_one_of_two_text_instances_loses_no_answer(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def kill() -> None:
             await asyncio.sleep(0.3)
+            assert cluster.texts[0].service.load().at(Stage.DECODE).pending > 0, "it is killed in mid-stream"
             await cluster.texts[0].kill()
 
         replies = await play_while(cluster, make_asks(seed, 100, rate_per_s=200), kill())
-        for reply in check_right_or(replies, InstanceLost):
-            assert reply.answers, f"{reply.ask.request.request_id} had not begun and could have been answered"
+        check_right(replies)
+        assert await continuations(cluster, replies) > 0
 
     simulate(World(seed=seed, texts=2), scenario)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_that_break_again_and_again_are_answered_right(seed: int) -> None:
+    """Text instances crash and return in turn, one at a time, while embeddings are evicted from small arenas."""
+    rng = Random(seed)
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def crash_in_turn() -> None:
+            for number in range(8):
+                await asyncio.sleep(rng.uniform(0.1, 0.2))
+                victim = cluster.texts[number % 3]
+                await victim.kill()
+                await asyncio.sleep(rng.uniform(0, 0.1))
+                victim.start()
+
+        asks = make_asks(seed, 120, rate_per_s=100, distinct_images=400)
+        replies = await play_while(cluster, asks, crash_in_turn())
+        for reply in check_right_or(replies, InstanceLost):
+            timeline = await cluster.router.timeline(reply.ask.request.request_id)
+            assert timeline.text_attempts == 3, "it was given up too early"
+        assert sum(reply.error is None for reply in replies) > 110
+        assert await continuations(cluster, replies) > 0
+
+    world = World(seed=seed, texts=3, encoder_arena_bytes=24 * 1024, text_arena_bytes=24 * 1024)
+    simulate(world, scenario, limit_s=300)
+
+
+def test_the_only_text_instance_that_returns_in_time_loses_no_stream() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        (text,) = cluster.texts
+
+        async def crash() -> None:
+            await asyncio.sleep(0.3)
+            began = [reply for reply in replies if reply.answers and reply.finished is None]
+            assert began
+            await text.kill()
+            await asyncio.sleep(0.2)
+            text.start()
+            streams.extend(began)
+
+        streams: list[Reply] = []
+        asks = make_asks(3, 60, rate_per_s=200)
+        replies = [Reply(ask) for ask in asks]
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(play(cluster.router, asks, replies))
+            group.create_task(crash())
+        check_right_or(playing.result(), Unavailable)
+        check_right(streams)
+        assert await continuations(cluster, streams) == len(streams)
+
+    simulate(World(seed=3), scenario)
 
 
 def test_pulls_that_fail_once_or_arrive_damaged_are_redone() -> None:

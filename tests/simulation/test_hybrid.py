@@ -11,7 +11,6 @@ import pytest
 from tests.simulation.cluster import HybridNode, SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.sampling import SamplingParams
-from triptych.errors import InstanceLost, Unavailable
 from triptych.policy.iteration import ImageBudget
 from triptych.testing import virtual_time
 
@@ -103,7 +102,7 @@ def test_hybrid_and_other_instances_work_together(seed: int) -> None:
 
 def test_an_idle_hybrid_instance_decodes_the_requests_it_encoded() -> None:
     async def scenario(cluster: SimCluster) -> None:
-        asks = make_asks(8, 12, rate_per_s=1.0, images=(1, 1), distinct_images=500)
+        asks = make_asks(8, 12, rate_per_s=0.1, images=(1, 1), distinct_images=500)
         for reply in await play(cluster.router, asks):
             reply.check_right()
         both: set[str] = set()
@@ -117,7 +116,7 @@ def test_an_idle_hybrid_instance_decodes_the_requests_it_encoded() -> None:
     simulate(World(seed=8, encoders=0, texts=0, hybrids=2), scenario)
 
 
-def test_a_killed_hybrid_instance_fails_its_requests_and_returns_with_both_services() -> None:
+def test_a_killed_hybrid_instance_loses_no_request_and_returns_with_both_services() -> None:
     async def scenario(cluster: SimCluster) -> None:
         async with asyncio.TaskGroup() as group:
             playing = group.create_task(play(cluster.router, make_asks(2, 200)))
@@ -126,11 +125,7 @@ def test_a_killed_hybrid_instance_fails_its_requests_and_returns_with_both_servi
             await asyncio.sleep(0.5)
             cluster.hybrids[0].start()
         for reply in playing.result():
-            if reply.error is None:
-                reply.check_right()
-            else:
-                assert isinstance(reply.error, InstanceLost | Unavailable), reply.error
-        assert sum(reply.error is None for reply in playing.result()) > 150
+            reply.check_right()
         await asyncio.sleep(5)
         assert (await cluster.router.readiness()).instances == ("h0: ready", "h1: ready")
         for reply in await play(cluster.router, make_asks(4, 40)):

@@ -167,9 +167,12 @@ def _images(planned: Planned, rng: Random) -> list[Part]:
     return [MediaPart(Modality.IMAGE, png(side, side, seed=rng.randrange(300))) for side in sides]
 
 
-async def play(router: ports.Router, asks: list[Ask]) -> list[Reply]:
-    """Sends every request at its time; returns when every client has its answer, its error, or has cancelled."""
-    replies = [Reply(ask) for ask in asks]
+async def play(router: ports.Router, asks: list[Ask], replies: list[Reply] | None = None) -> list[Reply]:
+    """Sends every request at its time; returns when every client has its answer, its error, or has cancelled.
+
+    ``replies``, one per request, fill as they arrive.
+    """
+    replies = [Reply(ask) for ask in asks] if replies is None else replies
     started_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
         for reply in replies:

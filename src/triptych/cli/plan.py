@@ -200,9 +200,15 @@ def engine(
     """An instance, which registers with the pool manager at the address ``manager``."""
     _, service = _NAMES[role]
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    told = ("--role", role.value) if role is Role.EPD else ()
+    told = ("--role", role.value, *_mounted(options)) if role is Role.EPD else ()
     own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
     return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
+
+
+def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The flag with those of the encoder that a text process has in it."""
+    told = options.get("mounted_encoder", ())
+    return (f"--mount-encoder={shlex.join(told)}",) if told else ()
 
 
 def name_pattern(model: Model, role: Role) -> str:

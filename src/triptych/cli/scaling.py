@@ -32,14 +32,17 @@ def options_of(
     vllm_args: str = "",
     encoder_engine: str = _OWN_ENGINE,
     encoder_vllm_args: str = "",
+    embedding_files: Path | None = None,
+    embedding_files_bytes: int = 0,
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Flags by service. ``sizes`` are those of each model's pools at the start; ``measure`` makes profiles if none are named, once
-    everything else is known to be right. Raises CliError.
+    """Flags by service, and of the encoders mounted in hybrid processes. ``sizes`` are those of each model's pools at the
+    start; ``measure`` makes profiles if none are named, once everything else is known to be right. Raises CliError.
     """
     delays = delay_profile is not None
     of_text = _of_engine("", engine, vllm_args, sizes, delays=delays)
     of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, sizes, delays=delays)
+    kept = _kept(embedding_files, embedding_files_bytes)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
     if begins > most:
@@ -64,8 +67,9 @@ def options_of(
     known = profiles or delay_profile or (None if measure is None else measure())
     delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
     profiled = () if known is None else ("--profiles", str(known.absolute()))
-    return {
-        "encoder": (*delayed, *of_encoder),
+    mounted = {"mounted_encoder": kept} if kept else {}
+    return mounted | {
+        "encoder": (*delayed, *of_encoder, *kept),
         "text": (*delayed, *of_text),
         "router": profiled if slo is None else (*profiled, "--slo", slo),
         "pool_manager": (
@@ -90,6 +94,15 @@ def _of_engine(prefix: str, engine: str, vllm_args: str, sizes: Mapping[Role, in
     if delays:
         raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
+
+
+def _kept(directory: Path | None, nbytes: int) -> tuple[str, ...]:
+    """The flags of encoders that keep embeddings in files. Raises CliError."""
+    if (directory is None) is not (nbytes == 0):
+        raise CliError("--embedding-files and --embedding-files-bytes belong together", caller=True)
+    if directory is None:
+        return ()
+    return ("--embedding-files", str(directory.absolute()), "--embedding-files-bytes", str(nbytes))
 
 
 def _check_bounds(

@@ -91,13 +91,14 @@ class _Items:
 def _item_cells(item: dict[str, Any]) -> tuple[str, ...]:
     """Cells in the order of ``_ITEM_COLUMNS``."""
     attempts = f" (attempt {item['encode_attempts']})" if item["encode_attempts"] > 1 else ""
+    hedged = " (hedged)" if item.get("hedge_won") else ""
     encoded = not item["encoder_cached"]
     pulled = not item["text_cached"]
     return (
         _name(item),
         f"{item['width']}x{item['height']}" if item["width"] else "-",
         str(item["tokens"]),
-        item["encoder"] + attempts,
+        item["encoder"] + attempts + hedged,
         _ms(item["queue_s"]) if encoded else "-",
         _ms(item["encode_s"]) if encoded else "cached",
         item["pull_backend"] if pulled else "cached",
@@ -114,7 +115,10 @@ def _stages(document: dict[str, Any]) -> Text:
             line.append(f"{name} ", style="dim").append(f"{_ms(document[field])}   ")
     line.append("= ", style="dim").append(f"{_ms(document['total_s'])}", style="bold")
     line.append(" with the calls between them; first token after ", style="dim").append(_ms(document["ttft_s"]))
-    return line.append(", on ", style="dim").append(document["text_instance"], style="cyan")
+    line.append(", on ", style="dim").append(document["text_instance"], style="cyan")
+    if document.get("continuations"):
+        line.append(" after another was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))
+    return line
 
 
 def _name(item: dict[str, Any]) -> str:

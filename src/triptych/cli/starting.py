@@ -102,6 +102,17 @@ def up(
         ),
     ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
+    embedding_files: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Directory in which encoders keep embeddings that outlive them; with --embedding-files-bytes.",
+            show_default=False,
+        ),
+    ] = None,
+    embedding_files_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of all files in --embedding-files together.", show_default=False)
+    ] = 0,
     delay_profile: Annotated[
         Path | None,
         typer.Option(
@@ -205,6 +216,8 @@ def up(
             vllm_args=vllm_args,
             encoder_engine=encoder_engine,
             encoder_vllm_args=encoder_vllm_args,
+            embedding_files=embedding_files,
+            embedding_files_bytes=embedding_files_bytes,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
         if delay_profile is not None:

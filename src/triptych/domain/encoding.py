@@ -33,6 +33,10 @@ class EncodeRequest:
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
     priority: int = 0
     """Lower goes first, whatever time is left."""
+    due_in_s: float | None = None
+    """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
+    lost_in_s: float | None = None
+    """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Requests to a text instance, and the events that it and the router stream back."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -34,8 +35,21 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinuedChoice:
+    """A choice that has not ended, and the tokens of it that its receiver has. They are not sent again."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A tokenized prompt whose items are all encoded. ``sampling.max_tokens`` is always set."""
+    """A tokenized prompt whose items are all encoded. ``sampling.max_tokens`` is always set.
+
+    With ``continued`` it is a continuation: an answer that another instance began goes on with these choices only, each
+    after its tokens. Nothing else is handed over. As a token depends on the request, its seed, the choice and the tokens
+    before, the answer is the one that the first instance would have given; so the router always sets the seed.
+    """
 
     request_id: str
     model: str
@@ -47,6 +61,22 @@ class TextRequest:
     """Lower values go first, whatever time is left."""
     tenant_salt: bytes = b""
     """Cached prefixes are shared only between requests of equal salt."""
+    due_in_s: float | None = None
+    """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
+    lost_in_s: float | None = None
+    """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
+    continued: tuple[ContinuedChoice, ...] = ()
+    """In ascending order of their choices; empty for a new answer."""
+
+    @property
+    def begun(self) -> Mapping[int, tuple[int, ...]]:
+        """The choices to run, and the tokens that each has already."""
+        return begun(self.sampling.n, self.continued)
+
+
+def begun(choices: int, continued: Sequence[ContinuedChoice]) -> Mapping[int, tuple[int, ...]]:
+    """The choices to run of ``choices``, and the tokens that each has already: all of them, and none, for a new answer."""
+    return {one.choice: one.token_ids for one in continued} or dict.fromkeys(range(choices), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class InstanceInfo:
     """Token capacity of a text instance's KV memory (prompt and answer, per choice); 0 if unknown."""
     parts: tuple[ServedPart, ...] = ()
     """Parts of the model that it runs; empty if unknown."""
+    continues: bool = False
+    """Whether it goes on with answers that another instance began (``TextRequest.continued``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class StageLoad:
     """
 
     pending_tokens: int
-    """Tokens still to encode, prefill or decode."""
+    """Tokens still to encode; prompt tokens of requests that have no first token yet; the most that may still be decoded."""
     pending: int
     """Items at the encode stage, requests at the others."""
     leased_bytes: int = 0

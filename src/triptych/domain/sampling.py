@@ -5,12 +5,13 @@ OpenAI API. The wire, the gateway, the SDK and admission derive theirs from it (
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
 from triptych.domain.bounds import MAX_INT31, Between, Bound, Many, Pair, Size
+from triptych.domain.rng import Rng
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ TOKEN_ID = Between(0, MAX_INT31)
 BIAS = Pair(TOKEN_ID, Between(-100, 100))
 SCHEMA = Size(4 << 20)
 """Limit for a JSON Schema or grammar; the router's settings are tighter."""
+_SEED_BITS = 63
 
 
 def _parameter(default: T, bound: Bound | None, about: str = "", *, api_name: str | None = None) -> T:
@@ -80,6 +82,10 @@ class SamplingParams:
     """Number of alternatives to return per token, beside the chosen one; None returns no log-probabilities."""
     response_format: ResponseFormat | None = _parameter(None, None)
     """The schema's bound is ``SCHEMA``."""
+
+    def seeded(self, rng: Rng) -> Self:
+        """With a seed: a drawn one if there is none."""
+        return self if self.seed is not None else replace(self, seed=rng.getrandbits(_SEED_BITS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,18 @@ class Slo:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a prepared request; None where it is unknown."""
+
+    ttft_limit_s: float | None = None
+    """The TTFT objective of its class, in seconds."""
+    isolated: Isolated | None = None
+
+
+NOTHING_EXPECTED = Expected()
+
+
 class ChargedStage(StrEnum):
     """What a missed TTFT is charged to."""
 

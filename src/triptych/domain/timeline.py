@@ -31,6 +31,10 @@ class ItemTimeline:
     text_cached: bool = False
     shard: str = ""
     """``1-4/8``: the units and their total; empty for a whole item."""
+    hedges: int = 0
+    """Times that it was given to a second encoder, as the first one took long."""
+    hedge_won: bool = False
+    """The second encoder answered first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Timeline:
     items: tuple[ItemTimeline, ...] = ()
     text_instance: str = ""
     text_attempts: int = 0
+    continuations: int = 0
+    """How often the answer went on at another text instance, after its stream had broken."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prepare_s: float = 0.0
@@ -54,6 +60,8 @@ class Timeline:
     decode_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
+    interrupted_s: float = 0.0
+    """In all, from such breaks to the next token. It is part of ``decode_s``, which then counts from the first token on."""
     error: str = ""
     """The error's code if the outcome is FAILED."""
 

@@ -55,6 +55,9 @@ def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedReque
     for token in (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)):
         if not 0 <= token < limits.vocabulary:
             raise InvalidRequest(f"token {token} is outside of the vocabulary of {limits.vocabulary}")
+    for choice in request.continued:
+        if not all(0 <= token < limits.vocabulary for token in choice.token_ids):
+            raise InvalidRequest(f"choice {choice.choice} has a token outside of the vocabulary of {limits.vocabulary}")
     token_ids = [token if 0 <= token < limits.embeddings else _stand_in(token, limits) for token in request.token_ids]
     positions = _positions(request.embeddings, request.token_ids, limits.placeholder_ids)
     return CheckedRequest(token_ids, max_tokens, positions, nbytes)

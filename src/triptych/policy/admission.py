@@ -13,6 +13,9 @@ from triptych.domain.limits import Count, Positive, PositiveSeconds, check_limit
 from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 
+WAIT_CAUTION = 1.25
+"""A predicted wait may turn out longer by this factor: requests that come later may pass."""
+
 _BOUNDED = [(row.name, row.default, row.api_name, row.bound) for row in PARAMETERS.values() if row.bound is not None]
 
 
@@ -193,6 +196,26 @@ def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bou
             f"running requests hold {media_bytes} bytes of media, the limit is {bounds.max_media_bytes}",
             retry_after_s=bounds.retry_after_s,
         )
+
+
+def check_wait(*, left_s: float, wait_s: float, service_s: float) -> None:
+    """Raise Overloaded if a request with ``left_s`` until its deadline cannot be answered by then.
+
+    It waits for ``wait_s`` and then takes ``service_s``; both are predicted, and the wait is put ``WAIT_CAUTION`` times
+    higher. Without a wait nothing is refused, as the request may be faster than others of its class. Retry-After is when
+    the queue will be short enough.
+    """
+    late_s = WAIT_CAUTION * wait_s + service_s - left_s
+    if wait_s > 0 and late_s > 0:
+        raise Overloaded(
+            f"the answer would take about {wait_s + service_s:.1f} s, of which {wait_s:.1f} s in queues; {left_s:.1f} s are left",
+            retry_after_s=min(late_s, wait_s),
+        )
+
+
+def admit_anyway(*, left_s: float, wait_s: float, service_s: float) -> None:
+    """Refuse nothing."""
+    del left_s, wait_s, service_s
 
 
 def _hold(param: str, value: object, bound: Bound) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, Self, TypeVar
 
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.rng import Rng
-from triptych.policy.admission import ServerBounds, check_capacity
-from triptych.policy.queueing import Turn, first_come, turn
+from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
+from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded
 from triptych.policy.sharding import ShardLimits, in_shards, never
 
@@ -19,15 +20,36 @@ class Sharding(Protocol):
 
 
 class Ordering(Protocol):
-    """The queue position of a request that waits for encoders."""
+    """The position of a request in every queue: for encoders here, and of its calls at the instances.
 
-    def __call__(self, *, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn: ...
+    ``due_s`` is when its first token is due by the TTFT objective of its class, and ``needs_s`` what it takes from here
+    to its first token with the system to itself; without them the objective or the latency is unknown.
+    """
+
+    def __call__(
+        self,
+        *,
+        priority: int,
+        deadline_s: float,
+        arrived_s: float,
+        arrival: int,
+        due_s: float = inf,
+        needs_s: float = 0.0,
+    ) -> Turn: ...
 
 
 class Admission(Protocol):
     """Raises Overloaded if one more request is too many."""
 
     def __call__(self, *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None: ...
+
+
+class Deadlines(Protocol):
+    """Raises Overloaded if a prepared request cannot be answered within ``left_s``: it would wait for ``wait_s`` and then
+    take ``service_s``.
+    """
+
+    def __call__(self, *, left_s: float, wait_s: float, service_s: float) -> None: ...
 
 
 def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
@@ -59,8 +81,9 @@ ROUTINGS: Mapping[str, Routing] = {
     "round-robin": round_robin,
 }
 SHARDINGS: Mapping[str, Sharding] = {"earliest-end": in_shards, "never": never}
-ORDERINGS: Mapping[str, Ordering] = {"deadline": turn, "first-come": first_come}
+ORDERINGS: Mapping[str, Ordering] = {"slo": by_slo, "deadline": by_deadline, "first-come": first_come}
 ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
+DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +92,20 @@ class PolicyNames:
 
     encoder_routing: str = "least-loaded"
     """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two or round-robin. An encoder that
-    already has the item's embedding is preferred unless its load is much higher."""
+    already has the item's embedding is preferred unless its load is much higher; with least-loaded, content decides between equals."""
     text_routing: str = "least-loaded"
     """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two or round-robin."""
     sharding: str = "earliest-end"
     """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
-    ordering: str = "deadline"
-    """Order of the requests of one priority that wait for encoders: deadline (the least time left first, except that none is
-    overtaken by one that came 30 s later), or first-come."""
+    ordering: str = "slo"
+    """Order of the requests of one priority in every queue: slo (by arrival and the TTFT objective of the request's class, or
+    its deadline if that is earlier; what is lost already goes last), deadline, or first-come. None is overtaken by one that
+    came 30 s later."""
     admission: str = "bounded"
     """When to refuse a request as overload: bounded (by the number of requests and the bytes of their media)."""
+    deadlines: str = "refuse"
+    """What to do with a request that cannot be answered before its deadline because of those that wait already: refuse (by the
+    predicted wait, with the time after which it could be met), or admit."""
 
     def __post_init__(self) -> None:
         Policies.named(self)
@@ -95,6 +122,7 @@ class Policies:
     sharding: Sharding
     ordering: Ordering
     admission: Admission
+    deadlines: Deadlines
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:
@@ -105,6 +133,7 @@ class Policies:
             _of(SHARDINGS, "sharding", names.sharding),
             _of(ORDERINGS, "ordering", names.ordering),
             _of(ADMISSIONS, "admission", names.admission),
+            _of(DEADLINES, "deadlines", names.deadlines),
         )
 
 

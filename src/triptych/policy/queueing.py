@@ -1,10 +1,13 @@
 """The order of every queue (requests, pulls, sequences, items), and how many items make a batch."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 
 AGEING_S = 30.0
 """A request that has waited this long is not overtaken by later arrivals of its priority."""
+AGEING_SHARE = 0.5
+"""Share of its time after which a request that has missed its objective passes later arrivals again, if that is sooner."""
 SHOWN_PRIORITIES = 8
 """Largest absolute priority with a label of its own in metrics."""
 SHARE_NBYTES_PER_S = 100 << 20
@@ -14,30 +17,95 @@ SHARE_NBYTES_PER_S = 100 << 20
 class Turn(NamedTuple):
     """A queue position; the smallest goes first.
 
-    The lower priority number goes first, as in vLLM, regardless of deadlines: a higher number may starve until its own
-    deadline. Within a priority the earlier deadline goes first (least slack), but no deadline counts as later than
-    ``AGEING_S`` after arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order
-    of arrival.
+    The lower priority number goes first, as in vLLM, regardless of what is due: a higher number may starve until its
+    own deadline. Within a priority what is due earlier goes first, but nothing counts as due later than ``AGEING_S``
+    after arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order of arrival.
+
+    What cannot be served in time any more goes behind what still can (``at``), else every request of an overloaded
+    queue would be served just too late.
     """
 
     priority: int
     due_s: float
     arrival: int
+    lost_s: float = inf
+    """After this time it is too late to begin."""
+    aged_s: float = inf
+    """Its ``due_s`` from then on."""
+
+    def at(self, now_s: float) -> "Turn":
+        """The position at this time. It changes once, to a later one."""
+        return self if now_s <= self.lost_s else Turn(self.priority, self.aged_s, self.arrival)
+
+    def lost_in_s(self, now_s: float) -> float | None:
+        """Time left to begin, negative if it is too late; None if it is never too late."""
+        return None if self.lost_s == inf else self.lost_s - now_s
 
 
 FIRST_COME = Turn(0, 0.0, 0)
 """The same for all, so that they go in order of arrival."""
 
 
-def turn(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
-    """``deadline_s`` and ``arrived_s`` are on the clock of the queue's process; ``arrival`` is a counter there."""
+def by_slo(
+    *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
+) -> Turn:
+    """By ``due_s``: arrival and the TTFT objective of the request's class, or the caller's deadline if that is earlier.
+
+    Short requests have short objectives and so pass long ones (ModServe section 5.1 derives both from the isolated
+    latency). It is lost when less than ``needs_s`` is left: what it takes from here to its first token with the system
+    to itself. All times are on the clock of one process; ``arrival`` is a counter there.
+    """
+    due_s = min(due_s, deadline_s)
+    aged_s = _aged_s(due_s, deadline_s, arrived_s)
+    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, due_s - needs_s, aged_s)
+
+
+def _aged_s(due_s: float, deadline_s: float, arrived_s: float) -> float:
+    """When a request is due that is lost.
+
+    One that has missed only its objective is due again after half of its time, so that it is served and does not end
+    by its deadline. One whose deadline cannot be met has the last place.
+    """
+    oldest_s = arrived_s + AGEING_S
+    if due_s >= deadline_s:
+        return oldest_s
+    return min(oldest_s, max(due_s, arrived_s + AGEING_SHARE * (deadline_s - arrived_s)))
+
+
+def by_deadline(
+    *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
+) -> Turn:
+    """By the caller's deadline alone: with equal timeouts in order of arrival."""
+    del due_s, needs_s
     return Turn(priority, min(deadline_s, arrived_s + AGEING_S), arrival)
 
 
-def first_come(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
-    """Like ``turn``, but in order of arrival within a priority, regardless of deadlines."""
-    del deadline_s, arrived_s
-    return Turn(priority, 0.0, arrival)
+def first_come(
+    *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
+) -> Turn:
+    """In order of arrival within a priority."""
+    del deadline_s, due_s, needs_s
+    return Turn(priority, arrived_s, arrival)
+
+
+def as_called(
+    *,
+    priority: int,
+    deadline_s: float,
+    arrived_s: float,
+    arrival: int,
+    due_in_s: float | None,
+    lost_in_s: float | None,
+) -> Turn:
+    """The position of a call at an instance, which gets durations from its caller, counted from ``arrived_s``.
+
+    ``due_in_s`` is negative for what is overdue, and None if the caller does not say: then by deadline. The ageing
+    counts from the arrival here.
+    """
+    if due_in_s is None:
+        return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=arrival)
+    due_s, lost_s = arrived_s + due_in_s, inf if lost_in_s is None else arrived_s + lost_in_s
+    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, _aged_s(due_s, deadline_s, arrived_s))
 
 
 def after_share(waiting: Turn, had_nbytes: int) -> Turn:

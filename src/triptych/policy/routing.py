@@ -6,9 +6,13 @@ so a request with many images spreads over the pool; an encoded request goes to 
 pending tokens (text and image together, for decoder-only families).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
+from hashlib import blake2b
+from types import MappingProxyType
 from typing import Protocol
 
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
@@ -35,14 +39,11 @@ class Candidate:
     max_items: int = 0
     """Limit on concurrent items; 0 for none."""
     backoff: bool = False
-    """Its engine failed recently: avoided while there is another."""
+    """It failed recently, or is tried again just now: avoided while there is another."""
     instance_id: str = ""
     """The id it reports, by which tickets name their holder."""
-
-    def has_room(self, want: "Want") -> bool:
-        """Whether the item fits now, by bytes and by number."""
-        takes_more = self.max_items == 0 or self.pending < self.max_items
-        return takes_more and self.available_bytes >= want.nbytes
+    probation: bool = False
+    """It is back from a backoff: it gets one item or request at a time."""
 
     def with_item(self, tokens: int, nbytes: int) -> "Candidate":
         """A copy with one more item assigned."""
@@ -54,8 +55,9 @@ class Candidate:
             self.arena_bytes,
             self.available_bytes - nbytes,
             self.max_items,
-            self.backoff,
+            self.backoff or self.probation,
             self.instance_id,
+            self.probation,
         )
 
 
@@ -101,6 +103,7 @@ class Why(Enum):
     ONLY_PACKING = "the items fit in no simpler way"
     SAME_CONTENT = "encodes the same content for this request"
     LAST_RESORT = "the only one, though it failed this item before"
+    HEDGE = "has nothing to do, while the item takes long elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,14 @@ class Routing(Protocol):
     """Chooses among eligible instances, of which there is at least one.
 
     They are ordered for tie-breaking: the first one moves to the end for the next decision. ``holders`` are the
-    instances (by their own ids) that already hold the request's embeddings.
+    instances (by their own ids) that already hold the request's embeddings, or else those on the host with most of them.
     """
 
     def __call__(self, candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate: ...
 
 
 def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
-    """Fewest pending tokens, then fewest items or requests, then one that already holds an embedding of the request."""
+    """Fewest pending tokens, then fewest items or requests, then one of ``holders``."""
     del rng
     best, *others = candidates
     for one in others:
@@ -158,14 +161,15 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
 
     Largest first keeps the longest queue within 4/3 of the optimum, and packs bytes well. An encoder that holds an
     item's embedding is preferred over the one ``routing`` chose if it has at most the item's tokens more pending: a
-    correct hint saves the encoding, and a stale one costs no more than that. An encoder whose engine fails is fast and
+    correct hint saves the encoding, and a stale one costs no more than that. Between encoders that are equal to
+    ``least_loaded`` the item's content decides (``preferred``). An encoder whose engine fails is fast and
     so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
     go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
     only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing exists. Whether
     it is NO_ENCODER does not depend on the load.
     """
-    usable = {candidate.name for candidate in pool.usable}
-    if not all(usable - want.exclude for want in wants) or not usable:
+    usable = pool.usable
+    if not usable or any(_excludes_all(want, usable) for want in wants):
         return Shortage.NO_ENCODER
     choices = _place(pool, wants, routing, rng)
     if choices is None and routing is not least_loaded:
@@ -176,6 +180,47 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     if _place(empty, wants, least_loaded, rng) is not None:
         return Shortage.NO_CREDIT
     return _any_packing(pool, empty, wants, rng)
+
+
+def preferred(candidates: Candidates, content: Content) -> Candidate:
+    """The candidate with the highest weight for this content (rendezvous hashing: Thaler and Ravishankar, 1998).
+
+    Routers that know nothing of each other agree on it, so that the encoder joins what they send it at the same time,
+    and finds what it encoded for another. Different contents spread evenly. An instance that joins takes only its own
+    share of the contents from the others; of one that leaves, the others get equal parts.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    digest, salt = content
+    item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
+    return max(candidates, key=lambda one: (_mixed(item ^ _hashed_id(one.instance_id or one.name)), one.name))
+
+
+@lru_cache(maxsize=4096)
+def _hashed_id(instance_id: str) -> int:
+    return _hashed(instance_id.encode())
+
+
+def _hashed(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8, person=b"triptych-prefer").digest(), "little")
+
+
+_MASK = (1 << 64) - 1
+
+
+def _mixed(number: int) -> int:
+    """The finalizer of SplitMix64: a permutation of 64 bit in which every bit depends on all others."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
+    return number ^ (number >> 31)
+
+
+def _equally_loaded(one: Candidate, other: Candidate) -> bool:
+    return one.pending_tokens == other.pending_tokens and one.pending == other.pending
+
+
+def _excludes_all(want: Want, candidates: Candidates) -> bool:
+    return bool(want.exclude) and all(one.name in want.exclude for one in candidates)
 
 
 def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tuple[Choice, ...] | Shortage:
@@ -191,18 +236,56 @@ def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tu
     return Shortage.NEVER_FITS if _place(uncounted, wants, least_loaded, rng) is None else Shortage.TOO_MANY_ITEMS
 
 
+def choose_hedge(pool: Pool, want: Want, routing: Routing, rng: Rng) -> Candidate | None:
+    """A second encoder for an item that takes long at another, which ``want`` excludes; None unless one has nothing to do.
+
+    Under overload all have, so that hedges do not add to it (Dean and Barroso, The Tail at Scale).
+    """
+    idle = [
+        one for one in _roomy(pool.usable, want.nbytes) if one.pending == 0 and not one.backoff and not one.probation
+    ]
+    idle = [one for one in idle if one.name not in want.exclude and one.name not in want.avoid]
+    if not idle:
+        return None
+    holder = pool.held.get(want.content)
+    held = next((one for one in idle if one.name == holder), None)
+    return held or routing(_in_turn(idle, pool.turn), holders=frozenset(), rng=rng)
+
+
 def choose_text(
     pool: Pool,
     routing: Routing,
     rng: Rng,
     *,
     avoid: frozenset[str] = frozenset(),
-    holders: frozenset[str] = frozenset(),
+    holders: Mapping[str, int] = MappingProxyType({}),
+    hosts: Mapping[str, str] = MappingProxyType({}),
 ) -> Candidate | None:
-    """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none."""
+    """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none.
+
+    ``holders`` are the bytes of the request's embeddings by the ids of their encoders, ``hosts`` the hosts of instances by
+    their ids, as far as they are known.
+    """
     able = [text for text in pool.candidates if text.usable and text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
-    return routing(_in_turn(able, pool.turn), holders=holders, rng=rng) if able else None
+    if not able:
+        return None
+    return routing(_in_turn(able, pool.turn), holders=_nearest(able, holders, hosts), rng=rng)
+
+
+def _nearest(texts: Candidates, holders: Mapping[str, int], hosts: Mapping[str, str]) -> frozenset[str]:
+    """Ids of those that hold embeddings themselves, else of those on the host that has most bytes of them."""
+    if not holders:
+        return frozenset()
+    own = frozenset([text.instance_id for text in texts if text.instance_id in holders])
+    nbytes: Counter[str] = Counter()
+    for holder, held in holders.items():
+        if host := hosts.get(holder):
+            nbytes[host] += held
+    if own or not nbytes:
+        return own
+    most = max(nbytes.values())
+    return frozenset([text.instance_id for text in texts if nbytes[hosts.get(text.instance_id, "")] == most])
 
 
 def _in_turn(candidates: list[Candidate], turn: int) -> list[Candidate]:
@@ -210,12 +293,24 @@ def _in_turn(candidates: list[Candidate], turn: int) -> list[Candidate]:
     return candidates[first:] + candidates[:first]
 
 
+def _roomy(candidates: Candidates, nbytes: int) -> list[Candidate]:
+    """Those in which an item of this size fits now, by bytes and by number."""
+    return [
+        one
+        for one in candidates
+        if one.available_bytes >= nbytes and (one.max_items == 0 or one.pending < one.max_items)
+    ]
+
+
 def _able(candidates: Candidates, want: Want) -> list[Candidate]:
     """The encoders eligible for the item now, preferring those not in backoff and not in ``want.avoid``."""
-    able = [one for one in candidates if one.arena_bytes >= want.nbytes and one.name not in want.exclude]
+    nbytes, exclude, avoid = want.nbytes, want.exclude, want.avoid
+    able = [one for one in candidates if one.arena_bytes >= nbytes]
+    if exclude:
+        able = [one for one in able if one.name not in exclude]
     able = [one for one in able if not one.backoff] or able
-    roomy = [one for one in able if one.has_room(want)]
-    return [one for one in roomy if one.name not in want.avoid] or roomy
+    roomy = _roomy(able, nbytes)
+    return ([one for one in roomy if one.name not in avoid] or roomy) if avoid else roomy
 
 
 def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | None:
@@ -230,6 +325,8 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
         if not able:
             return None
         chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng)
+        if routing is least_loaded:
+            chosen = preferred([one for one in able if _equally_loaded(one, chosen)], want.content)
         why = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED
         holder = pool.held.get(want.content)
         for one in able if holder is not None else ():
@@ -281,8 +378,8 @@ class _Search:
         if not wants:
             return {}
         want, *rest = wants
-        for candidate in sorted(candidates, key=lambda candidate: candidate.available_bytes):
-            if candidate.name in want.exclude or not candidate.has_room(want):
+        for candidate in sorted(_roomy(candidates, want.nbytes), key=lambda candidate: candidate.available_bytes):
+            if candidate.name in want.exclude:
                 continue
             left = [one.with_item(want.tokens, want.nbytes) if one is candidate else one for one in candidates]
             if (placed := self._fill(left, rest)) is not None:

@@ -31,6 +31,7 @@ from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
+from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.runtime.profiles import the_profile
 
@@ -84,13 +85,15 @@ class DelayEncoderEngine:
 class _Sequence:
     request: EngineRequest
     computed: int = 0
-    """Prompt tokens computed; all choices share them."""
+    """Tokens of the prompt and of ``begun`` that are computed; all choices share them."""
     sent: int = 0
     choices: tuple[int, ...] = ()
+    begun: int = 0
+    """Tokens that each choice had when it came."""
 
     @property
     def left(self) -> int:
-        return len(self.request.token_ids) - self.computed
+        return len(self.request.token_ids) + self.begun - self.computed
 
     @property
     def limit(self) -> int:
@@ -136,16 +139,17 @@ class DelayTextEngine:
 
     @property
     def kv_free_tokens(self) -> int:
-        held = (one.computed + len(one.choices) * one.sent for one in self._running.values())
+        held = (one.computed + len(one.choices) * (one.sent - one.begun) for one in self._running.values())
         return max(0, self.kv_tokens - sum(held))
 
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        one = _Sequence(request, choices=tuple(range(request.sampling.n)))
+        begun = max(map(len, request.begun.values()))
+        one = _Sequence(request, sent=begun, choices=tuple(request.begun), begun=begun)
         longest = min(self.model.context_length, self.kv_tokens)
-        if one.left + one.limit > longest:
-            raise ContextTooLong(f"prompt and answer have {one.left + one.limit} tokens of {longest}")
+        if len(request.token_ids) + one.limit > longest:
+            raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + one.limit} tokens of {longest}")
         if len(one.choices) > self._max_sequences:
             raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
         self._waiting[request.request_id] = one
@@ -157,6 +161,10 @@ class DelayTextEngine:
                 one.choices = tuple(other for other in one.choices if choice is not None and other != choice)
                 if not one.choices:
                     del sequences[request_id]
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        if (one := self._waiting.get(request_id)) is not None:
+            one.request = replace(one.request, turn=turn)
 
     @property
     def prefill_ready(self) -> bool:

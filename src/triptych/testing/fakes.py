@@ -10,7 +10,7 @@ Both engines spend virtual time (``testing.offload.spend``), and detect calls th
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b, shake_128
 from itertools import islice
 
@@ -19,6 +19,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
+from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.testing.offload import OneAtATime, spend
 
@@ -148,7 +149,7 @@ class _Sequence:
     choice: int
     answer: tuple[int, ...]
     unfilled_tokens: int
-    """Prompt tokens still to prefill; the first choice prefills for all."""
+    """Tokens still to prefill; the first choice prefills for all."""
     sent: int = 0
 
     @property
@@ -162,8 +163,8 @@ class FakeTextEngine:
     """``ports.StagedTextEngine`` with continuous batching: a step prefills new requests and decodes one token of the
     others.
 
-    A request's choices run together. Supported sampling parameters are ``n``, ``max_tokens`` and ``logprobs``: the
-    sampled token is certain and the alternatives are impossible.
+    A request's choices run together. One that goes on must have begun rightly. Supported sampling parameters are ``n``,
+    ``max_tokens`` and ``logprobs``: the sampled token is certain and the alternatives are impossible.
     """
 
     vocabulary: range
@@ -193,15 +194,14 @@ class FakeTextEngine:
         items = [
             Spliced(item.start, item.tokens, bytes(item.tensors["embeddings"].data)) for item in request.embeddings
         ]
-        self._waiting[request.request_id] = [
-            _Sequence(
-                request,
-                choice,
-                answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice),
-                0 if choice else len(request.token_ids),
-            )
-            for choice in range(request.sampling.n)
-        ]
+        sequences: list[_Sequence] = []
+        for choice, begun in request.begun.items():
+            answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice)
+            if begun != answer[: len(begun)]:
+                raise InvalidRequest(f"the answer of choice {choice} does not begin with {begun}")
+            unfilled_tokens = 0 if sequences else len(request.token_ids) + len(begun)
+            sequences.append(_Sequence(request, choice, answer, unfilled_tokens, len(begun)))
+        self._waiting[request.request_id] = sequences
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         self._alone.enter()
@@ -209,6 +209,10 @@ class FakeTextEngine:
             left = [one for one in sequences.pop(request_id, []) if choice is not None and one.choice != choice]
             if left:
                 sequences[request_id] = left
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        for one in self._waiting.get(request_id, []):
+            one.request = replace(one.request, turn=turn)
 
     @property
     def prefill_ready(self) -> bool:

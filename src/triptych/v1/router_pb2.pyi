@@ -221,7 +221,7 @@ class TimelineRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ItemTimeline(_message.Message):
-    __slots__ = ("item", "modality", "width", "height", "tokens", "encoder", "encode_attempts", "encoder_cached", "queue_s", "encode_s", "pull_backend", "pull_bytes", "pull_s", "text_cached", "shard")
+    __slots__ = ("item", "modality", "width", "height", "tokens", "encoder", "encode_attempts", "encoder_cached", "queue_s", "encode_s", "pull_backend", "pull_bytes", "pull_s", "text_cached", "shard", "hedges", "hedge_won")
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,8 @@ class ItemTimeline(_message.Message):
     PULL_S_FIELD_NUMBER: _ClassVar[int]
     TEXT_CACHED_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    HEDGES_FIELD_NUMBER: _ClassVar[int]
+    HEDGE_WON_FIELD_NUMBER: _ClassVar[int]
     item: int
     modality: str
     width: int
@@ -252,10 +254,12 @@ class ItemTimeline(_message.Message):
     pull_s: float
     text_cached: bool
     shard: str
-    def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ..., shard: _Optional[str] = ...) -> None: ...
+    hedges: int
+    hedge_won: bool
+    def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ..., shard: _Optional[str] = ..., hedges: _Optional[int] = ..., hedge_won: _Optional[bool] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error")
+    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error", "continuations", "interrupted_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +277,8 @@ class Timeline(_message.Message):
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     outcome: Outcome
@@ -290,7 +296,9 @@ class Timeline(_message.Message):
     ttft_s: float
     total_s: float
     error: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+    continuations: int
+    interrupted_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ..., continuations: _Optional[int] = ..., interrupted_s: _Optional[float] = ...) -> None: ...
 
 class ReadinessRequest(_message.Message):
     __slots__ = ()

@@ -34,6 +34,7 @@ _MAX_TEXT = 16 << 20
 _MAX_ARENA_NBYTES = 1 << 48
 
 _SECONDS = Between(0, 1e9)
+_LEFT_S = Between(-1e9, 1e9)
 _ID = Size(512)
 _LEASE = Size(LEASE_ID_NBYTES, low=LEASE_ID_NBYTES, unit="bytes")
 _KEY = Size(KEY_NBYTES, low=KEY_NBYTES, unit="bytes")
@@ -92,6 +93,8 @@ TABLE: Mapping[str, Rows] = {
         "reader_lease": _LEASE,
         "router_lease": _LEASE,
         "priority": PRIORITY,
+        "due_in_s": _LEFT_S,
+        "lost_in_s": _LEFT_S,
     },
     "LeaseRequest": {"key": _KEY, "generation": Anything(), "lease_s": _SECONDS, "lease_id": _LEASE},
     "ReleaseRequest": {"lease_ids": Many(1 << 16, _LEASE, "leases")},
@@ -102,7 +105,11 @@ TABLE: Mapping[str, Rows] = {
         "placements": Many(MAX_ITEMS, unit="items"),
         "priority": PRIORITY,
         "tenant_salt": _SALT,
+        "due_in_s": _LEFT_S,
+        "lost_in_s": _LEFT_S,
+        "continued": Many(16, unit="choices"),
     },
+    "ContinuedChoice": {"choice": Between(0, 15), "token_ids": Many(MAX_TOKENS, unit="tokens")},
     "Placement": {"item": _NUMBER, "start": _PLACE},
     "ChatRequest": {
         "request_id": _ID,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from triptych.domain.generation import Finished, Placement, PullReport, Ready, TextEvent, TextRequest
+from triptych.domain.generation import ContinuedChoice, Finished, Placement, PullReport, Ready, TextEvent, TextRequest
 from triptych.v1 import text_pb2
 from triptych.wire.common import CHUNK, SAMPLING, TICKET
 from triptych.wire.flat import Pair, Variants
@@ -10,7 +10,11 @@ from triptych.wire.flat import Pair, Variants
 TEXT_REQUEST = Pair(
     TextRequest,
     text_pb2.TextRequest,
-    nested=(Pair(Placement, text_pb2.Placement, nested=(TICKET,)), SAMPLING),
+    nested=(
+        Pair(Placement, text_pb2.Placement, nested=(TICKET,)),
+        SAMPLING,
+        Pair(ContinuedChoice, text_pb2.ContinuedChoice),
+    ),
     given=("timeout_s",),
 )
 _READY = Pair(Ready, text_pb2.Ready, nested=(Pair(PullReport, text_pb2.PullReport),))

@@ -3,11 +3,14 @@
 Float32 and greedy, token for token; prompts are built as the router builds them and equal the processor's.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from tests.unit.engine.on_cuda import as_on_cuda
+from triptych.domain.generation import ContinuedChoice
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.families.registry import ADAPTERS
 from triptych.ports import EngineOutput
@@ -82,6 +85,17 @@ def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
         assert answers == {name: case.answer(question, LONG_ANSWER_TOKENS) for name, question in questions.items()}
         preemptions += engine.preemptions
     assert preemptions
+
+
+def test_answers_go_on_from_every_position(case: Case) -> None:
+    """In an engine that has computed nothing of them, all at once."""
+    question = case.question(8, 2)
+    expected = case.answer(question, ANSWER_TOKENS)
+    engine = case.engine(max_sequences=4)
+    for position in range(len(expected)):
+        request = case.request(f"from {position}", question, ANSWER_TOKENS)
+        engine.add(replace(request, continued=(ContinuedChoice(0, tuple(expected[:position])),)))
+    assert finish(engine) == {f"from {position}": expected[position:] for position in range(len(expected))}
 
 
 def test_cached_prefixes_do_not_change_answers(case: Case) -> None:

@@ -1,5 +1,6 @@
 """What ``triptych up`` is told about sizes, objectives and profiles is checked before anything starts."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
+from triptych.cli.plan import ClusterPlan
 from triptych.cli.scaling import options_of
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.stage import Role
@@ -62,11 +64,27 @@ def test_encoders_have_an_engine_of_their_own(profiles: Path) -> None:
         options_of(DEMO, sizes(), encoder_engine="vllm", delay_profile=profiles)
 
 
+def test_files_of_embeddings_are_those_of_all_encoders(tmp_path: Path) -> None:
+    flags = options_of(DEMO, sizes(), embedding_files=tmp_path, embedding_files_bytes=1000)
+    told = ("--embedding-files", str(tmp_path), "--embedding-files-bytes", "1000")
+    assert flags["encoder"] == flags["mounted_encoder"] == told
+    assert flags["text"] == ()
+    plans = ClusterPlan.made(
+        DEMO, scaled=False, autoscale=False, threads=1, options=flags, encoders=1, text=1, hybrid=1
+    ).processes
+    lines = {plan.name: plan.command(1.0) for plan in plans}
+    assert lines["encoder-1"][-4:] == list(told)
+    assert [one for one in lines["hybrid-1"] if "embedding" in one] == [f"--mount-encoder={shlex.join(told)}"]
+    assert not [one for one in lines["text-1"] if "embedding" in one]
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
         ({"vllm_args": "--enforce-eager"}, "--vllm-args is for --engine vllm"),
         ({"encoder_vllm_args": "--quantization fp8"}, "--encoder-vllm-args is for --encoder-engine vllm"),
+        ({"embedding_files": Path("kept")}, "--embedding-files-bytes belong together"),
+        ({"embedding_files_bytes": 1}, "--embedding-files-bytes belong together"),
         ({"max_instances": 1}, "--max-instances 1: a pool begins with 2 instances"),
         ({"slo": "soon"}, "--slo 'soon' is not"),
         ({"pool_sizes": "E"}, "--pool-sizes 'E' is not .* such as E=1-8"),

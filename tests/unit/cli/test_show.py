@@ -66,6 +66,11 @@ def test_an_item_without_a_size_is_shown() -> None:
     assert row.split()[:4] == ["audio", "1", "-", "16"]
 
 
+def test_an_item_that_a_second_encoder_answered_first_is_marked() -> None:
+    _, row, _ = seen(show.timeline(document({**ITEM, "hedges": 1, "hedge_won": True})))
+    assert "encoder-1 (hedged)" in row
+
+
 def test_line_and_bars_have_the_same_stages_in_the_same_order() -> None:
     *_, line = seen(show.timeline(document(ITEM)))
     assert tuple(re.findall(r"(\w+) 10\.0 ms", line)) == STAGES
@@ -135,3 +140,8 @@ def test_items_fit_the_terminal_without_truncated_names_or_times(width: int) -> 
     (first,) = (row for row in rows if row.startswith("image 1"))
     for said in ("encoder-1", "2.0 ms", "12345.6 ms", "1.0 ms"):
         assert said in first
+
+
+def test_an_answer_that_went_on_elsewhere_says_so() -> None:
+    *_, line = seen(show.timeline({**document(ITEM), "continuations": 1, "interrupted_s": 0.025}), 300)
+    assert "on text-1 after another was lost, with a pause of 25.0 ms" in line

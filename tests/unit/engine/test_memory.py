@@ -18,6 +18,7 @@ from tests.unit.engine.tiny import (
     text_engine,
 )
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.generation import ContinuedChoice
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -73,6 +74,32 @@ def test_preemption_does_not_change_samples(model_dir: Path, kv: KvOptions) -> N
     roomy, none = answers(400)
     tight, some = answers(100)
     assert tight == roomy
+    assert not none
+    assert some
+
+
+@pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
+def test_preemption_does_not_change_answers_that_go_on(model_dir: Path, kv: KvOptions) -> None:
+    sampling = SamplingParams(temperature=1.5, seed=11, max_tokens=20, ignore_eos=True, n=3, frequency_penalty=0.4)
+    prompt = tuple(range(4, 13))
+
+    def answers(slots: int, continued: tuple[ContinuedChoice, ...]) -> tuple[dict[tuple[str, int], list[int]], int]:
+        engine = text_engine(model_dir, kv_cache_bytes=slots * SLOT_NBYTES, kv=kv)
+        for name in ("one", "other"):
+            engine.add(EngineRequest(name, prompt, (), sampling, continued=continued))
+        told: dict[tuple[str, int], list[int]] = {}
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                told.setdefault((output.request_id, output.choice), []).extend(output.token_ids)
+        assert engine.kv_free_tokens == engine.kv_tokens
+        return told, engine.preemptions
+
+    whole, none = answers(400, ())
+    begun = {0: 3, 1: 0, 2: 9}
+    continued = tuple(ContinuedChoice(choice, tuple(whole["one", choice][:sent])) for choice, sent in begun.items())
+    rest, some = answers(100, continued)
+    assert rest == {(name, choice): tokens[begun[choice] :] for (name, choice), tokens in whole.items()}
     assert not none
     assert some
 

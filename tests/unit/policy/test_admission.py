@@ -6,14 +6,17 @@ from triptych.domain.chat import ToolChoice
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 from triptych.policy.admission import (
+    WAIT_CAUTION,
     RequestBounds,
     ServerBounds,
+    admit_anyway,
     check_capacity,
     check_items,
     check_priority,
     check_sampling,
     check_timeout,
     check_tool_choice,
+    check_wait,
     complete,
 )
 
@@ -227,3 +230,25 @@ def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:
 def test_media_above_the_limit_is_invalid_rather_than_overloaded() -> None:
     with pytest.raises(InvalidRequest, match="101 bytes, the limit is 100"):
         check_capacity(requests=2, media_bytes=0, new_media_bytes=101, bounds=SERVER)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "wait_s", "service_s", "retry_s"),
+    [
+        (3.0, 4.0, 1.0, 4 * WAIT_CAUTION + 1 - 3),
+        (3.0, 2.0, 0.6, 2 * WAIT_CAUTION + 0.6 - 3),
+        (1.0, 0.5, 9.0, 0.5),
+    ],
+)
+def test_a_deadline_that_cannot_be_met_after_the_wait_is_refused_until_the_queue_is_short_enough(
+    left_s: float, wait_s: float, service_s: float, retry_s: float
+) -> None:
+    with pytest.raises(Overloaded, match=f"{left_s:.1f} s are left") as refused:
+        check_wait(left_s=left_s, wait_s=wait_s, service_s=service_s)
+    assert refused.value.retry_after_s == pytest.approx(retry_s)
+    admit_anyway(left_s=left_s, wait_s=wait_s, service_s=service_s)
+
+
+@pytest.mark.parametrize(("left_s", "wait_s", "service_s"), [(3.0, 1.6, 1.0), (3.0, 2.4, 0.0), (1.0, 0.0, 9.0)])
+def test_a_request_in_time_or_without_a_wait_is_not_refused(left_s: float, wait_s: float, service_s: float) -> None:
+    check_wait(left_s=left_s, wait_s=wait_s, service_s=service_s)

@@ -4,8 +4,17 @@ from random import Random
 
 import pytest
 
-from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS, Policies, PolicyNames
-from triptych.policy.queueing import Turn
+from triptych.policy.policies import (
+    ADMISSIONS,
+    DEADLINES,
+    ORDERINGS,
+    ROUTINGS,
+    SHARDINGS,
+    Ordering,
+    Policies,
+    PolicyNames,
+)
+from triptych.policy.queueing import AGEING_S, Turn
 from triptych.policy.routing import Candidate, Choice, Pool, Routing, Want, assign_items, choose_text
 
 NAMES = {
@@ -14,6 +23,7 @@ NAMES = {
     "sharding": "never",
     "ordering": "first-come",
     "admission": "bounded",
+    "deadlines": "admit",
 }
 
 
@@ -29,7 +39,7 @@ def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int =
 
 @pytest.mark.parametrize("kind", list(NAMES))
 def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
-    tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS}
+    tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS, "deadlines": DEADLINES}
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})
     for name in tables.get(kind, ROUTINGS):
@@ -86,3 +96,32 @@ def test_first_come_orders_by_priority_and_arrival_only() -> None:
     assert early < ordering(priority=1, deadline_s=1.0, arrived_s=0.0, arrival=2)
     assert ordering(priority=0, deadline_s=900.0, arrived_s=9.0, arrival=3) < early
     assert isinstance(early, Turn)
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS.values(), ids=ORDERINGS.keys())
+def test_every_ordering_puts_priority_first_and_lets_nothing_be_overtaken_by_what_came_much_later(
+    ordering: Ordering,
+) -> None:
+    old = ordering(priority=0, deadline_s=900.0, arrived_s=5.0, arrival=1, due_s=400.0, needs_s=1.0)
+    young = ordering(priority=0, deadline_s=900.0, arrived_s=5.1 + AGEING_S, arrival=2, due_s=6.0 + AGEING_S)
+    low = ordering(priority=1, deadline_s=6.0, arrived_s=0.0, arrival=0, due_s=1.0)
+    for now_s in (40.0, 500.0):
+        assert sorted(one.at(now_s) for one in (low, young, old)) == [old.at(now_s), young.at(now_s), low.at(now_s)]
+
+
+def test_the_orderings_differ_in_what_comes_first() -> None:
+    def first(name: str, now_s: float) -> str:
+        ordering = ORDERINGS[name]
+        turns = {
+            "long": ordering(priority=0, deadline_s=900.0, arrived_s=0.0, arrival=0, due_s=20.0, needs_s=2.0),
+            "short": ordering(priority=0, deadline_s=900.0, arrived_s=1.0, arrival=1, due_s=5.0, needs_s=1.0),
+            "hurried": ordering(priority=0, deadline_s=10.0, arrived_s=2.0, arrival=2, due_s=20.0, needs_s=9.5),
+        }
+        return min(turns, key=lambda one: turns[one].at(now_s))
+
+    assert {name: first(name, 3.0) for name in ORDERINGS} == {
+        "slo": "short",
+        "deadline": "hurried",
+        "first-come": "long",
+    }
+    assert first("slo", 4.5) == "long", "the others are lost"

@@ -1,11 +1,102 @@
+from math import inf
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.queueing import AGEING_S, SHARE_NBYTES_PER_S, Turn, after_share, batch_length, turn
+from triptych.policy.queueing import (
+    AGEING_S,
+    SHARE_NBYTES_PER_S,
+    Turn,
+    after_share,
+    as_called,
+    batch_length,
+    by_deadline,
+    by_slo,
+)
 
 
 def arrived(at_s: float, deadline_s: float, arrival: int, priority: int = 0) -> Turn:
-    return turn(priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival)
+    return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival)
+
+
+def objective(
+    at_s: float, due_s: float, arrival: int, *, priority: int = 0, deadline_s: float = 600.0, needs_s: float = 0.0
+) -> Turn:
+    return by_slo(
+        priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival, due_s=due_s, needs_s=needs_s
+    )
+
+
+def in_order(turns: list[Turn], now_s: float) -> list[int]:
+    return [one.arrival for one in sorted(one.at(now_s) for one in turns)]
+
+
+def test_with_equal_timeouts_a_short_request_passes_a_long_one_that_came_before_it() -> None:
+    long, short = objective(0.0, 10.0, 0), objective(5.0, 5.5, 1)
+    assert in_order([long, short], 5.0) == [1, 0]
+    assert in_order([arrived(0.0, 600.0, 0), arrived(5.0, 605.0, 1)], 5.0) == [0, 1], "by deadline it does not"
+
+
+def test_what_is_lost_goes_behind_what_can_still_be_met_and_keeps_its_order() -> None:
+    turns = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 9.0, 2)]
+    assert in_order(turns, 2.5) == [1, 0, 2], "at the last moment to begin it is not lost"
+    assert in_order(turns, 2.6) == [0, 2, 1]
+    assert in_order(turns, 3.1) == [2, 0, 1], "those that are lost go in order of arrival"
+
+
+def test_what_is_lost_is_not_overtaken_by_what_came_much_later() -> None:
+    lost = objective(0.0, 1.0, 0)
+    assert in_order([lost, objective(AGEING_S - 2, AGEING_S - 1, 1)], AGEING_S - 2) == [1, 0]
+    assert in_order([lost, objective(AGEING_S, AGEING_S + 1, 1)], AGEING_S) == [0, 1]
+
+
+def test_what_has_missed_its_objective_ages_with_its_deadline_and_does_not_starve_until_then() -> None:
+    lost = objective(0.0, 0.5, 0, deadline_s=4.0)
+    assert in_order([lost, objective(1.4, 1.9, 1)], 1.4) == [1, 0]
+    assert in_order([lost, objective(1.6, 2.1, 1)], 1.6) == [0, 1], "half of its time has passed"
+
+
+def test_a_shorter_deadline_of_the_caller_wins_over_the_objective() -> None:
+    patient, hurried = objective(0.0, 8.0, 0), objective(1.0, 9.0, 1, deadline_s=4.0, needs_s=1.0)
+    assert in_order([patient, hurried], 2.0) == [1, 0]
+    assert in_order([patient, hurried], 3.5) == [0, 1], "and decides when it is lost"
+
+
+def test_a_priority_goes_above_every_objective_even_when_lost() -> None:
+    lost, low = objective(0.0, 1.0, 0), objective(0.0, 5.0, 1, priority=1)
+    assert in_order([low, lost], 3.0) == [0, 1]
+
+
+def test_a_request_without_an_objective_goes_by_its_deadline() -> None:
+    assert objective(3.0, inf, 0, deadline_s=9.0)[:3] == arrived(3.0, 9.0, 0)[:3]
+
+
+@given(at_s=st.floats(0, 100), due_s=st.floats(0, 200), needs_s=st.floats(0, 50), later_s=st.floats(0, 100))
+def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
+    at_s: float, due_s: float, needs_s: float, later_s: float
+) -> None:
+    here, now_s, ahead_s = objective(at_s, due_s, 7, needs_s=needs_s), at_s + later_s, 1000.0
+    there = as_called(
+        priority=0,
+        deadline_s=ahead_s + 600.0,
+        arrived_s=now_s + ahead_s,
+        arrival=7,
+        due_in_s=here.due_s - now_s,
+        lost_in_s=here.lost_in_s(now_s),
+    )
+    assert there.due_s == pytest.approx(here.due_s + ahead_s)
+    assert there.lost_s == pytest.approx(here.lost_s + ahead_s)
+
+
+def test_a_call_without_durations_goes_by_its_deadline() -> None:
+    called = as_called(priority=1, deadline_s=9.0, arrived_s=2.0, arrival=3, due_in_s=None, lost_in_s=None)
+    assert called == arrived(2.0, 9.0, 3, priority=1)
+
+
+def test_what_is_never_lost_keeps_its_position() -> None:
+    called = as_called(priority=0, deadline_s=9.0, arrived_s=2.0, arrival=3, due_in_s=1.0, lost_in_s=None)
+    assert (called.at(1e6), called.lost_in_s(5.0)) == (called, None)
 
 
 def test_the_earliest_deadline_is_first_and_ties_go_by_arrival() -> None:
@@ -25,22 +116,29 @@ def test_a_distant_deadline_is_overtaken_only_until_the_ageing_time() -> None:
     assert patient < arrived(AGEING_S, AGEING_S + 0.1, 2)
 
 
+@pytest.mark.parametrize("objective_s", [None, 1.0, 20.0])
 @given(
     requests=st.lists(st.tuples(st.floats(0, 120), st.floats(0.1, 600), st.integers(-1, 1)), min_size=1, max_size=60),
     service_s=st.floats(0.1, 3),
 )
 def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
-    requests: list[tuple[float, float, int]], service_s: float
+    objective_s: float | None, requests: list[tuple[float, float, int]], service_s: float
 ) -> None:
+    """``objective_s``: of every other request; the others, or all, go by their deadlines."""
     came = sorted(requests)
-    turns = [arrived(at_s, at_s + timeout_s, n, priority) for n, (at_s, timeout_s, priority) in enumerate(came)]
+    turns = [
+        arrived(at_s, at_s + timeout_s, n, priority)
+        if objective_s is None or n % 2
+        else objective(at_s, at_s + objective_s, n, priority=priority, deadline_s=at_s + timeout_s, needs_s=service_s)
+        for n, (at_s, timeout_s, priority) in enumerate(came)
+    ]
     waiting, served, now_s, at = list[int](), list[int](), 0.0, 0
     while waiting or at < len(came):
         while at < len(came) and came[at][0] <= now_s:
             waiting.append(at)
             at += 1
         if waiting:
-            served.append(min(waiting, key=turns.__getitem__))
+            served.append(min(waiting, key=lambda one: turns[one].at(now_s)))
             waiting.remove(served[-1])
         now_s += service_s
     for place, one in enumerate(served):

@@ -1,6 +1,9 @@
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +34,7 @@ def choose_encoder(pool: Pool, want: Want) -> Choice | None:
     return None if isinstance(choices, Shortage) else choices[0]
 
 
-def choose_text(pool: Pool, **wanted: frozenset[str]) -> Candidate | None:
+def choose_text(pool: Pool, **wanted: Any) -> Candidate | None:
     return routing.choose_text(pool, least_loaded, RNG, **wanted)
 
 
@@ -54,7 +57,7 @@ def chosen(choice: Choice | None) -> str:
     return choice.encoder
 
 
-def text_chosen(pool: Pool, **wanted: frozenset[str]) -> str:
+def text_chosen(pool: Pool, **wanted: Any) -> str:
     chosen = choose_text(pool, **wanted)
     assert chosen is not None
     return chosen.name
@@ -68,17 +71,60 @@ def test_fewer_items_break_a_tie_of_tokens() -> None:
     assert chosen(choose_encoder(view(encoder("a", 20, items=2), encoder("b", 20, items=1)), want())) == "b"
 
 
-def test_full_ties_rotate_with_the_turn() -> None:
-    pool = [encoder("a"), encoder("b"), encoder("c")]
-    assert [chosen(choose_encoder(view(*pool, turn=turn), want())) for turn in range(4)] == ["a", "b", "c", "a"]
+def names_by_content(names: Sequence[str], contents: int) -> list[str]:
+    """The encoder that each content prefers, all encoders being idle."""
+    pool = view(*(encoder(name) for name in names))
+    return [chosen(choose_encoder(pool, want(content=(b"%d" % number, b"")))) for number in range(contents)]
 
 
-def test_ties_within_a_request_rotate() -> None:
+def test_equal_content_prefers_the_same_of_equal_encoders_whatever_their_order_and_turn() -> None:
+    names = ["a", "b", "c"]
+    by_content = names_by_content(names, 20)
+    for number, expected in enumerate(by_content):
+        item = want(content=(b"%d" % number, b""))
+        orders = [view(*map(encoder, order), turn=turn) for turn, order in enumerate(permutations(names))]
+        assert {chosen(choose_encoder(pool, item)) for pool in orders} == {expected}
+    salted = [want(content=(b"%d" % number, b"salt")) for number in range(20)]
+    assert [chosen(choose_encoder(view(*map(encoder, names)), one)) for one in salted] != by_content
+
+
+def test_encoders_are_recognized_by_their_own_ids() -> None:
+    names = ["a", "b", "c"]
+    ids = [replace(encoder(f"10.0.0.{number}:1"), instance_id=name) for number, name in enumerate(names)]
+    for number, expected in enumerate(names_by_content(names, 20)):
+        address = chosen(choose_encoder(view(*ids), want(content=(b"%d" % number, b""))))
+        assert address == f"10.0.0.{names.index(expected)}:1"
+
+
+@given(seed=st.integers(0, 10**9), number=st.integers(2, 12))
+def test_different_contents_spread_evenly_over_equal_encoders(seed: int, number: int) -> None:
+    counts = Counter(names_by_content([f"e{seed + index}:50061" for index in range(number)], 600))
+    share = 600 / number
+    assert len(counts) == number
+    assert max(abs(count - share) for count in counts.values()) < 6 * share**0.5, "six standard deviations"
+
+
+@given(seed=st.integers(0, 10**9), number=st.integers(2, 12))
+def test_an_encoder_that_joins_or_leaves_moves_only_its_share(seed: int, number: int) -> None:
+    names = [f"e{seed + index}:50061" for index in range(number)]
+    before, after = names_by_content(names, 400), names_by_content([*names, "new"], 400)
+    moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert {new for _, new in moved} == {"new"}
+    share = 400 / (number + 1)
+    assert abs(len(moved) - share) < 6 * share**0.5, "six standard deviations"
+
+
+def test_load_overrules_the_preferred_encoder() -> None:
+    for number, expected in enumerate(names_by_content(["a", "b"], 20)):
+        pool = view(*(encoder(name, 1 if name == expected else 0) for name in ("a", "b")))
+        assert chosen(choose_encoder(pool, want(content=(b"%d" % number, b"")))) != expected
+
+
+def test_equal_items_of_a_request_are_spread_over_equal_encoders() -> None:
     pool = [encoder("a"), encoder("b"), encoder("c", 900)]
-    choices = assign_items(view(*pool), [want(item) for item in range(5)])
+    choices = assign_items(view(*pool), [want(item) for item in range(6)])
     assert not isinstance(choices, Shortage)
-    assert [choice.encoder for choice in choices] == ["a", "b", "a", "b", "b"]
-    assert chosen(choose_encoder(Pool(tuple(pool[:2])), want())) == "a", "turn 0 is the first instance's"
+    assert Counter(choice.encoder for choice in choices) == {"a": 3, "b": 3}
 
 
 def test_only_usable_encoders_with_room_are_considered() -> None:
@@ -217,6 +263,36 @@ def test_an_encoder_in_backoff_is_avoided_while_another_is_usable() -> None:
     assert assign_items(view(encoder("a")), [want(exclude=frozenset({"a"}))]) is Shortage.NO_ENCODER
 
 
+def test_an_encoder_on_probation_gets_one_item_at_a_time() -> None:
+    pool = view(replace(encoder("a"), probation=True), encoder("b", 900))
+    choices = assign_items(pool, [want(item) for item in range(4)])
+    assert not isinstance(choices, Shortage)
+    assert sorted(choice.encoder for choice in choices) == ["a", "b", "b", "b"]
+    alone = assign_items(view(replace(encoder("a"), probation=True)), [want(item) for item in range(4)])
+    assert not isinstance(alone, Shortage)
+    assert {choice.encoder for choice in alone} == {"a"}, "unless there is no other"
+
+
+def test_a_hedge_goes_to_an_encoder_without_work_or_to_none() -> None:
+    one = want(exclude=frozenset("a"), avoid=frozenset("b"))
+    idle = [encoder(name) for name in "abcdef"]
+    idle[2] = replace(idle[2], backoff=True)
+    idle[3] = replace(idle[3], probation=True)
+    idle[4] = replace(idle[4], available_bytes=0)
+    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is idle[5]
+    idle[5] = replace(idle[5], pending=1, pending_tokens=1)
+    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is None
+
+
+def test_a_hedge_goes_to_an_idle_encoder_that_holds_the_embedding() -> None:
+    pool = view(*(encoder(name) for name in "abc"))
+    one = want(exclude=frozenset("a"))
+    pool = replace(pool, held={one.content: "c"})
+    chosen = routing.choose_hedge(pool, one, least_loaded, RNG)
+    assert chosen is not None
+    assert chosen.name == "c"
+
+
 def test_the_same_content_is_encoded_once() -> None:
     pool = view(encoder("a", arena=10, available=10))
     choices = assign_items(pool, [want(0, nbytes=7), want(1, content=(b"0", b"")), want(2, nbytes=3)])
@@ -266,10 +342,26 @@ def test_among_equal_text_instances_one_with_the_embeddings_is_preferred() -> No
     even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
     for turn in range(3):
         view = Pool(candidates=even, turn=turn)
-        assert text_chosen(view, holders=frozenset({"i-b", "elsewhere"})) == "b"
-    assert text_chosen(Pool(candidates=even), holders=frozenset({"i-b"}), avoid=frozenset({"b"})) == "a"
+        assert text_chosen(view, holders={"i-b": 1, "elsewhere": 9}) == "b"
+    assert text_chosen(Pool(candidates=even), holders={"i-b": 1}, avoid=frozenset({"b"})) == "a"
     busy = (Candidate("a", True, 4, 1, instance_id="i-a"), Candidate("b", True, 5, 1, instance_id="i-b"))
-    assert text_chosen(Pool(candidates=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
+    assert text_chosen(Pool(candidates=busy), holders={"i-b": 1}) == "a", "load comes first"
+
+
+def test_among_equal_text_instances_one_on_the_host_of_most_embedding_bytes_is_preferred() -> None:
+    hosts = {"i-a": "north", "i-b": "south", "i-c": "south", "e1": "north", "e2": "south", "e3": "south"}
+    even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
+    for turn in range(3):
+        pool = Pool(candidates=even, turn=turn)
+        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "e2": 20, "unknown": 99}) == "a"
+        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "e2": 20, "e3": 20}) in {"b", "c"}
+        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "i-c": 20}) == "c", "it has some of its own"
+    spread = [text_chosen(Pool(candidates=even, turn=turn), hosts=hosts, holders={"e2": 1}) for turn in range(3)]
+    assert set(spread) == {"b", "c"}
+    unknown = [text_chosen(Pool(candidates=even, turn=turn), hosts=hosts, holders={"e4": 1}) for turn in range(3)]
+    assert unknown == ["a", "b", "c"]
+    busy = (replace(even[0], pending_tokens=5), *even[1:])
+    assert text_chosen(Pool(candidates=busy), hosts=hosts, holders={"e1": 1}) == "b", "load comes first"
 
 
 def test_a_text_instance_in_backoff_is_avoided_while_another_is_usable() -> None:

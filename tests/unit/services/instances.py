@@ -2,15 +2,18 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from services.encoder.arena_store import ArenaStore
+from services.encoder.embedding_files import EmbeddingFiles
+from services.encoder.file_tier import FileTier
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
@@ -111,6 +114,20 @@ def encode_request(
     )
 
 
+class FilesCount:
+    """A ``FilesRecord``: how often each outcome was."""
+
+    def __init__(self) -> None:
+        self.reads: Counter[str] = Counter()
+        self.writes: Counter[str] = Counter()
+
+    def file_read(self, outcome: str) -> None:
+        self.reads[outcome] += 1
+
+    def file_written(self, outcome: str) -> None:
+        self.writes[outcome] += 1
+
+
 @dataclass
 class EncoderInstance:
     service: EncoderService[FakePrepared]
@@ -119,6 +136,7 @@ class EncoderInstance:
     transport: MemoryTransport
     scope: TaskScope
     lasting_tasks: int = LASTING_TASKS
+    files: FilesCount = field(default_factory=FilesCount)
 
     async def settled(self) -> None:
         """Waits until no lease is granted and nothing waits, and checks the invariants."""
@@ -145,6 +163,7 @@ async def encoder_instance(
     max_pull_s: float = 1.0,
     settle: bool = True,
     thread: InlineOffload | None = None,
+    files: EmbeddingFiles | None = None,
     **settings: Any,
 ) -> AsyncIterator[EncoderInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds.
@@ -158,6 +177,11 @@ async def encoder_instance(
     store = ArenaStore(arena, LeaseLimits(), max_pull_s=max_pull_s, clock=clock, copy=copy)
     transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=store.may_read)
     async with TaskScope(instance_id) as scope:
+        counts = FilesCount()
+        reads, writes = InlineOffload(2), InlineOffload()
+        tier = None
+        if files is not None:
+            tier = FileTier(files, store, scope=scope, reads=reads, writes=writes, clock=clock, record=counts)
         service = EncoderService(
             engine,
             store,
@@ -169,10 +193,11 @@ async def encoder_instance(
             compute=thread or InlineOffload(1),
             copy=copy,
             clock=clock,
+            files=tier,
         )
         service.start(runs_batches=thread is None)
         lasting_tasks = LASTING_TASKS - (thread is not None)
-        instance = EncoderInstance(service, engine, store, transport, scope, lasting_tasks)
+        instance = EncoderInstance(service, engine, store, transport, scope, lasting_tasks, counts)
         yield instance
         if settle:
             await instance.settled()

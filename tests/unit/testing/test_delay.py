@@ -1,11 +1,12 @@
 """Engines that sleep take as long as their profile predicts, and keep the engines' contract."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from triptych.demo import MODEL_DIR
-from triptych.domain.generation import FinishReason
+from triptych.domain.generation import ContinuedChoice, FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile
@@ -86,6 +87,23 @@ def test_every_choice_gets_max_tokens_tokens_and_the_last_says_so() -> None:
     assert all(len(output.token_ids) == 1 for output in outputs)
 
 
+def test_an_answer_that_goes_on_prefills_its_tokens_and_sends_the_rest() -> None:
+    engine = text_engine(slept := Slept())
+    continued = (ContinuedChoice(0, (7,) * 6), ContinuedChoice(2, (7,) * 6))
+    engine.add(replace(request("one", 10, 8, n=3), continued=continued))
+    assert engine.pending_tokens == 10 + 6 + 2 * 2
+    outputs = [output for _ in range(2) for output in engine.step()]
+    assert [(one.choice, one.finish_reason) for one in outputs] == [
+        (0, None),
+        (2, None),
+        (0, FinishReason.LENGTH),
+        (2, FinishReason.LENGTH),
+    ]
+    assert slept[1] == pytest.approx(1.0 + 16 * 0.01)
+    assert not engine.has_work
+    assert engine.kv_free_tokens == engine.kv_tokens
+
+
 def test_requests_wait_for_a_place_and_start_in_the_order_of_their_turns() -> None:
     engine = text_engine(Slept())
     for number in range(6):
@@ -152,3 +170,14 @@ def test_a_synthetic_profile_covers_every_usual_size() -> None:
     assert costs.encode_s(16).value == pytest.approx(0.2)
     assert costs.start_s().value == text.start_s().value == 8.0
     assert encoder.measured.load_s == 5.0
+
+
+def test_a_waiting_request_gets_another_turn() -> None:
+    engine = text_engine(Slept())
+    for number in range(6):
+        engine.add(request(str(number), prompt=2, tokens=9, turn=number))
+    engine.reorder("0", Turn(0, 30.0, 0))
+    engine.reorder("unknown", Turn(0, 30.0, 0))
+    assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
+    engine.reorder("1", Turn(0, 30.0, 0))
+    assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}

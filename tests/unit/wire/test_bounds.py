@@ -143,6 +143,10 @@ def test_a_sampling_parameter_out_of_bounds_is_named_as_the_api_names_it(fields:
         (text_pb2.TextRequest(priority=2**40), "priority"),
         (text_pb2.TextRequest(tenant_salt=bytes(257)), "tenant_salt"),
         (text_pb2.TextRequest(placements=[{}] * 4097), "placements"),
+        (text_pb2.TextRequest(due_in_s=-2e9), "due_in_s"),
+        (text_pb2.TextRequest(lost_in_s=math.nan), "lost_in_s"),
+        (text_pb2.TextRequest(continued=[{}] * 17), "continued"),
+        (text_pb2.TextRequest(continued=[{"choice": 16}]), "continued.choice"),
     ],
     ids=str,
 )
@@ -157,6 +161,8 @@ def test_a_field_of_a_text_request_out_of_bounds_is_named(message: text_pb2.Text
     ("fields", "name"),
     [
         ({"lease_s": math.inf}, "lease_s"),
+        ({"due_in_s": math.nan}, "due_in_s"),
+        ({"lost_in_s": -math.inf}, "lost_in_s"),
         ({"tokens": 2**32 - 1}, "tokens"),
         ({"item": 2**32 - 1}, "item"),
         ({"reader_lease": b""}, "reader_lease"),

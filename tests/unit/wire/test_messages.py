@@ -27,6 +27,7 @@ from triptych.domain.generation import (
     Alternative,
     ChatFinished,
     ChoiceFinished,
+    ContinuedChoice,
     Finished,
     FinishReason,
     Placement,
@@ -74,6 +75,7 @@ SMALL = st.integers(1, 2**20)
 U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=20)
 SECONDS = st.floats(0, 1e6)
+LEFT_S = st.floats(-1e6, 1e6)
 KEY = st.binary(min_size=32, max_size=32)
 LEASE = st.binary(min_size=16, max_size=16)
 INFO = st.builds(
@@ -165,6 +167,7 @@ INSTANCE = st.builds(
     max_items=st.integers(0, 2**32 - 1),
     kv_tokens=U64,
     parts=PARTS,
+    continues=st.booleans(),
 )
 ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6, 0) | st.just(float("-inf")))
 LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)
@@ -211,6 +214,9 @@ TEXT_REQUEST = st.builds(
     sampling=SAMPLING,
     timeout_s=st.just(9.0),
     priority=I64,
+    due_in_s=st.none() | LEFT_S,
+    lost_in_s=st.none() | LEFT_S,
+    continued=st.lists(st.builds(ContinuedChoice, U32, st.lists(U32, max_size=4).map(tuple)), max_size=3).map(tuple),
 )
 ENCODE = st.builds(
     EncodeRequest,
@@ -226,6 +232,8 @@ ENCODE = st.builds(
     reader_lease=LEASE,
     router_lease=LEASE,
     shard=st.none() | SHARD,
+    due_in_s=st.none() | LEFT_S,
+    lost_in_s=st.none() | LEFT_S,
 )
 ITEM_TIMELINE = st.builds(
     ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64, shard=TEXT
@@ -237,6 +245,8 @@ TIMELINE = st.builds(
     outcome=st.sampled_from(Outcome),
     items=st.lists(ITEM_TIMELINE, max_size=3).map(tuple),
     text_instance=TEXT,
+    continuations=U32,
+    interrupted_s=SECONDS,
     ttft_s=SECONDS,
     error=TEXT,
 )

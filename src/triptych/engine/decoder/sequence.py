@@ -46,6 +46,13 @@ class EngineSequence(Scheduled):
         """Whether its next token is the plain argmax of its logits."""
         return self.sampling.temperature <= 0 and self.sampling.logprobs is None and not self.is_adjusted
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Begin after tokens of its answer. Raises what the grammar raises."""
+        for token in token_ids:
+            if self.grammar is not None:
+                self.grammar.accept(token)
+            self.append(token)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -62,7 +69,7 @@ class Limits:
 def accept(
     request: EngineRequest, adapter: DecoderAdapter, limits: Limits, device: torch.device
 ) -> tuple[list[EngineSequence], int]:
-    """Validate a request and copy its tensors; returns a sequence per choice, and the bytes of the copies.
+    """Validate a request and copy its tensors; returns a sequence per choice to run, and the bytes of the copies.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
     """
@@ -70,8 +77,9 @@ def accept(
     sampling, prompt, max_tokens = request.sampling, len(checked.token_ids), checked.max_tokens
     if not 1 <= sampling.n <= limits.max_sequences:
         raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {limits.max_sequences} here", param="n")
-    if sampling.n * limits.blocks_for(prompt + max_tokens) > limits.kv_blocks:
-        times = f"{sampling.n} times " if sampling.n > 1 else ""
+    choices = len(request.begun)
+    if choices * limits.blocks_for(prompt + max_tokens) > limits.kv_blocks:
+        times = f"{choices} times " if choices > 1 else ""
         raise InvalidRequest(
             f"{times}a prompt of {prompt} tokens and {max_tokens} tokens to generate exceed the KV cache of "
             f"{limits.kv_blocks * limits.block_tokens} tokens, in blocks of {limits.block_tokens}"
@@ -101,8 +109,10 @@ def accept(
             prompt_ids=prompt_ids,
             grammar=request.grammar.fork() if request.grammar is not None else None,
         )
-        for choice in range(sampling.n)
+        for choice in request.begun
     ]
+    for one in sequences:
+        one.replay(request.begun[one.choice])
     return sequences, checked.nbytes
 
 

@@ -31,6 +31,7 @@ from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychE
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.running_batch import BatchLimits, Part, RunningBatch, Step
 from triptych.policy.batching import MEASURED_SHARE, largest_within
+from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -222,6 +223,10 @@ class TransformersTextEngine:
         while (steps_s := probe.decode_s(batch, 1, steps=2)) is None and batch > 1:
             batch //= 2
         return min(steps_s or [0.0])
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        """Give a request that has not begun another turn."""
+        self._batch.reorder(request_id, turn)
 
     def decode_step(self) -> list[EngineOutput]:
         """As ``step``, but for decoding sequences only: prompts wait."""

@@ -26,6 +26,7 @@ from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
 from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.starting import start
 from triptych.integrations.vllm.statistics import vllm_metrics
+from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
 
@@ -224,8 +225,8 @@ class VllmTextEngine:
         self._nbytes[request.request_id] = checked.nbytes
         self._of_request[request.request_id] = {}
         try:
-            for number in range(request.sampling.n):
-                self._add_choice(request, number, checked.token_ids, placed)
+            for number, begun in request.begun.items():
+                self._add_choice(request, number, begun, checked.token_ids, placed)
         except Exception:
             self._withdraw(request)
             raise
@@ -233,7 +234,7 @@ class VllmTextEngine:
     def _withdraw(self, request: EngineRequest) -> None:
         """Take back a request of which vLLM has refused a choice."""
         self.cancel(request.request_id)
-        names = [_name(request.request_id, number) for number in range(request.sampling.n)]
+        names = [_name(request.request_id, number) for number in request.begun]
         self._engine.abort_request(names)
         for name in names:
             self._grammars.drop(name)
@@ -241,18 +242,25 @@ class VllmTextEngine:
         self._nbytes.pop(request.request_id, None)
 
     def _add_choice(
-        self, request: EngineRequest, number: int, token_ids: Sequence[int], placed: Sequence[PlacedItem]
+        self,
+        request: EngineRequest,
+        number: int,
+        begun: tuple[int, ...],
+        token_ids: Sequence[int],
+        placed: Sequence[PlacedItem],
     ) -> None:
+        """What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only what follows."""
         name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
         if request.grammar is not None:
-            grammar = ConstrainedChoice(request.grammar.fork(), end_ids, request.sampling.min_tokens)
+            grammar = ConstrainedChoice(request.grammar.fork(), end_ids, request.sampling.min_tokens, begun)
             self._grammars.put(name, grammar)
-        params = vllm_params(request.sampling, number, end_ids, None if request.grammar is None else name)
+        grammar_name = None if request.grammar is None else name
+        params = vllm_params(request.sampling, number, end_ids, grammar_name, begun=len(begun))
         keyed = all(given.key for given in request.embeddings)
         asked = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=list(token_ids),
+            prompt_token_ids=[*token_ids, *begun],
             mm_features=[one.feature for one in placed] or None,
             sampling_params=params,
             pooling_params=None,
@@ -298,6 +306,10 @@ class VllmTextEngine:
             del self._of_request[one.request_id]
             del self._nbytes[one.request_id]
         return self._grammars.drop(one.name)
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        """Has no effect: vLLM orders requests of one priority by their arrival."""
+        del request_id, turn
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

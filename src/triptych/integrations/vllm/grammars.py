@@ -1,6 +1,7 @@
 """Response formats within vLLM: its scheduler asks Triptych's grammars for the tokens that are allowed next."""
 
 import logging
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -19,12 +20,19 @@ _BITS = 32
 class ConstrainedChoice(StructuredOutputGrammar):
     """One choice's grammar. vLLM's engine would end with an exception, so a failure is kept, and ends the choice."""
 
-    def __init__(self, grammar: TokenGrammar, end_ids: AbstractSet[int], min_tokens: int) -> None:
-        """``end_ids`` are not allowed before ``min_tokens`` tokens, unless the grammar allows nothing else."""
+    def __init__(
+        self, grammar: TokenGrammar, end_ids: AbstractSet[int], min_tokens: int, begun: Sequence[int] = ()
+    ) -> None:
+        """``end_ids`` are not allowed before ``min_tokens`` tokens, unless the grammar allows nothing else.
+
+        ``begun``: the answer's tokens so far. Raises what the grammar raises on them.
+        """
         self._grammar = grammar
         self._end_ids = end_ids
         self._min_tokens = min_tokens
-        self._accepted = 0
+        for token in begun:
+            grammar.accept(token)
+        self._accepted = len(begun)
         self._is_over = False
         self.error: TriptychError | None = None
 

@@ -42,7 +42,7 @@ from triptych.integrations.vllm.connector import ItemConnector
 from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
-from triptych.policy.queueing import turn
+from triptych.policy.queueing import by_deadline
 from triptych.ports import EmbeddingInput
 from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import RouterStub, holder_stub
@@ -424,7 +424,7 @@ class Puller:
             for ticket, (identifier, rows) in zip(wanted, fetch.rows.items(), strict=True):
                 self._check(identifier, keys[identifier], rows, ticket)
             now_s = monotonic()
-            place = turn(priority=0, deadline_s=fetch.end_s, arrived_s=now_s, arrival=next(self._arrivals))
+            place = by_deadline(priority=0, deadline_s=fetch.end_s, arrived_s=now_s, arrival=next(self._arrivals))
             try:
                 placements = [Placement(number, 0, ticket) for number, ticket in enumerate(wanted)]
                 arrived = await self._receiver.acquire(fetch.name, placements, place)

@@ -10,13 +10,18 @@ from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores
 
 _SEEDS = 1 << 63
+_STRIDE = 0x9E3779B97F4A7C15
+"""Odd, and far from the few numbers of choices."""
 
 
-def vllm_params(sampling: SamplingParams, choice: int, end_ids: Collection[int], grammar: str | None) -> VllmParams:
+def vllm_params(
+    sampling: SamplingParams, choice: int, end_ids: Collection[int], grammar: str | None, *, begun: int = 0
+) -> VllmParams:
     """The parameters of one choice. ``end_ids`` end it; ``grammar`` names what constrains it (``grammars``).
 
-    Choice ``i`` draws with seed + ``i``, as vLLM's own. Stop strings are found in the text, outside of the engine. A
-    grammar keeps end tokens back itself.
+    Choice ``i`` draws with seed + ``i``, as vLLM's own. With ``begun`` tokens, which vLLM gets as part of its prompt, it
+    draws with another seed, as vLLM would begin with the first draws again. Stop strings are found in the text, outside of
+    the engine. A grammar keeps end tokens back itself.
     """
     assert sampling.max_tokens is not None and sampling.seed is not None  # noqa: S101, PT018 - by the port
     return VllmParams(
@@ -24,9 +29,9 @@ def vllm_params(sampling: SamplingParams, choice: int, end_ids: Collection[int],
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=(sampling.seed + choice) % _SEEDS,
-        max_tokens=sampling.max_tokens,
-        min_tokens=0 if grammar is not None else min(sampling.min_tokens, sampling.max_tokens),
+        seed=(sampling.seed + choice + begun * _STRIDE) % _SEEDS,
+        max_tokens=sampling.max_tokens - begun,
+        min_tokens=0 if grammar is not None else max(0, min(sampling.min_tokens, sampling.max_tokens) - begun),
         stop_token_ids=sorted(end_ids),
         ignore_eos=True,
         repetition_penalty=sampling.repetition_penalty,

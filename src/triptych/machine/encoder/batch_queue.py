@@ -21,7 +21,7 @@ from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import Modality
 from triptych.policy.iteration import ImageBudget
-from triptych.policy.queueing import Turn, batch_length, longest_waits, turn
+from triptych.policy.queueing import Turn, as_called, batch_length, longest_waits
 
 Key = bytes
 """Full digest of an embedding's identity."""
@@ -48,6 +48,9 @@ class Arrive:
     deadline_s: float
     priority: int = 0
     modality: Modality = Modality.IMAGE
+    due_in_s: float | None = None
+    lost_in_s: float | None = None
+    """Time left, for its turn (``policy.queueing.as_called``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,8 @@ class _Entry:
     phase: Phase = Phase.ARRIVED
     waiters: dict[int, "_Waiter"] = field(default_factory=dict)
 
-    @property
-    def turn(self) -> Turn:
-        return min(waiter.turn for waiter in self.waiters.values())
+    def turn(self, now_s: float) -> Turn:
+        return min(waiter.turn.at(now_s) for waiter in self.waiters.values())
 
     def expired(self, now_s: float) -> bool:
         return all(waiter.deadline_s <= now_s for waiter in self.waiters.values())
@@ -213,10 +215,17 @@ class BatchQueue:
             case Done(key):
                 self._forget(key)
                 effects = []
-        return effects + self._start_preparing()
+        return effects + self._start_preparing(now_s)
 
     def _arrive(self, event: Arrive, now_s: float) -> list[Effect]:
-        waits = turn(priority=event.priority, deadline_s=event.deadline_s, arrived_s=now_s, arrival=self._arrivals)
+        waits = as_called(
+            priority=event.priority,
+            deadline_s=event.deadline_s,
+            arrived_s=now_s,
+            arrival=self._arrivals,
+            due_in_s=event.due_in_s,
+            lost_in_s=event.lost_in_s,
+        )
         self._arrivals += 1
         waiter = _Waiter(waits, now_s, event.deadline_s)
         if (entry := self._entries.get(event.key)) is not None:
@@ -252,9 +261,9 @@ class BatchQueue:
                 return f"waiting {what} take {taken} of {most} bytes, this one takes {nbytes}"
         return None
 
-    def _start_preparing(self) -> list[Effect]:
+    def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        arrived = [(entry.turn, key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED]
+        arrived = [(entry.turn(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED]
         if not arrived:
             return effects
         preparing = self._preparing
@@ -305,7 +314,7 @@ class BatchQueue:
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
-        waiting = sorted(self._queue, key=lambda key: self._entries[key].turn)
+        waiting = sorted(self._queue, key=lambda key: self._entries[key].turn(now_s))
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
-from triptych.domain.slo import CLASSES, ChargedStage, Isolated, Metric, Slo, modality_of
+from triptych.domain.slo import (
+    CLASSES,
+    NOTHING_EXPECTED,
+    ChargedStage,
+    Expected,
+    Isolated,
+    Metric,
+    Slo,
+    modality_of,
+)
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import (
     ATTAINMENT_WINDOW_S,
@@ -170,7 +179,7 @@ class AttainmentRecorder:
         ``counts`` is a window with nothing but its arrival. ``isolated`` is None if no profile has it; then it is
         estimated from requests of the class.
         """
-        isolated = isolated or self._estimate(class_name)
+        isolated = isolated or self.estimated(class_name)
         one = self._running[number] = _Running(
             class_name,
             counts,
@@ -192,6 +201,11 @@ class AttainmentRecorder:
         self.roll(now_s)
         return one.gaps
 
+    def expected(self, number: int) -> Expected:
+        """What is expected of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
+        one = self._running.get(number)
+        return NOTHING_EXPECTED if one is None else Expected(one.ttft_limit_s, one.isolated)
+
     def dispatched(self, number: int, instance_id: str, now_s: float) -> None:
         """All items are encoded, and a text instance gets the request."""
         if (one := self._running.get(number)) is not None:
@@ -211,7 +225,7 @@ class AttainmentRecorder:
         self.roll(now_s)
 
     def refused(self, *, overloaded: bool, now_s: float) -> None:
-        """Before it was prepared."""
+        """Before anything was encoded or sent to a text instance."""
         self._refusals += Refusals(int(overloaded), int(not overloaded))
         self.roll(now_s)
 
@@ -322,7 +336,8 @@ class AttainmentRecorder:
             estimate = self._isolated[name] = _IsolatedEstimate()
         return estimate
 
-    def _estimate(self, name: str) -> Isolated | None:
+    def estimated(self, name: str) -> Isolated | None:
+        """The isolated latency of a class, from its requests; None while they are too few."""
         estimate = self._isolated.get(name)
         return estimate.isolated() if estimate and estimate.count >= self._limits.isolated_samples else None
 
@@ -387,7 +402,7 @@ class AttainmentRecorder:
     def limits_s(self) -> dict[tuple[str, Metric], float]:
         """The objectives in seconds, as the last request of each class had them; those that are unknown yet are missing."""
         found = {
-            (name, metric): self._limit_s(name, metric, self._last_isolated.get(name) or self._estimate(name))
+            (name, metric): self._limit_s(name, metric, self._last_isolated.get(name) or self.estimated(name))
             for name in self._isolated.keys() | self._last_isolated.keys()
             for metric in (Metric.TTFT, Metric.TBT)
         }

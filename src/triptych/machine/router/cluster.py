@@ -9,24 +9,29 @@ none. Until then a request waits in a bounded queue, ordered by the policies, an
 """
 
 from bisect import insort
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Annotated
 
-from triptych.domain.instance import InstanceInfo
-from triptych.domain.item_plan import Content
-from triptych.domain.limits import Count, PositiveSeconds, Seconds, check_limits
+from triptych.domain.bounds import Between
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
 from triptych.errors import (
     ArenaFull,
     EngineFailure,
+    InternalError,
     InvalidRequest,
     Overloaded,
     TransferFailed,
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.budget import Budget
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -43,24 +48,32 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
+from triptych.machine.router.health import BackoffReason
+from triptych.machine.router.instance import Credit
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
+from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.shared_events import (
+    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
     Grant,
     Granted,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     Refused,
     TextPoolLost,
     TextWanted,
 )
 from triptych.policy.policies import Policies
 from triptych.policy.queueing import Turn, longest_waits
-from triptych.policy.routing import Shortage, Why, assign_items, choose_text
+from triptych.policy.routing import Candidate, Shortage, Why, assign_items, choose_hedge, choose_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +87,35 @@ class ClusterLimits:
     pool_grace_s: Seconds = 1.0
     """How long requests wait for a pool without any instance before they fail."""
     first_backoff_s: PositiveSeconds = 1.0
-    """First backoff of an instance whose engine failed; it doubles with each failure. Other instances are preferred."""
+    """First backoff of an instance that fails; it doubles with each one until the instance works again. An engine failure
+    suffices. Others are preferred meanwhile, and after it the instance gets one item or request at a time."""
     longest_backoff_s: PositiveSeconds = 30.0
     """Longest backoff."""
+    max_failures_in_row: Positive = 3
+    """Broken calls in a row, or embeddings in a row that cannot be used, that lead to a backoff too."""
+    max_backoff_share: Annotated[float, Between(0, 1)] = 0.5
+    """Largest share of a pool in backoff at once, though one of two or more; never the last one."""
+    outlier_factor: Annotated[float, Between(0, 10)] = 5.0
+    """An encoder whose encodes take this many times as long as those of the median of the others, with as many pending tokens,
+    is in backoff too; 0 for never."""
+    retry_share: Annotated[float, Between(0, 1)] = 0.2
+    """Items that may be encoded again after a loss or failure, for each item that is encoded. Beyond that requests fail ..."""
+    retry_burst: Count = 1000
+    """... except for this many, which are saved up. It should exceed the items that encoders lose when they die together."""
+    hedge_share: Annotated[float, Between(0, 1)] = 0.05
+    """Items that may be given to a second encoder because they take long, for each item that is encoded; 0 for none. An item
+    takes long from the 99th percentile of the pool's times for items of its size on. The first answer is used."""
 
     def __post_init__(self) -> None:
         check_limits(self, ("first_backoff_s", "longest_backoff_s"))
 
 
-@dataclass(slots=True)
-class _Credit:
-    name: str
-    stage: Stage
-    content: Content | None
-    """The item's content; None for a request at a text instance."""
-    tokens: int
-    nbytes: int
-    report: int = 0
-    """The number of the instance's last report when the credit was granted."""
-    working: bool = True
+_ENGINE_ERRORS: Mapping[Stage, type[TriptychError]] = {
+    Stage.ENCODE: InternalError,  # whatever it is, another encoder may do better
+    Stage.PREFILL: EngineFailure,
+    Stage.DECODE: EngineFailure,
+}
+_MAX_SAVED_HEDGES = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +137,24 @@ class ClusterMachine:
         self._retry_after_s = retry_after_s
         self._policies = policies
         self._rng = rng
-        self._arrivals = 0
         self._instances = Instances(limits.max_embedding_hints)
-        self._credits: dict[int, _Credit] = {}
+        self._expected = ExpectedOutput()
+        self._credits: dict[int, Credit] = {}
         self._next_credit = 0
+        self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
+        self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
+        self._health = PoolHealth(
+            self._instances,
+            limits.first_backoff_s,
+            limits.longest_backoff_s,
+            limits.max_failures_in_row,
+            limits.max_backoff_share,
+            limits.outlier_factor,
+        )
         self._waiting: list[_Waiting] = []
         """In the order in which they are served."""
+        self._lost_s = inf
+        """When the first of them will be lost (``Turn.at``), or before."""
         self._unplaceable: set[int] = set()
         """Those of them that the encoders could not take even without load, since the last review."""
         self._wake_at_s: float | None = None
@@ -134,13 +169,18 @@ class ClusterMachine:
         return self._instances
 
     @property
+    def expected_output(self) -> ExpectedOutput:
+        """For reading: the tokens that answers will have."""
+        return self._expected
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for credits."""
         return len(self._waiting)
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of the requests that wait for credits has waited (``policy.queueing``)."""
-        return longest_waits((waiting.wanted.priority, now_s - waiting.since_s) for waiting in self._waiting)
+        return longest_waits((waiting.turn.priority, now_s - waiting.since_s) for waiting in self._waiting)
 
     @property
     def outstanding(self) -> int:
@@ -151,6 +191,11 @@ class ClusterMachine:
     def credits(self) -> AbstractSet[int]:
         """The credits not yet returned."""
         return self._credits.keys()
+
+    @property
+    def retries_left(self) -> float:
+        """Items that may be encoded again now."""
+        return self._retries.left
 
     @property
     def text_lost(self) -> bool:
@@ -167,9 +212,18 @@ class ClusterMachine:
             for stage, one in instance.stages.items():
                 own = [credit for credit in out if credit.stage is stage]
                 working = [credit for credit in own if credit.working]
-                assert one.own_tokens == sum(credit.tokens for credit in working), f"{name}: tokens"  # noqa: S101
+                tokens = sum(credit.tokens for credit in working)
+                if stage is Stage.DECODE:
+                    tokens += sum(credit.output_tokens for credit in out if credit.working)
+                assert one.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
                 assert one.own_pending == len(working), f"{name}: pending"  # noqa: S101
                 assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
+                running = {
+                    number
+                    for number, credit in self._credits.items()
+                    if credit.working and credit.stage is stage and credit.name == name
+                }
+                assert one.health.probes <= running, f"{name}: probes"  # noqa: S101
         known = self._instances.by_name.keys()
         assert {credit.name for credit in self._credits.values()} <= known, "credits of an unknown instance"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
@@ -181,6 +235,8 @@ class ClusterMachine:
         """Apply one event and return the effects. Events about what no longer exists are ignored."""
         effects: list[ClusterEffect] = []
         match event:
+            case LoadReported(name, load):  # the most frequent
+                self._reported(name, load, now_s)
             case MemberJoined(member):
                 effects = self._joined(member, now_s)
             case MemberLeaving(name):
@@ -189,10 +245,6 @@ class ClusterMachine:
                 effects = self._forget(name, "has left", now_s)
             case InstanceSeen(name, info):
                 effects = self._seen(name, info, now_s)
-            case LoadReported(name, load):
-                instance = self._instances.by_name.get(name)
-                if instance is not None and instance.info is not None and instance.reported(load):
-                    self._review(now_s)
             case InstanceSuspected(name):
                 effects = self._suspected(name, now_s)
             case CreditsWanted():
@@ -202,15 +254,25 @@ class ClusterMachine:
                 self._unplaceable.discard(request)
             case TextWanted():
                 effects = self._text_wanted(event, now_s)
-            case ItemEncoded(credit):
-                self._encoded(credit)
+            case ItemEncoded(credit, _, result):
+                effects = self._encoded(credit, now_s, cached=result.cached)
             case CallFailed():
                 effects = self._failed(event, now_s)
             case FirstToken(credit):
+                self._answer_began(credit)
+            case AnswerEnded():
+                self._answer_ended(event)
+            case EmbeddingGone():
+                effects = self._embedding_gone(event, now_s)
+            case EmbeddingsRead(credits_):
+                for credit in credits_:
+                    if (placed := self._credits.get(credit)) is not None:
+                        self._health.read(placed)
+            case HedgeWanted():
+                effects = self._hedge(event, now_s)
+            case Overtaken(credit):
                 if (placed := self._credits.get(credit)) is not None:
-                    self._instances.by_name[placed.name].worked(placed.stage)
-            case EmbeddingGone(credit):
-                self._embedding_gone(credit)
+                    effects = self._health.overtaken(credit, placed, now_s)
             case CreditReturned(credit):
                 effects = self._return(credit, now_s)
             case Tick():
@@ -242,6 +304,7 @@ class ClusterMachine:
         if not self._instances.forget(name):
             return []
         self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
+        self._health.times.forget(name)
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
 
@@ -250,8 +313,34 @@ class ClusterMachine:
         if instance is None:
             return []
         restarted = self._instances.see(instance, info)
+        if restarted:
+            self._health.times.forget(name)
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
+
+    def _reported(self, name: str, load: InstanceLoad, now_s: float) -> None:
+        instance = self._instances.by_name.get(name)
+        if instance is None or instance.info is None:
+            return
+        if instance.reported(self._as_expected(load)):
+            self._review(now_s)
+
+    def _as_expected(self, load: InstanceLoad) -> InstanceLoad:
+        """The report with the tokens that are expected to be decoded, instead of the most that may be.
+
+        Its answers may be other routers', so their class is not known.
+        """
+        decode = load.at(Stage.DECODE)
+        answers = decode.pending + load.at(Stage.PREFILL).pending
+        if not answers:
+            return load
+        each = self._expected.predict(AnswerClass(self._model_id), decode.pending_tokens // answers)
+        return InstanceLoad({**load.stages, Stage.DECODE: StageLoad(answers * each, decode.pending)}, load.draining)
+
+    @property
+    def _model_id(self) -> str:
+        model = self._instances.model
+        return "" if model is None else model.model_id
 
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
         instance = self._instances.by_name.get(name)
@@ -268,54 +357,95 @@ class ClusterMachine:
     # --- results of calls --------------------------------------------------------------------------------------------
 
     def _failed(self, event: CallFailed, now_s: float) -> list[ClusterEffect]:
-        """What a failed call means for its instance: arena full, engine backoff, or suspected until described again."""
+        """What a failed call means for its instance: arena full, a failure, or suspected until described again."""
         self._stop_work(event.credit)
         credit, instance, error = self._credits.get(event.credit), self._instances.by_name.get(event.name), event.error
         if instance is None:
             return []
         if isinstance(error, ArenaFull):
             instance.refused_memory(now_s + self._arena_retry_s)
-        elif isinstance(error, EngineFailure) and credit is not None:
-            instance.engine_failed(credit.stage, now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
-        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
-            return [*self._suspected(event.name, now_s), DescribeAgain(event.name)]
+            return []
+        if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+            effects: list[ClusterEffect] = []
+            if instance.reachable and credit is not None:  # one failure, however many calls broke with it
+                effects = self._health.failed(instance, credit.stage, BackoffReason.CALLS, now_s)
+            return [*effects, *self._suspected(event.name, now_s), DescribeAgain(event.name)]
+        if credit is not None and isinstance(error, _ENGINE_ERRORS[credit.stage]):
+            return self._health.failed(instance, credit.stage, BackoffReason.ENGINE, now_s)
         return []
 
-    def _encoded(self, number: int) -> None:
+    def _answer_began(self, number: int) -> None:
+        """The prompt has been computed: it is no work any more. What is expected of the answer remains, to its end."""
         credit = self._credits.get(number)
         if credit is None:
             return
-        instance = self._instances.by_name[credit.name]
-        instance.worked(credit.stage)
-        if credit.content is not None:
-            self._instances.remember(credit.content, instance)
-        self._stop_work(number)
+        self._health.worked(credit)
+        if credit.working and credit.answers is not None:
+            self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
+            credit.tokens = 0
 
-    def _embedding_gone(self, number: int) -> None:
-        credit, hints = self._credits.get(number), self._instances.hints
-        if credit is not None and credit.content is not None and hints.get(credit.content) == credit.name:
+    def _answer_ended(self, event: AnswerEnded) -> None:
+        credit = self._credits.get(event.credit)
+        if credit is not None and credit.answers is not None:
+            self._expected.observe(credit.answers, event.tokens, by_itself=event.by_itself)
+
+    def _encoded(self, number: int, now_s: float, *, cached: bool) -> list[ClusterEffect]:
+        credit = self._credits.get(number)
+        if credit is None:
+            return []
+        self._health.worked(credit)
+        self._retries.earn()
+        if credit.content is not None:
+            self._instances.remember(credit.content, self._instances.by_name[credit.name])
+        effects: list[ClusterEffect] = []
+        if credit.working and not cached:
+            self._hedges.earn()
+            effects = self._health.encoded(number, credit, now_s)
+        self._stop_work(number)
+        return effects
+
+    def _embedding_gone(self, event: EmbeddingGone, now_s: float) -> list[ClusterEffect]:
+        credit, hints = self._credits.get(event.credit), self._instances.hints
+        if credit is None:
+            return []
+        if credit.content is not None and hints.get(credit.content) == credit.name:
             del hints[credit.content]
+        if not event.unusable:
+            return []
+        instance = self._instances.by_name[credit.name]
+        return self._health.failed(instance, credit.stage, BackoffReason.EMBEDDINGS, now_s)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
         if any(waiting.wanted.request == event.request for waiting in self._waiting):
             raise ValueError(f"request {event.request} is waiting already")
+        if event.again and not self._retries.has(len(event.wants)):
+            return [Refused(event.request, self._too_many_retries(), final=True)]
         if not event.wait:
             outcome = self._assign(event, now_s)
-            return [outcome if isinstance(outcome, Granted) else Refused(event.request, self._error(outcome))]
+            if not isinstance(outcome, Granted):
+                return [Refused(event.request, self._error(outcome))]
+            if event.again:
+                self._retries.spend(len(event.wants))
+            return [outcome]
         if len(self._waiting) >= self._limits.max_waiting_requests:
             error = Overloaded(
                 f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting_requests}",
                 retry_after_s=self._retry_after_s,
             )
             return [Refused(event.request, error)]
-        self._arrivals += 1
-        turn = self._policies.ordering(
-            priority=event.priority, deadline_s=event.deadline_s, arrived_s=now_s, arrival=self._arrivals
-        )
-        insort(self._waiting, _Waiting(event, now_s, turn), key=lambda waiting: waiting.turn)
+        self._lost_s = min(self._lost_s, event.turn.lost_s)
+        insort(self._waiting, _Waiting(event, now_s, event.turn), key=lambda waiting: waiting.turn)
         return []
+
+    def _put_lost_back(self, now_s: float) -> None:
+        """Requests that cannot be served in time any more go behind those that can."""
+        if now_s <= self._lost_s:
+            return
+        self._waiting = [replace(waiting, turn=waiting.turn.at(now_s)) for waiting in self._waiting]
+        self._waiting.sort(key=lambda waiting: waiting.turn)
+        self._lost_s = min((waiting.turn.lost_s for waiting in self._waiting), default=inf)
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
         """Grant in queue order.
@@ -323,6 +453,7 @@ class ClusterMachine:
         A request that must wait for credits holds up those behind it, so that large requests are not starved. One that
         needs another encoder does not: no credit returned helps it.
         """
+        self._put_lost_back(now_s)
         effects: list[ClusterEffect] = []
         wakes: list[tuple[float, str]] = []
         index = 0
@@ -337,7 +468,8 @@ class ClusterMachine:
                 index += 1
                 continue
             if outcome is Shortage.NO_CREDIT:
-                times = [at_s for one in self._instances.pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
+                encoders = self._instances.pools[ENCODE].members.values()
+                times = [at_s for one in encoders for at_s in one.may_be_tried_s(Stage.ENCODE)]
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
             effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
@@ -356,29 +488,49 @@ class ClusterMachine:
         if isinstance(choices, Shortage):
             return choices
         self._instances.turns[ENCODE] += 1
-        content = {want.item: want.content for want in wanted.wants}
+        by_item = {want.item: want for want in wanted.wants}
         grants = []
         for choice in choices:
-            place = _Credit(choice.encoder, Stage.ENCODE, content[choice.item], choice.tokens, choice.nbytes)
-            grants.append(self._grant(place, choice.item, choice.why.value))
+            want = by_item[choice.item]
+            place = Credit(choice.encoder, Stage.ENCODE, want.content, choice.tokens, choice.nbytes)
+            hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
+            grants.append(self._grant(place, choice.item, choice.why.value, now_s, hedge_after_s))
         return Granted(wanted.request, tuple(grants))
 
-    def _grant(self, credit: _Credit, item: int | None, reason: str) -> Grant:
+    def _hedge(self, event: HedgeWanted, now_s: float) -> list[ClusterEffect]:
+        """Grant it only where it holds up nobody: at an encoder without work, while no request waits for one."""
+        if self._waiting or not self._hedges.has(1):
+            return []
+        want, routing = event.want, self._policies.encoder_routing
+        chosen = choose_hedge(self._instances.pool(ENCODE, now_s), want, routing, self._rng)
+        if chosen is None:
+            return []
+        self._instances.turns[ENCODE] += 1
+        self._hedges.spend(1)
+        place = Credit(chosen.name, Stage.ENCODE, want.content, want.tokens, want.nbytes)
+        grant = self._grant(place, want.item, Why.HEDGE.value, now_s)
+        return [Granted(event.request, (replace(grant, hedges=True),))]
+
+    def _grant(self, credit: Credit, item: int | None, reason: str, now_s: float, hedge_after_s: float = inf) -> Grant:
         instance = self._instances.by_name[credit.name]
         if instance.info is None:
             raise AssertionError("a chosen instance has been described")
         self._next_credit += 1
         credit.report = instance.reports
         self._credits[self._next_credit] = credit
-        instance.give(credit.stage, credit.tokens, credit.nbytes)
-        return Grant(self._next_credit, item, credit.name, instance.info.instance_id, reason)
+        instance.probe(credit.stage, self._next_credit, now_s)
+        instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
+        credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
+        return Grant(self._next_credit, item, credit.name, instance.info.instance_id, reason, hedge_after_s)
 
     def _stop_work(self, number: int) -> None:
         credit = self._credits.get(number)
         if credit is None or not credit.working:
             return
         credit.working = False
-        self._instances.by_name[credit.name].work_ended(credit.stage, credit.tokens, credit.report)
+        instance = self._instances.by_name[credit.name]
+        instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
+        instance.probe_ended(credit.stage, number)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._stop_work(number)
@@ -390,18 +542,29 @@ class ClusterMachine:
         return self._forget(credit.name, "has left", now_s) if instance.leaving and not instance.credits else []
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        chosen = choose_text(
+        unable = self._instances.without_continuations if event.continues else frozenset[str]()
+        chosen = self._choose_text(event, event.avoid | unable, now_s)
+        if chosen is None and event.continues:
+            chosen = self._choose_text(event, unable, now_s)
+        if chosen is None:
+            # Usable ones that were not chosen are of the release before, and cannot go on with answers.
+            final = self._text_lost or (event.continues and self._instances.has_text)
+            return [Refused(event.request, self._no_text(), final)]
+        self._instances.turns[TEXT] += 1
+        answers = AnswerClass(self._model_id, event.with_items)
+        output_tokens = event.choices * self._expected.predict(answers, event.max_tokens)
+        place = Credit(chosen.name, TEXT[0], None, event.tokens, 0, answers, output_tokens)
+        return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value, now_s),))]
+
+    def _choose_text(self, event: TextWanted, avoid: frozenset[str], now_s: float) -> Candidate | None:
+        return choose_text(
             self._instances.pool(TEXT, now_s),
             self._policies.text_routing,
             self._rng,
-            avoid=event.avoid,
+            avoid=avoid,
             holders=event.holders,
+            hosts=self._instances.hosts,
         )
-        if chosen is None:
-            return [Refused(event.request, self._no_text())]
-        self._instances.turns[TEXT] += 1
-        place = _Credit(chosen.name, TEXT[0], None, event.tokens, 0)
-        return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value),))]
 
     def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:
         """Send TextPoolLost once when no text instance has been usable for the whole grace period."""
@@ -420,6 +583,12 @@ class ClusterMachine:
         self._text_lost = True
         return [TextPoolLost(self._no_text())]
 
+    def _too_many_retries(self) -> TriptychError:
+        return Unavailable(
+            f"encoders fail: no more than {self._limits.retry_share:.0%} of the items are encoded again",
+            retry_after_s=self._retry_after_s,
+        )
+
     def _no_text(self) -> TriptychError:
         return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)
 
@@ -431,12 +600,12 @@ class ClusterMachine:
 
     def _error(self, shortage: Shortage) -> TriptychError:
         if shortage is Shortage.NEVER_FITS:
-            arena_bytes = sum(one.info.arena_bytes for one in self._instances.pools[ENCODE] if one.info is not None)
+            arena_bytes = sum(one.arena_bytes for one in self._encoders())
             return InvalidRequest(
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
             )
         if shortage is Shortage.TOO_MANY_ITEMS:
-            items = sum(one.info.max_items for one in self._instances.pools[ENCODE] if one.info is not None)
+            items = sum(one.max_items for one in self._encoders())
             return InvalidRequest(
                 f"the request has more images, or parts of videos, than the {items} that the encoders take at once",
                 param="messages",
@@ -444,3 +613,7 @@ class ClusterMachine:
         if shortage is Shortage.NO_CREDIT:
             return ArenaFull("the encoders' arenas are full", retry_after_s=self._retry_after_s)
         return Unavailable("no encoder is available", retry_after_s=self._retry_after_s)
+
+    def _encoders(self) -> list[InstanceInfo]:
+        members = self._instances.pools[ENCODE].members.values()
+        return [one.info for one in members if one.info is not None]

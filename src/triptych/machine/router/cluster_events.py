@@ -6,13 +6,17 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.membership import Member
 from triptych.machine.router.shared_events import (
     Answer,
+    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     TextWanted,
 )
 
@@ -79,7 +83,11 @@ ClusterEvent = (
     | ItemEncoded
     | CallFailed
     | FirstToken
+    | AnswerEnded
     | EmbeddingGone
+    | EmbeddingsRead
+    | HedgeWanted
+    | Overtaken
     | CreditReturned
     | Tick
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from triptych.domain.embedding import KEY_NBYTES, LeaseId, Ticket, payload_nbytes
+from triptych.domain.item_plan import ItemPlan
 from triptych.machine.router.request_events import Extend, Renew
 from triptych.machine.router.shared_events import Grant
 
@@ -55,7 +56,7 @@ class HeldTicket:
         """Whether a call for it is running."""
         return self.sealed is None or self.renewing
 
-    def granted(self, ticket: Ticket, router_lease: LeaseId, tokens: int, deadline_s: float) -> str | None:
+    def granted(self, ticket: Ticket, router_lease: LeaseId, plan: ItemPlan, deadline_s: float) -> str | None:
         """Store both leases. Returns what is wrong with them, if anything, as wrong memory must never be read."""
         self.sealed = self.unsent = ticket
         if (router_lease, ticket.lease_id) != (self.router_lease, self.reader_lease):
@@ -66,11 +67,12 @@ class HeldTicket:
             return f"a key of {len(ticket.key)} bytes instead of {KEY_NBYTES}"
         if ticket.holder != self.grant.instance_id:
             return f"a ticket of {ticket.holder}"
-        if ticket.tokens != tokens:
-            return f"{ticket.tokens} tokens for an item of {tokens}"
-        if not ticket.tensors or payload_nbytes(ticket.tensors) != ticket.payload_nbytes:
-            return f"tensors that do not sum to {ticket.payload_nbytes} bytes"
-        return None
+        if ticket.tokens != plan.tokens:
+            return f"{ticket.tokens} tokens for an item of {plan.tokens}"
+        if ticket.tensors != plan.tensors:
+            return "tensors of another form than the item's"
+        fits = payload_nbytes(ticket.tensors) == ticket.payload_nbytes
+        return None if fits else f"tensors that do not sum to {ticket.payload_nbytes} bytes"
 
     def not_granted(self) -> None:
         """The call was answered without granting leases."""

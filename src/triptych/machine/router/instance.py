@@ -5,8 +5,11 @@ from enum import StrEnum
 from math import inf
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.item_plan import Content
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
+from triptych.machine.router.expected_output import AnswerClass
+from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.routing import Candidate
 
 Stages = tuple[Stage, ...]
@@ -27,8 +30,32 @@ class InstanceState(StrEnum):
 
 
 @dataclass(slots=True)
+class Credit:
+    """What a router counts as given to an instance. Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+
+    name: str
+    """The instance's address."""
+    stage: Stage
+    content: Content | None
+    """The item's content; None for a request at a text instance."""
+    tokens: int
+    """Of the item, 0 if it is encoded with another one; or of the prompt until the first token of its answer."""
+    nbytes: int
+    answers: AnswerClass | None = None
+    """The class of the request's answers; None for an item."""
+    output_tokens: int = 0
+    """What these are expected to have, as it was when the credit was granted."""
+    report: int = 0
+    """The number of the instance's last report when the credit was granted."""
+    working: bool = True
+    granted_s: float = 0.0
+    pending_tokens: int = 0
+    """Of the instance at this stage when the credit was granted, these included."""
+
+
+@dataclass(slots=True)
 class StageCredits:
-    """One stage of an instance: its reported load, the router's credits there, and its backoff."""
+    """One stage of an instance: its reported load, the router's credits there, and its health."""
 
     load: StageLoad | None = None
     # The router's own work there now ...
@@ -41,8 +68,7 @@ class StageCredits:
     new_bytes: int = 0
     full_until_s: float = -inf
     """It refused for lack of memory, although its credits said otherwise."""
-    engine_failures: int = 0
-    backoff_until_s: float = -inf
+    health: Health = field(default_factory=Health)
 
 
 @dataclass(slots=True)
@@ -61,8 +87,8 @@ class Instance:
     credits: int = 0
     """Credits not yet returned."""
     stages: dict[Stage, StageCredits] = field(default_factory=lambda: {stage: StageCredits() for stage in Stage})
-    _candidates: dict[Stages, tuple[Candidate, float]] = field(default_factory=dict)
-    """Cached candidate per pool, and the time until which it is valid."""
+    changed_in: tuple[set[str], ...] = ()
+    """Where it notes its name when it changes: each pool makes its candidate again."""
 
     @property
     def name(self) -> str:
@@ -104,7 +130,7 @@ class Instance:
 
     def review(self, model: ModelInfo | None) -> None:
         self.state = self.state_under(model)
-        self._candidates.clear()
+        self._changed()
 
     def seen(self, info: InstanceInfo) -> bool:
         """Store the description. Returns whether the process has restarted."""
@@ -112,8 +138,7 @@ class Instance:
         if restarted:
             self.draining = False
             for one in self.stages.values():
-                one.load, one.full_until_s = None, -inf
-                one.engine_failures, one.backoff_until_s = 0, -inf
+                one.load, one.full_until_s, one.health = None, -inf, Health()
         self.info, self.reachable = info, True
         return restarted
 
@@ -125,13 +150,17 @@ class Instance:
             one = self.stages[stage]
             one.load = reported
             one.new_tokens = one.new_pending = one.new_bytes = 0
-        self._candidates.clear()
+        self._changed()
         return changed
+
+    def _changed(self) -> None:
+        for names in self.changed_in:
+            names.add(self.member.address)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
-    def give(self, stage: Stage, tokens: int, nbytes: int) -> None:
-        """Grant a credit: work for a stage, and arena bytes."""
+    def give(self, stage: Stage, tokens: int, nbytes: int, output_tokens: int = 0) -> None:
+        """Grant a credit: work for a stage, arena bytes, and tokens to decode after it."""
         one = self.stages[stage]
         self.credits += 1
         one.own_tokens += tokens
@@ -140,94 +169,126 @@ class Instance:
         one.new_tokens += tokens
         one.new_pending += 1
         one.new_bytes += nbytes
-        self._candidates.clear()
+        if output_tokens:
+            decode = self.stages[Stage.DECODE]
+            decode.own_tokens += output_tokens
+            decode.new_tokens += output_tokens
+        self._changed()
 
-    def work_ended(self, stage: Stage, tokens: int, report: int) -> None:
-        """End a credit's work. Its bytes stay taken. ``report`` is the number of reports when it was granted."""
+    def work_done(self, stage: Stage, tokens: int, report: int) -> None:
+        """Some of a credit's work is done. ``report`` is the number of reports when it was granted."""
         one = self.stages[stage]
         one.own_tokens -= tokens
-        one.own_pending -= 1
-        # Reported load of prefill and decode shrinks token by token, so how much of this work it still counts is
-        # unknown.
-        if stage is Stage.ENCODE or report == self.reports:
+        if self._is_known(stage, report):
             one.new_tokens -= tokens
+        self._changed()
+
+    def work_ended(self, stage: Stage, tokens: int, report: int, output_tokens: int = 0) -> None:
+        """End the rest of a credit's work. Its bytes stay taken."""
+        one = self.stages[stage]
+        one.own_pending -= 1
+        if self._is_known(stage, report):
             one.new_pending -= 1
-        self._candidates.clear()
+        self.work_done(stage, tokens, report)
+        if output_tokens:
+            self.work_done(Stage.DECODE, output_tokens, report)
+
+    def _is_known(self, stage: Stage, report: int) -> bool:
+        """Whether it is known what the load since then still counts of a credit's work."""
+        # Reported load of prefill and decode shrinks bit by bit.
+        return stage is Stage.ENCODE or report == self.reports
 
     def take_back(self, stage: Stage, nbytes: int) -> None:
         one = self.stages[stage]
         self.credits -= 1
         one.own_bytes -= nbytes
         one.new_bytes -= nbytes
-        self._candidates.clear()
+        self._changed()
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def refused_memory(self, until_s: float) -> None:
         self.stages[Stage.ENCODE].full_until_s = until_s
-        self._candidates.clear()
+        self._changed()
 
-    def engine_failed(self, stage: Stage, now_s: float, first_backoff_s: float, longest_backoff_s: float) -> None:
-        one = self.stages[stage]
-        if now_s < one.backoff_until_s:
-            return  # one failed batch fails many requests at once
-        one.backoff_until_s = now_s + min(first_backoff_s * 2 ** min(one.engine_failures, 30), longest_backoff_s)
-        one.engine_failures += 1
-        self._candidates.clear()
+    def failed(self, stage: Stage, reason: BackoffReason, most: int, now_s: float) -> bool:
+        """Count a failure. Returns whether a backoff is due: after ``most`` in a row."""
+        return self.stages[stage].health.failed(reason, most, now_s)
 
-    def worked(self, stage: Stage) -> None:
+    def back_off(self, stage: Stage, reason: BackoffReason, now_s: float, *, first_s: float, longest_s: float) -> float:
+        """Start a backoff. Returns its length in seconds."""
+        length_s = self.stages[stage].health.back_off(reason, now_s, first_s=first_s, longest_s=longest_s)
+        self._changed()
+        return length_s
+
+    def worked(self, stage: Stage, *reasons: BackoffReason) -> None:
+        """What would fail under any of these has succeeded."""
+        if self.stages[stage].health.worked(*reasons):
+            self._changed()
+
+    def pending_tokens(self, stage: Stage) -> int:
+        """Of the work given to it for this stage, by this router and, as reported, by others."""
         one = self.stages[stage]
-        if one.engine_failures:
-            one.engine_failures, one.backoff_until_s = 0, -inf
-            self._candidates.clear()
+        reported = 0 if one.load is None else one.load.pending_tokens + one.new_tokens
+        return max(one.own_tokens, reported)
+
+    def probe(self, stage: Stage, credit: int, now_s: float) -> None:
+        """A credit is about to be granted: on probation it is the only one."""
+        health = self.stages[stage].health
+        if health.on_probation(now_s):
+            health.probes.add(credit)
+            self._changed()
+
+    def probe_ended(self, stage: Stage, credit: int) -> None:
+        health = self.stages[stage].health
+        if credit in health.probes:
+            health.probes.remove(credit)
+            self._changed()
 
     def may_be_tried_s(self, stage: Stage) -> tuple[float, float]:
         """When each of its backoffs ends or ended."""
         one = self.stages[stage]
-        return one.full_until_s, one.backoff_until_s
+        return one.full_until_s, one.health.until_s
 
     # --- for policies ------------------------------------------------------------------------------------------------
 
-    def candidate(self, stages: Stages, now_s: float) -> Candidate:
-        kept = self._candidates.get(stages)
-        if kept is not None and now_s < kept[1]:
-            return kept[0]
-        made = self._candidates[stages] = self._candidate(stages, now_s)
-        return made[0]
-
-    def _candidate(self, stages: Stages, now_s: float) -> tuple[Candidate, float]:
-        """Compute the candidate, and the time until which it is valid."""
+    def candidate(self, stages: Stages, now_s: float) -> tuple[Candidate, float]:
+        """What policies see of it, and until when that holds if nothing happens to it."""
         info, encodes = self.info, Stage.ENCODE in stages
         tokens = pending = nbytes = 0
         estimated_tokens = estimated_pending = estimated_nbytes = 0
-        reported = full = backoff = False
+        reported = full = backoff = probation = False
         until_s = inf
         for stage in stages:
             one = self.stages[stage]
             tokens += one.own_tokens
             pending += one.own_pending
             nbytes += one.own_bytes
-            estimated_tokens += one.new_tokens
-            estimated_pending += one.new_pending
-            estimated_nbytes += one.new_bytes
-            if (load := one.load) is not None:
+            if (load := one.load) is None:
+                estimated_tokens += one.new_tokens
+                estimated_pending += one.new_pending
+                estimated_nbytes += one.new_bytes
+            else:
                 reported = True
-                estimated_tokens += load.pending_tokens
-                estimated_pending += load.pending
-                estimated_nbytes += load.leased_bytes
+                estimated_tokens += one.new_tokens + load.pending_tokens
+                estimated_pending += one.new_pending + load.pending
+                estimated_nbytes += one.new_bytes + load.leased_bytes
             if now_s < one.full_until_s:
                 full, until_s = True, min(until_s, one.full_until_s)
-            if now_s < one.backoff_until_s:
-                backoff, until_s = True, min(until_s, one.backoff_until_s)
+            if one.health.in_backoff(now_s):
+                backoff, until_s = True, min(until_s, one.health.until_s)
+            elif one.health.on_probation(now_s):
+                probation, backoff = True, backoff or bool(one.health.probes)
         if reported:
             # Only the report includes other routers' load; only the router's own counts include calls still on their
             # way.
-            tokens = max(tokens, estimated_tokens) if encodes else estimated_tokens
-            pending, nbytes = max(pending, estimated_pending), max(nbytes, estimated_nbytes)
+            tokens = max(tokens, estimated_tokens)
+            pending = max(pending, estimated_pending)
+            nbytes = max(nbytes, estimated_nbytes)
         arena_bytes = info.arena_bytes if info is not None and encodes else 0
         made = Candidate(
-            self.name,
-            self.usable,
+            self.member.address,
+            self.state is InstanceState.READY,
             tokens,
             pending,
             arena_bytes,
@@ -235,5 +296,6 @@ class Instance:
             info.max_items if info is not None and encodes else 0,
             backoff,
             "" if info is None else info.instance_id,
+            probation,
         )
         return made, until_s

@@ -14,6 +14,7 @@ from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Readiness
 from triptych.machine.router.instance import Instance, Stages
+from triptych.machine.router.kept_pool import KeptPool
 from triptych.policy.routing import Pool
 
 ENCODE: Stages = (Stage.ENCODE,)
@@ -28,9 +29,13 @@ class Instances:
     max_hints: int
     by_name: dict[str, Instance] = field(default_factory=dict)
     """By address, in this order."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """The hosts of those that offer a transport, by their own ids."""
     model: ModelInfo | None = None
     """The model that they serve; None until one has been seen."""
-    pools: dict[Stages, list[Instance]] = field(default_factory=lambda: {ENCODE: [], TEXT: []})
+    pools: dict[Stages, KeptPool] = field(
+        default_factory=lambda: {stages: KeptPool(stages) for stages in (ENCODE, TEXT)}
+    )
     turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0})
     """Decisions over each pool."""
     hints: OrderedDict[Content, str] = field(default_factory=OrderedDict)
@@ -99,18 +104,23 @@ class Instances:
         instances = self.by_name.values()
         for instance in instances:
             instance.review(self.model)
-        self.pools = {
-            ENCODE: [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)],
-            TEXT: [one for one in instances if one.serves(TEXT) and not one.duplicate],
-        }
-        ready = frozenset(one.name for one in self.pools[ENCODE] if one.usable)
+        encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
+        texts = [one for one in instances if one.serves(TEXT) and not one.duplicate]
+        self.pools[ENCODE].set_members(encoders)
+        self.pools[TEXT].set_members(texts)
+        for instance in instances:
+            instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
+        ready = frozenset(one.name for one in encoders if one.usable)
         if not self.ready_encoders <= ready:
             self.encoder_lost_s = now_s
         self.ready_encoders = ready
-        self.arena_bytes = sum(
-            one.info.arena_bytes for one in self.pools[ENCODE] if one.info is not None and one.usable
-        )
-        kept = [one.info.kv_tokens for one in self.pools[TEXT] if one.info is not None and one.usable]
+        self.hosts = {
+            one.info.instance_id: one.info.offers[0].host
+            for one in instances
+            if one.info is not None and one.info.offers
+        }
+        self.arena_bytes = sum(one.info.arena_bytes for one in encoders if one.info is not None and one.usable)
+        kept = [one.info.kv_tokens for one in texts if one.info is not None and one.usable]
         self.has_text = bool(kept)
         self.kv_tokens = max(kept, default=0) if all(kept) else 0
         for one in instances:
@@ -143,14 +153,35 @@ class Instances:
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
+    @property
+    def without_continuations(self) -> frozenset[str]:
+        """The names of instances that cannot go on with an answer that another one began."""
+        return frozenset(
+            [
+                name
+                for name, instance in self.by_name.items()
+                if instance.info is not None and not instance.info.continues
+            ]
+        )
+
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
-        candidates = tuple([instance.candidate(stages, now_s) for instance in self.pools[stages]])
-        return Pool(candidates, self.turns[stages], MappingProxyType(self.hints))
+        return Pool(self.pools[stages].candidates(now_s), self.turns[stages], MappingProxyType(self.hints))
 
     def states(self) -> dict[tuple[Role | None, str], int]:
         """Number of instances by role (None: not seen yet) and state."""
         return dict(Counter((instance.role, instance.state.value) for instance in self.by_name.values()))
+
+    def in_backoff(self) -> dict[tuple[str, str], int]:
+        """Number of instances that are in backoff or on probation, by stage and reason."""
+        return dict(
+            Counter(
+                (stage.value, one.health.reason.name.lower())
+                for instance in self.by_name.values()
+                for stage, one in instance.stages.items()
+                if one.health.reason is not None
+            )
+        )
 
     def readiness(self) -> Readiness:
         """Whether every stage has a usable instance, and one line per instance seen."""
@@ -166,6 +197,8 @@ class Instances:
         """Raise AssertionError where an invariant does not hold."""
         for name, instance in self.by_name.items():
             assert instance.state == instance.state_under(self.model), f"{name}: state"  # noqa: S101
+        for pool in self.pools.values():
+            pool.validate()
         used = Counter(one.process for one in self.by_name.values() if one.process and not one.duplicate)
         assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
         assert set(self.hints.values()) <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101

@@ -7,12 +7,14 @@
 A chat is dispatched to a text instance. A resolve ends in HOLDING: its caller is told where the items are, and they are held
 until it leaves or the deadline passes.
 
-Losses are redone at the smallest grain (docs/adr/0005): an item is encoded again elsewhere, a lease renewed, a text
-instance replaced; each a bounded number of times, and only until the first token. If an arena is full, the whole
+Losses are redone at the smallest grain: an item is encoded again elsewhere, a lease renewed, a text instance replaced; each
+a bounded number of times. After the first token, another text instance goes on with the answer (docs/adr/0031), for which
+the request is placed at encoders anew: from STREAMING back to WAITING or DISPATCHING. If an arena is full, the whole
 request returns to the queue, holding nothing; if an encoder is busy, only that item is retried later. Both continue
 until the deadline, with growing pauses.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,12 +23,12 @@ from math import inf
 from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
+from triptych.domain.slo import NOTHING_EXPECTED
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
     Cancelled,
     DeadlineExceeded,
-    EngineFailure,
     InternalError,
     LeaseLost,
     Overloaded,
@@ -37,7 +39,6 @@ from triptych.errors import (
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
     After,
-    Encode,
     End,
     Failed,
     Generate,
@@ -58,9 +59,11 @@ from triptych.machine.router.shared_events import (
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
     Grant,
     Granted,
+    HedgeWanted,
     ItemEncoded,
     Refused,
     Release,
@@ -68,6 +71,8 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.machine.router.text_attempts import TextAttempts
+from triptych.policy.policies import Ordering
+from triptych.policy.queueing import Turn, by_slo
 from triptych.policy.retrying import pause_s
 
 
@@ -95,6 +100,10 @@ class Phase(Enum):
 _OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
 
 
+_HEDGE_AGAIN = 0.25
+"""A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Retries and leases of one request."""
@@ -102,7 +111,7 @@ class RequestLimits:
     max_encode_attempts: Positive = 3
     """Attempts to encode an item before the request fails."""
     max_text_attempts: Positive = 3
-    """Attempts to send a request to a text instance, before the first token."""
+    """Attempts at text instances before a request fails, those that go on with its answer included."""
     arena_retry_s: PositiveSeconds = 0.1
     """How long an encoder whose arena is full gets no items, and the first pause before an item it refused is retried."""
     longest_pause_s: PositiveSeconds = 2.0
@@ -131,9 +140,10 @@ class RequestMachine:
         new_lease: Callable[[], LeaseId],
         choices: int = 1,
         priority: int = 0,
+        ordering: Ordering = by_slo,
         resolves: bool = False,
     ) -> None:
-        """``number`` is never reused, unlike the id.
+        """``number`` is never reused, unlike the id, and grows with the arrivals.
 
         A chat is done when ``choices`` choices have finished. ``resolves``: it is no chat, and has items.
         ``new_lease`` returns a fresh lease id.
@@ -145,13 +155,19 @@ class RequestMachine:
         self._new_lease = new_lease
         self._choices = choices
         self._priority = priority
+        self._ordering = ordering
+        self._expected = NOTHING_EXPECTED
         self._resolves = resolves
         self._phase = Phase.PREPARING
         self._over = False
+        self._begun = False
+        """Whether some of its answer has been sent."""
         self._items: list[RequestItem] = []
         self._answer_tokens = 0
         self._alarm_s = inf
         """When ``LEASES_DUE`` will come."""
+        self._hedge_alarm_s = inf
+        """When ``HEDGES_DUE`` will come."""
         # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -194,6 +210,8 @@ class RequestMachine:
             assert held is None or held.lease_ids, f"{whose}: a credit without leases"  # noqa: S101
             assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews without a ticket"  # noqa: S101
             assert item.losses <= self._limits.max_encode_attempts, f"{whose}: attempts"  # noqa: S101
+            assert item.hedge is None or item.encoding, f"{whose}: a hedge of nothing"  # noqa: S101
+            assert item.hedge is None or item.hedge.sealed is None, f"{whose}: two embeddings"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
         if self._phase is Phase.WAITING:
@@ -228,20 +246,22 @@ class RequestMachine:
                 return []
             case Prepared():
                 return self._prepared(event, now_s)
-            case Refused(_, error):
+            case Refused():
                 wants_text = self._phase is Phase.DISPATCHING
-                return self._text_refused(error, now_s) if wants_text else self._placement_refused(error, now_s)
+                return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
             case CallFailed(credit, _, error):
                 return self._call_failed(credit, error, now_s)
             case Resumed(number):
                 return self._resumed(number, now_s)
             case Signal.LEASES_DUE:
                 return self._leases_due(now_s)
+            case Signal.HEDGES_DUE:
+                return self._hedges_due(now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case TextPoolLost(error):
                 sent = self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING}
-                return [] if sent else self._end(Phase.FAILED, error, now_s)
+                return [] if sent else self._end(Phase.FAILED, self._text.error if self._begun else error, now_s)
             case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
                 return self._end(Phase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
@@ -260,44 +280,80 @@ class RequestMachine:
         self._stats.prepared_s = now_s
         self._stats.prompt_tokens = event.prompt_tokens
         self._answer_tokens = event.answer_tokens
+        self._expected = event.expected
         self._items = [RequestItem(index, plan) for index, plan in enumerate(event.items)]
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
         self._phase = Phase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
 
-    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> CreditsWanted:
+    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str, again: bool = False) -> CreditsWanted:
         wanted = frozenset(items)
         self._reserving |= wanted
         wants = tuple(self._items[index].want for index in sorted(wanted))
-        return CreditsWanted(self._number, wants, wait, self._priority, self._deadline_s, reason)
+        return CreditsWanted(self._number, wants, wait, self._turn(), reason, again)
+
+    def _turn(self, *, encoded: bool = False) -> Turn:
+        """The request's position in the queues of its next stage: of encoders, or once ``encoded`` of text instances."""
+        arrived_s, limit_s, alone = self._stats.started_s, self._expected.ttft_limit_s, self._expected.isolated
+        needs_s = 0.0 if alone is None else alone.prefill_s + (0.0 if encoded else alone.encode_s)
+        turn = self._ordering(
+            priority=self._priority,
+            deadline_s=self._deadline_s,
+            arrived_s=arrived_s,
+            arrival=self._number,
+            due_s=inf if limit_s is None else arrived_s + limit_s,
+            needs_s=needs_s,
+        )
+        return turn._replace(lost_s=inf) if self._begun else turn  # its first token has been sent
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
             return self._text_granted(grant)
+        if grant.hedges:
+            return self._hedge_granted(grant, self._items[grant.item], now_s)
         if grant.item not in self._reserving or self._over:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._reserving -= {grant.item}
         self._phase = Phase.ENCODING
         item = self._items[grant.item]
         item.attempts += 1
-        held = item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
-        return [
-            Encode(
-                credit=grant.credit,
-                name=grant.name,
-                index=item.index,
-                plan=item.plan,
-                reader_lease=held.reader_lease,
-                router_lease=held.router_lease,
-                lease_s=held.lease_s,
-                reason=grant.reason,
-            )
-        ]
+        item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
+        item.hedge_s, item.hedge_won = now_s + grant.hedge_after_s, False
+        return [item.encode(item.held, self._turn()), *self._set_hedge_alarm(item.hedge_s, now_s)]
 
-    def _placement_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _hedge_granted(self, grant: Grant, item: RequestItem, now_s: float) -> list[RequestEffect]:
+        if self._over or not item.may_be_hedged:
+            return [Release(grant.name, grant.credit, (), "no longer wanted")]
+        item.hedges += 1
+        item.hedge = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
+        return [item.encode(item.hedge, self._turn())]
+
+    def _hedges_due(self, now_s: float) -> list[RequestEffect]:
+        """Want hedges for the items that take long; if none is granted, again later, as an encoder may be idle then."""
+        self._hedge_alarm_s = inf
+        effects: list[RequestEffect] = []
+        for item in self._items:
+            if item.may_be_hedged and item.hedge_s <= now_s:
+                item.hedge_s = now_s + _HEDGE_AGAIN * item.encoding_for_s(now_s)
+                effects.append(HedgeWanted(self._number, item.hedge_want, "it takes longer than others of its size"))
+        due_s = min((item.hedge_s for item in self._items if item.may_be_hedged), default=inf)
+        return [*effects, *self._set_hedge_alarm(due_s, now_s)]
+
+    def _set_hedge_alarm(self, due_s: float, now_s: float) -> list[RequestEffect]:
+        if due_s >= self._hedge_alarm_s:
+            return []
+        self._hedge_alarm_s = due_s
+        return [After(max(0.0, due_s - now_s), Signal.HEDGES_DUE, "an item may take long")]
+
+    def _placement_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
             return []
+        error = event.error
+        if event.final:
+            return self._end(Phase.FAILED, error, now_s)
+        if self._begun and isinstance(error, Overloaded):
+            return self._requeue(error, now_s)
         failures = [self._items[index].engine_failure for index in sorted(self._reserving)]
         failure = next((failure for failure in failures if failure is not None), None)
         if failure is not None and not isinstance(error, Overloaded):
@@ -331,31 +387,34 @@ class RequestMachine:
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
         result = event.result
-        item = self._holder_of(event.credit)
-        if item is None or item.held is None or item.held.sealed is not None:
+        item, held = self._call_of(event.credit)
+        if item is None or held is None or held.sealed is not None:
             return [Release(event.name, None, (result.router_lease, result.ticket.lease_id), "came too late")]
-        item.served, item.encoder_id = result, item.held.grant.instance_id
-        fault = item.held.granted(result.ticket, result.router_lease, item.plan.tokens, self._deadline_s)
+        fault = held.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
         if fault is not None:
-            return self._end(Phase.FAILED, InternalError(f"encoder {item.encoder_id} returned {fault}"), now_s)
-        return [*self._set_alarm(now_s), *self._advance(now_s)]
+            error = InternalError(f"encoder {held.grant.instance_id} returned {fault}")
+            return self._encode_elsewhere(item, held, error, now_s)
+        item.served, item.encoder_id = result, held.grant.instance_id
+        return [*item.won_by(held), *self._set_alarm(now_s), *self._advance(now_s)]
 
     def _call_failed(self, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
         if self._text.has(credit):
             return self._text_failed(error, now_s)
-        item = self._holder_of(credit)
-        if item is None or item.held is None or not item.held.pending:
+        item, held = self._call_of(credit)
+        if item is None or held is None or not held.pending:
             return []
-        if item.held.renewing:
+        if held.renewing:
             again = isinstance(error, LeaseLost | Unavailable | Overloaded)
             return self._encode_again([item], error, now_s) if again else self._end(Phase.FAILED, error, now_s)
-        return self._encode_failed(item, item.held, error, now_s)
+        return self._encode_failed(item, held, error, now_s)
 
     def _encode_failed(
         self, item: RequestItem, held: HeldTicket, error: TriptychError, now_s: float
     ) -> list[RequestEffect]:
         if not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
             held.not_granted()
+        if item.hedge is not None and isinstance(error, Unavailable | Overloaded | InternalError):
+            return self._go_on_without(item, held, error)
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded):
@@ -363,12 +422,30 @@ class RequestMachine:
             item.avoid |= {held.grant.name}
             item.refusals += 1
             return item.release(error.message) + self._pause([item.index], item.refusals, error, now_s)
-        if isinstance(error, EngineFailure) and item.engine_failure is None:
-            item.engine_failure, item.exclude = error, frozenset({held.grant.name})
-            return self._encode_again([item], error, now_s)
+        if isinstance(error, InternalError):
+            return self._encode_elsewhere(item, held, error, now_s)
         if isinstance(error, Unavailable):
             return self._encode_again([item], error, now_s)
         return self._end(Phase.FAILED, error, now_s)
+
+    def _encode_elsewhere(
+        self, item: RequestItem, held: HeldTicket, error: InternalError, now_s: float
+    ) -> list[RequestEffect]:
+        """An encoder failed on the item, or returned something else: only another one is tried, once."""
+        if item.hedge is not None:
+            return self._go_on_without(item, held, error)
+        if item.engine_failure is not None:
+            return self._end(Phase.FAILED, error, now_s)
+        item.engine_failure, item.exclude = error, item.exclude | {held.grant.name}
+        return self._encode_again([item], error, now_s)
+
+    def _go_on_without(self, item: RequestItem, held: HeldTicket, error: TriptychError) -> list[RequestEffect]:
+        """One of an item's two calls has failed: nothing is lost while the other one runs."""
+        item.avoid |= {held.grant.name}
+        if isinstance(error, InternalError):
+            item.engine_failure, item.exclude = error, item.exclude | {held.grant.name}
+        gone = EmbeddingGone(held.grant.credit, _is_unusable(item, held, error))
+        return [gone, *item.go_on_without(held, error.message)]
 
     def _lease_granted(self, event: LeaseGranted, now_s: float) -> list[RequestEffect]:
         item = self._holder_of(event.credit)
@@ -377,7 +454,7 @@ class RequestMachine:
         if item.held.renewed_as(event.ticket):
             return self._advance(now_s)
         fault = InternalError(f"encoder {item.encoder_id} leased another embedding than requested")
-        return self._end(Phase.FAILED, fault, now_s)
+        return self._encode_elsewhere(item, item.held, fault, now_s)
 
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
         item = self._holder_of(event.credit)
@@ -406,13 +483,20 @@ class RequestMachine:
                 return item
         return None
 
+    def _call_of(self, credit: int) -> tuple[RequestItem | None, HeldTicket | None]:
+        """The item that has a call with this credit, or holds what the call returned, and what that is."""
+        for item in self._items:
+            if (held := item.call(credit)) is not None:
+                return item, held
+        return None, None
+
     def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Release these items and request other places at once. Other items keep theirs."""
         effects: list[RequestEffect] = []
         again: list[int] = []
         for item in items:
             if item.held is not None:
-                effects.append(EmbeddingGone(item.held.grant.credit))
+                effects.append(EmbeddingGone(item.held.grant.credit, _is_unusable(item, item.held, error)))
                 if not isinstance(error, LeaseLost):
                     # An eviction is no failure of the encoder.
                     item.avoid |= {item.held.grant.name}
@@ -422,7 +506,7 @@ class RequestMachine:
             if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(Phase.FAILED, error, now_s)
         self._phase = Phase.ENCODING
-        return [*effects, self._reserve(again, wait=False, reason=error.message)]
+        return [*effects, self._reserve(again, wait=False, reason=error.message, again=True)]
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Release everything and start over at the end of the queue."""
@@ -455,7 +539,7 @@ class RequestMachine:
         self._stats.encoded_s = now_s
         resolved = tuple(item.resolved for item in self._items)
         self._sent()
-        return [Resolved(resolved)]
+        return [*self._read(), Resolved(resolved)]
 
     def _sent(self) -> None:
         """All tickets are in the hands of a reader."""
@@ -465,10 +549,24 @@ class RequestMachine:
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
-        self._stats.encoded_s = now_s
-        holders = frozenset(item.encoder_id for item in self._items)
-        tokens = self._stats.prompt_tokens + self._answer_tokens
-        return [TextWanted(self._number, tokens, self._text.avoid, holders, reason)]
+        if not self._begun:
+            self._stats.encoded_s = now_s
+        holders: Counter[str] = Counter()
+        for item in self._items:
+            holders[item.encoder_id] += item.plan.nbytes
+        return [
+            TextWanted(
+                self._number,
+                self._stats.prompt_tokens,
+                self._text.avoid,
+                holders,
+                reason,
+                choices=self._choices,
+                max_tokens=self._answer_tokens,
+                with_items=bool(self._items),
+                continues=self._begun,
+            )
+        ]
 
     def _text_granted(self, grant: Grant) -> list[RequestEffect]:
         if self._phase is not Phase.DISPATCHING or self._text.current is not None:
@@ -477,22 +575,30 @@ class RequestMachine:
         self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
         placements = tuple(item.placement for item in self._items)
         self._sent()
-        return [Generate(grant.credit, grant.name, placements)]
+        return [Generate(grant.credit, grant.name, placements, self._turn(encoded=True), self._begun)]
 
-    def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not."""
-        if self._text.error is not None:
+    def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
+        """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not.
+
+        A request that failed at one does not wait for it, unless some of its answer has been sent and would be lost.
+        """
+        if self._text.error is not None and (event.final or not self._begun):
             return self._end(Phase.FAILED, self._text.error, now_s)
         self._phase = Phase.ENCODING
         self._text.refusals += 1
-        return self._pause((), self._text.refusals, error, now_s)
+        return self._pause((), self._text.refusals, self._text.error or event.error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
         if self._phase is Phase.STREAMING:
             return []
         self._phase = Phase.STREAMING
-        self._stats.first_token_s = now_s
-        return self._release_all("the text instance has what it needs")
+        self._begun = True
+        self._stats.token_arrived(now_s)
+        return [*self._read(), *self._release_all("the text instance has what it needs")]
+
+    def _read(self) -> list[RequestEffect]:
+        credits_ = tuple(item.held.grant.credit for item in self._items if item.held is not None)
+        return [EmbeddingsRead(credits_)] if credits_ else []
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):
@@ -502,18 +608,29 @@ class RequestMachine:
         return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        if self._phase is Phase.STREAMING:
+            return self._stream_broke(error, now_s)
         named = error.items if isinstance(error, TransferFailed) else ()
         lost = [item for item in self._items if item.index in named]
         alive = [item for item in lost if item.held is not None and item.held.reader_until_s > now_s]
-        dispatching = self._phase is Phase.DISPATCHING
-        if lost and not alive and dispatching:
+        if lost and not alive:
             self._text.expire(error)
             return self._again(now_s)
-        if not self._text.fail(error) or not dispatching:
+        if not self._text.fail(error):
             return self._end(Phase.FAILED, self._text.error, now_s)
         if isinstance(error, TransferFailed) and self._items:
             return self._encode_again(alive or self._items, error, now_s)
         return self._again(now_s)
+
+    def _stream_broke(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Go on with the answer at another text instance, which needs the items again: their leases were released."""
+        if not self._text.fail(error):
+            return self._end(Phase.FAILED, self._text.error, now_s)
+        self._stats.broke(now_s)
+        if not self._items:
+            return self._advance(now_s)
+        self._phase = Phase.WAITING
+        return [self._reserve(range(len(self._items)), wait=True, reason=error.message)]
 
     def _again(self, now_s: float) -> list[RequestEffect]:
         self._stats.ready = None
@@ -540,3 +657,9 @@ class RequestMachine:
     def _lease_s(self, now_s: float) -> float:
         """The time that the request may still take, capped."""
         return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
+
+
+def _is_unusable(item: RequestItem, held: HeldTicket, error: TriptychError) -> bool:
+    """Whether the error means that the embedding is wrong, or that its reader could not pull it."""
+    pulled = isinstance(error, TransferFailed) and item.index in error.items
+    return held.sealed is not None and (pulled or isinstance(error, InternalError))

@@ -8,6 +8,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem
+from triptych.domain.slo import NOTHING_EXPECTED, Expected
 from triptych.errors import TriptychError
 from triptych.machine.router.shared_events import (
     Answer,
@@ -15,11 +16,15 @@ from triptych.machine.router.shared_events import (
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     Release,
     TextWanted,
 )
+from triptych.policy.queueing import Turn
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -31,6 +36,7 @@ class Prepared:
     items: tuple[ItemPlan, ...]
     prompt_tokens: int
     answer_tokens: int
+    expected: Expected = NOTHING_EXPECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Signal(Enum):
     """Events without data."""
 
     LEASES_DUE = "leases are to be extended"
+    HEDGES_DUE = "items may take longer than others of their size"
     CALLER_LEFT = "the client disconnected or needs no more, or the process is ending"
     DEADLINE_PASSED = "the deadline has passed"
 
@@ -110,6 +117,8 @@ class Encode:
     reader_lease: LeaseId
     router_lease: LeaseId
     lease_s: float
+    turn: Turn
+    """Its position in the encoder's queue."""
     reason: str
 
 
@@ -140,11 +149,14 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Send the request to the text instance."""
+    """Send the request to the text instance. With ``continues`` it goes on with the answer that has been sent so far."""
 
     credit: int
     name: str
     placements: tuple[Placement, ...]
+    turn: Turn
+    """Its position in the queues there."""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +179,7 @@ class After:
     """Send this event after the delay."""
 
     delay_s: float
-    event: Resumed | Literal[Signal.LEASES_DUE]
+    event: Resumed | Literal[Signal.LEASES_DUE, Signal.HEDGES_DUE]
     reason: str
 
 
@@ -178,7 +190,7 @@ class End:
     error: TriptychError | None
 
 
-ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone
+ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone | EmbeddingsRead | HedgeWanted | Overtaken
 """Effects that are events of the cluster machine."""
 
 RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Resolved | Abort | After | Release | End

@@ -1,6 +1,7 @@
 """The state of one item, or shard, of a request."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
@@ -8,10 +9,11 @@ from triptych.domain.generation import Placement, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import ItemTimeline
-from triptych.errors import EngineFailure
+from triptych.errors import InternalError
 from triptych.machine.router.held_ticket import HeldTicket
-from triptych.machine.router.request_events import Abort, RequestEffect
-from triptych.machine.router.shared_events import Release
+from triptych.machine.router.request_events import Abort, Encode, RequestEffect
+from triptych.machine.router.shared_events import Overtaken, Release
+from triptych.policy.queueing import Turn
 from triptych.policy.routing import Want
 
 
@@ -31,10 +33,16 @@ class RequestItem:
     """Attempts whose embedding was lost or failed."""
     refusals: int = 0
     avoid: frozenset[str] = frozenset()
-    engine_failure: EngineFailure | None = None
-    """An engine may fail an item once; then only another encoder is tried."""
+    engine_failure: InternalError | None = None
+    """An encoder may fail on an item once; then only another one is tried."""
     exclude: frozenset[str] = frozenset()
     encoder_id: str = ""
+    hedge: HeldTicket | None = None
+    """What a second call for it will hold, beside the one that ``held`` waits for. The first answer wins."""
+    hedge_s: float = inf
+    """When to want that call."""
+    hedges: int = 0
+    hedge_won: bool = False
 
     @property
     def encoding(self) -> bool:
@@ -68,14 +76,65 @@ class RequestItem:
             raise AssertionError("sent without a ticket")
         return replace(self.held.unsent, address=self.held.grant.name)  # an instance's name is its address
 
-    def release(self, reason: str) -> list[RequestEffect]:
-        """Release the item's place and leases, if it has any."""
-        if self.held is None:
+    @property
+    def may_be_hedged(self) -> bool:
+        """Whether one call for it is running."""
+        return self.held is not None and self.held.sealed is None and self.hedge is None
+
+    @property
+    def hedge_want(self) -> Want:
+        """Another encoder than the one at work."""
+        want = self.want
+        return want if self.held is None else replace(want, exclude=want.exclude | {self.held.grant.name})
+
+    def encoding_for_s(self, now_s: float) -> float:
+        """How long its call has been running."""
+        return 0.0 if self.held is None else now_s - self.held.requested_s
+
+    def call(self, credit: int) -> HeldTicket | None:
+        """What this credit holds, or will hold."""
+        both = (self.held, self.hedge)
+        return next((one for one in both if one is not None and one.grant.credit == credit), None)
+
+    def encode(self, held: HeldTicket, turn: Turn) -> Encode:
+        """The call that will fill ``held``, with its position in the encoder's queue."""
+        return Encode(
+            credit=held.grant.credit,
+            name=held.grant.name,
+            index=self.index,
+            plan=self.plan,
+            reader_lease=held.reader_lease,
+            router_lease=held.router_lease,
+            lease_s=held.lease_s,
+            turn=turn,
+            reason=held.grant.reason,
+        )
+
+    def won_by(self, winner: HeldTicket) -> list[RequestEffect]:
+        """Its call was answered: the other one, if there are two, is cancelled."""
+        if self.held is None or self.hedge is None:
             return []
-        held, self.held = self.held, None
-        grant = held.grant
-        release = Release(grant.name, grant.credit, held.lease_ids, reason)
-        return [Abort(grant.credit, reason), release] if held.pending else [release]
+        self.hedge_won = winner is self.hedge
+        loser = self.held if self.hedge_won else self.hedge
+        self.held, self.hedge = winner, None
+        overtaken: list[RequestEffect] = [Overtaken(loser.grant.credit)] if self.hedge_won else []
+        return overtaken + _give_back(loser, "another encoder was faster")
+
+    def go_on_without(self, failed: HeldTicket, reason: str) -> list[RequestEffect]:
+        """One of two calls has failed: the other one goes on."""
+        if failed is self.held:
+            self.held = self.hedge
+        self.hedge = None
+        return _give_back(failed, reason)
+
+    def release(self, reason: str) -> list[RequestEffect]:
+        """Release the item's places and leases, if it has any."""
+        effects: list[RequestEffect] = []
+        for one in (self.held, self.hedge):
+            if one is not None:
+                effects += _give_back(one, reason)
+        self.held = self.hedge = None
+        return effects
 
     def timeline(self, ready: Ready | None) -> ItemTimeline:
         """``ready`` contains its pull report."""
@@ -97,4 +156,12 @@ class RequestItem:
             pull_bytes=pull.nbytes if pull else 0,
             pull_s=pull.duration_s if pull else 0.0,
             text_cached=pull.cached if pull else False,
+            hedges=self.hedges,
+            hedge_won=self.hedge_won,
         )
+
+
+def _give_back(held: HeldTicket, reason: str) -> list[RequestEffect]:
+    grant = held.grant
+    release = Release(grant.name, grant.credit, held.lease_ids, reason)
+    return [Abort(grant.credit, reason), release] if held.pending else [release]

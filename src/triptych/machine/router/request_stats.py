@@ -25,6 +25,25 @@ class RequestStats:
     error: str = ""
     prompt_tokens: int = 0
     text_attempts: int = 0
+    continuations: int = 0
+    """How often the answer went on at another text instance."""
+    interrupted_s: float = 0.0
+    """In all, from the breaks of its stream to the next token."""
+    _broke_s: float | None = None
+    """When its stream broke, until it goes on."""
+
+    def token_arrived(self, now_s: float) -> None:
+        """The first token of an attempt."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if self._broke_s is not None:
+            self.continuations += 1
+            self.interrupted_s += now_s - self._broke_s
+            self._broke_s = None
+
+    def broke(self, now_s: float) -> None:
+        """Its stream has ended before the answer."""
+        self._broke_s = now_s
 
     def timeline(
         self,
@@ -42,6 +61,9 @@ class RequestStats:
         for one in self.finished.values():
             finished_tokens += one.completion_tokens
             prefill_s, decode_s = max(prefill_s, one.prefill_s), max(decode_s, one.decode_s)
+        interrupted_s = self.interrupted_s + (0.0 if self._broke_s is None else end_s - self._broke_s)
+        if self.first_token_s is not None and interrupted_s:
+            decode_s = end_s - self.first_token_s  # the last text instance knows only its own part
         return Timeline(
             request_id=self.request_id,
             model=self.model,
@@ -49,6 +71,7 @@ class RequestStats:
             items=items,
             text_instance=self.instance_id,
             text_attempts=self.text_attempts,
+            continuations=self.continuations,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=finished_tokens if outcome is Outcome.DONE else completion_tokens,
             prepare_s=prepared_s - self.started_s,
@@ -59,5 +82,6 @@ class RequestStats:
             decode_s=decode_s,
             ttft_s=0.0 if self.first_token_s is None else self.first_token_s - self.started_s,
             total_s=end_s - self.started_s,
+            interrupted_s=interrupted_s,
             error=self.error,
         )

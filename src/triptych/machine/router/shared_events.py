@@ -2,12 +2,14 @@
 its number, a call by the number of its credit (an item at an encoder, or the request at a text instance).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
 from triptych.errors import TriptychError
+from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.policy.routing import Want
 
 # --- requests and answers
@@ -16,14 +18,29 @@ from triptych.policy.routing import Want
 
 @dataclass(frozen=True, slots=True)
 class CreditsWanted:
-    """A request wants a credit for each item. Without ``wait`` it is answered at once."""
+    """A request wants a credit for each item. Without ``wait`` it is answered at once.
+
+    ``again``: what was lost or failed is redone, within the retry budget of the pool.
+    """
 
     request: int
     wants: tuple[Want, ...]
     wait: bool
-    priority: int = 0
-    deadline_s: float = inf
-    """Priority and deadline order the waiting requests."""
+    turn: Turn = FIRST_COME
+    """Orders the waiting requests."""
+    reason: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeWanted:
+    """An item takes longer than others of its size: the request wants another encoder for it as well.
+
+    It is answered only if it is granted, which needs an encoder without work and a share of the budget for hedges.
+    """
+
+    request: int
+    want: Want
     reason: str = ""
 
 
@@ -37,16 +54,24 @@ class CreditsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class TextWanted:
-    """A request wants a text instance for ``tokens`` (prompt and answer). ``holders`` hold its embeddings.
+    """A request wants a text instance for a prompt of ``tokens``.
 
-    It is answered at once.
+    It is answered at once. Instances in ``avoid`` are not chosen; one that goes on with an answer may return to them if
+    there is no other, as its stream broke there for a reason that can pass.
     """
 
     request: int
     tokens: int
     avoid: frozenset[str] = frozenset()
-    holders: frozenset[str] = frozenset()
+    holders: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of its embeddings by the ids of the encoders that hold them."""
     reason: str = ""
+    choices: int = 1
+    max_tokens: int = 0
+    """Most tokens of the answer, for each choice."""
+    with_items: bool = False
+    continues: bool = False
+    """Some of its answer has been sent: the instance must be able to go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +86,10 @@ class Grant:
     instance_id: str
     """The id that the instance reports."""
     reason: str = ""
+    hedge_after_s: float = inf
+    """When to want a hedge for the item, if it is not encoded by then."""
+    hedges: bool = False
+    """It is an answer to HedgeWanted: the call that takes long goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +106,8 @@ class Refused:
 
     request: int
     error: TriptychError
+    final: bool = False
+    """It must not ask again, as waiting will not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +142,29 @@ class CallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The hedge of this credit's item was answered first: the call of this credit is cancelled."""
+
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
 class FirstToken:
     """The text instance of this credit has produced its first token."""
 
     credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnded:
+    """A choice of the request at this credit's text instance is over, with so many tokens in all.
+
+    ``by_itself``: not because it has reached its limit.
+    """
+
+    credit: int
+    tokens: int
+    by_itself: bool
 
 
 # --- credits and embeddings ------------------------------------------------------------------------------------------
@@ -122,9 +172,17 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingGone:
-    """The encoder of this credit no longer has the embedding."""
+    """The encoder of this credit no longer has the embedding, or (``unusable``) nobody can use it."""
 
     credit: int
+    unusable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRead:
+    """A reader has the embeddings of these credits, or may read them from now on."""
+
+    credits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

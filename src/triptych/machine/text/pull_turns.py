@@ -99,10 +99,10 @@ class PullTurns:
             del self._pulls[pull.holder], self._nbytes[pull.holder]
         self._settle(pull.request_id)
 
-    def begin(self) -> list[int]:
+    def begin(self, now_s: float) -> list[int]:
         """Start every pull that may run now."""
         begun: list[int] = []
-        while self._waiting and (pull_id := self._next()) is not None:
+        while self._waiting and (pull_id := self._next(now_s)) is not None:
             pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
             self._pulls[pull.holder] += 1
             self._nbytes[pull.holder] += pull.nbytes
@@ -118,14 +118,14 @@ class PullTurns:
             del self._here[request_id]
             self._had.pop(request_id, None)
 
-    def _next(self) -> int | None:
+    def _next(self, now_s: float) -> int | None:
         """The most urgent pull whose holder is below its limits, if its bytes fit."""
         ready: list[tuple[Turn, int]] = []
         for pull_id, pull in self._waiting.items():
             nbytes = self._nbytes[pull.holder]
             fits = nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
             if fits and self._pulls[pull.holder] < self._limits.max_pulls_per_encoder:
-                ready.append((after_share(pull.turn, self._had.get(pull.request_id, 0)), pull_id))
+                ready.append((after_share(pull.turn.at(now_s), self._had.get(pull.request_id, 0)), pull_id))
         if not ready:
             return None
         _, first = min(ready)

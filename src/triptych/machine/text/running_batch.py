@@ -121,16 +121,27 @@ class RunningBatch(Generic[S]):
     # --- events ------------------------------------------------------------------------------------------------------
 
     def add(self, sequences: list[S]) -> None:
-        """The choices of one request wait from now on.
+        """The choices of one request wait from now on. Those that have begun already share no prefill: each waits alone.
 
         The caller makes sure that each of them fits into the KV cache on its own, and all into ``max_sequences``.
         """
-        leader, *followers = sequences
         for one in sequences:
             one.arrival = self._arrivals
         self._arrivals += 1
-        self._known[leader.request_id] = {one.choice: one for one in sequences}
-        leader.followers = followers
+        self._known[sequences[0].request_id] = {one.choice: one for one in sequences}
+        fresh = [one for one in sequences if not one.generated]
+        for leader, *followers in ([fresh] if fresh else []) + [[one] for one in sequences if one.generated]:
+            leader.followers = followers
+            insort(self._waiting, leader, key=_order)
+
+    def reorder(self, request_id: str, turn: Turn) -> None:
+        """Give a request another turn, unless it has begun or is unknown."""
+        leader = next((one for one in self._waiting if one.request_id == request_id and not one.generated), None)
+        if leader is None:
+            return
+        self._waiting.remove(leader)
+        for one in (leader, *leader.followers):
+            one.turn = turn
         insort(self._waiting, leader, key=_order)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:

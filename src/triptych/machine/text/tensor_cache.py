@@ -187,27 +187,27 @@ class TensorCache:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Acquire():
-                effects = self._acquire(event)
+                effects = self._acquire(event, now_s)
             case Pulled():
-                effects = self._pulled(event)
+                effects = self._pulled(event, now_s)
             case PullFailed():
                 effects = self._pull_failed(event, now_s)
             case Leave(request_id):
-                effects = self._leave(request_id)
+                effects = self._leave(request_id, now_s)
             case CopiesGone(request_id):
-                effects = self._admit() if self._held.pop(request_id, 0) else []
+                effects = self._admit(now_s) if self._held.pop(request_id, 0) else []
             case Tick(quarantined):
                 self._end_quarantine(quarantined)
-                effects = self._admit()
+                effects = self._admit(now_s)
         if self._failing:
             effects += self._tell_failed(now_s)
         if self._pulls:
-            effects += self._begin_pulls()
+            effects += self._begin_pulls(now_s)
         return effects
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self, event: Acquire) -> list[Effect]:
+    def _acquire(self, event: Acquire, now_s: float) -> list[Effect]:
         request_id = event.request_id
         if request_id in self._held or request_id in self._waiting or request_id in self._failing:
             raise ValueError(f"request {request_id!r} is here already")
@@ -219,7 +219,7 @@ class TensorCache:
                 *(ReleaseLease(ticket, "the request was refused") for ticket in event.tickets),
             ]
         self._waiting[request_id] = request
-        effects = self._admit()
+        effects = self._admit(now_s)
         if request_id in self._waiting:
             reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
             effects.append(Waiting(request_id, reason))
@@ -241,14 +241,14 @@ class TensorCache:
             )
         return None
 
-    def _admit(self) -> list[Effect]:
+    def _admit(self, now_s: float) -> list[Effect]:
         """Admit the most urgent requests while there is room. Smaller ones do not overtake, so nothing starves."""
         effects: list[Effect] = []
         while self._waiting:
             if len(self._waiting) == 1:
                 request_id, request = next(iter(self._waiting.items()))
             else:
-                request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
+                request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn.at(now_s))
             if self._held and self.held_bytes + request.nbytes > self._limits.max_embedding_bytes:
                 break
             conflicts = self._drop_conflicts(request, effects)
@@ -348,9 +348,9 @@ class TensorCache:
         turn = self._requests[request_id].turn
         self._turns.want(entry.pull_id, request_id, turn, ticket.held_by, ticket.slot_nbytes)
 
-    def _begin_pulls(self) -> list[StartPull]:
+    def _begin_pulls(self, now_s: float) -> list[StartPull]:
         begun: list[StartPull] = []
-        for pull_id in self._turns.begin():
+        for pull_id in self._turns.begin(now_s):
             entry = self._entries[self._pulls[pull_id]]
             entry.state = CacheState.PULLING
             begun.append(StartPull(pull_id, entry.ticket, entry.offset, entry.reason))
@@ -370,7 +370,7 @@ class TensorCache:
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def _pulled(self, event: Pulled) -> list[Effect]:
+    def _pulled(self, event: Pulled, now_s: float) -> list[Effect]:
         key = self._ended(event.pull_id)
         entry = self._entries[key]
         entry.state, entry.stats = CacheState.READY, event.stats
@@ -380,7 +380,7 @@ class TensorCache:
         for request_id in sorted(entry.pins):
             effects += self._report(request_id)
         if not entry.pins:
-            effects += self._admit()
+            effects += self._admit(now_s)
         return effects
 
     def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
@@ -407,8 +407,8 @@ class TensorCache:
         self._end_quarantine(event.quarantined)
         if not entry.tickets:
             del self._entries[key]
-            return effects + self._admit()
-        return effects + self._pull_again(entry, now_s) + self._admit()
+            return effects + self._admit(now_s)
+        return effects + self._pull_again(entry, now_s) + self._admit(now_s)
 
     def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
         """Retry with another request's ticket for the same embedding, in memory that nothing else writes to."""
@@ -459,17 +459,17 @@ class TensorCache:
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, request_id: str) -> list[Effect]:
+    def _leave(self, request_id: str, now_s: float) -> list[Effect]:
         self._failing.pop(request_id, None)
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             effects: list[Effect] = [ReleaseLease(ticket, "the request left") for ticket in waiting.tickets]
-            return effects + self._admit()
+            return effects + self._admit(now_s)
         if request_id not in self._requests:
             return []
         keys = self._requests[request_id].keys
         effects = self._withdraw(request_id, failed=None) + self._drop_unneeded(keys)
-        return effects + self._admit() if self._waiting else effects
+        return effects + self._admit(now_s) if self._waiting else effects
 
     def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
         """Cancel waiting pulls that no request needs any more."""

@@ -27,6 +27,7 @@ from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
+from triptych.policy.queueing import Turn
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 Make = Callable[..., EngineRequest]
@@ -288,6 +289,18 @@ def test_choices_wait_for_places_for_all_of_them(model_dir: Path) -> None:
     assert {output.request_id for output in engine.step()} == {"one", "two"}
     assert {output.request_id for output in engine.step()} == {"one", "two"}
     assert sum(map(len, by_choice(engine).values())) == 4 + 12
+
+
+def test_a_request_that_waits_gets_another_turn(model_dir: Path) -> None:
+    engine = text_engine(model_dir, max_sequences=1)
+    engine.add(text_request("runs", 5, 2))
+    engine.step()
+    for arrival, name in enumerate(("lost", "short")):
+        engine.add(replace(text_request(name, 5, 2), turn=Turn(0, 1.0 + arrival, arrival)))
+    for name in ("lost", "runs", "unknown"):
+        engine.reorder(name, Turn(0, 30.0, 0))
+    order = [output.request_id for _ in range(5) for output in engine.step()]
+    assert order == ["runs", "short", "short", "lost", "lost"]
 
 
 @pytest.mark.parametrize(("n", "param"), [(0, "n"), (5, "n"), (4, None)])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from triptych.domain.slo import Isolated, Slo
+from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated, Slo
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Refusals, WindowReport, merged
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
@@ -91,6 +91,24 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
     over = router.window()
     assert (over.arrivals, over.done, over.output_tokens, over.ttft) == (1, 1, 11, Judged(1, 0))
     assert router.reports[1].waiting == 0
+
+
+def test_what_is_expected_of_a_request_is_what_it_is_judged_by() -> None:
+    router = Router("ttft=5x", "text:ttft=300ms", samples=20)
+    assert router.recorder.expected(router.arrives(IMAGE)) == Expected(1.0, ALONE)
+    assert router.recorder.expected(router.arrives(TEXT)) == Expected(0.3)
+    assert router.recorder.expected(99) == NOTHING_EXPECTED
+
+
+def test_an_objective_relative_to_a_latency_is_expected_once_that_has_been_estimated() -> None:
+    router = Router("ttft=5x", samples=20)
+    assert router.recorder.expected(router.arrives(TEXT)) == NOTHING_EXPECTED
+    for _ in range(20):
+        router.serves(TEXT, timeline(encode_s=0.0, rest_s=0.2, items=0))
+    found = router.recorder.expected(router.arrives(TEXT))
+    assert found.isolated is not None
+    assert found.isolated.ttft_s == pytest.approx(0.2, rel=0.1)
+    assert found.ttft_limit_s == pytest.approx(5 * found.isolated.ttft_s)
 
 
 def test_reports_are_numbered_and_say_how_long_they_are() -> None:

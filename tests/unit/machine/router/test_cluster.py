@@ -1,4 +1,6 @@
 from dataclasses import replace
+from itertools import product
+from math import inf
 from random import Random
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -38,23 +40,29 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import (
+    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
     Grant,
     Granted,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     Refused,
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.policies import ORDERINGS, ROUTINGS, Policies, PolicyNames
+from triptych.policy.policies import ROUTINGS, Policies, PolicyNames
+from triptych.policy.queueing import Turn
 from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
@@ -215,6 +223,246 @@ def test_backoff_of_a_failing_engine_grows_until_a_success() -> None:
         assert not view(machine, name, now_s + 1.0).backoff, "backoff starts over"
 
 
+def encoders(*names: str, limits: ClusterLimits = LIMITS) -> ClusterMachine:
+    """A cluster of encoders, all of them seen."""
+    machine = Checked(limits, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
+    for name in names:
+        machine.handle(MemberJoined(Member(name)), 0)
+        machine.handle(InstanceSeen(name, replace(info(name), role=Role.E)), 0)
+    return machine
+
+
+def given_to(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Grant:
+    """An item that only this encoder may get."""
+    others = frozenset(machine.instances.by_name) - {name}
+    want = Want(0, 1, 1, (name.encode(), b""), exclude=others)
+    return granted(machine.handle(CreditsWanted(99, (want,), wait=False), now_s)).grants[0]
+
+
+def test_at_most_a_share_of_a_pool_is_in_backoff() -> None:
+    machine = encoders(*"wxyz")
+    for name in "wxyz":
+        machine.handle(CallFailed(given_to(machine, name).credit, name, EngineFailure("failed")), 0)
+    assert [name for name in "wxyz" if encoder(machine, name, 0.5).backoff] == ["w", "x"]
+    effects = machine.handle(CallFailed(given_to(machine, "y", 1.0).credit, "y", EngineFailure("failed")), 1.0)
+    assert effects == [Logged("y", "in backoff for 1 s: its engine fails")]
+    assert [name for name in "wxyz" if encoder(machine, name, 1.5).backoff] == ["y"]
+
+
+def test_the_last_usable_instance_is_never_in_backoff() -> None:
+    machine = encoders("x", "y")
+    machine.handle(InstanceSuspected("y"), 0)
+    machine.handle(CallFailed(given_to(machine, "x").credit, "x", EngineFailure("failed")), 0)
+    assert not encoder(machine, "x", 0.5).backoff
+
+
+def test_an_encoder_that_was_in_backoff_gets_one_item_at_a_time_until_one_is_encoded() -> None:
+    machine = encoders("x", "y")
+    machine.handle(CallFailed(given_to(machine, "x").credit, "x", EngineFailure("failed")), 0)
+    grants = granted(machine.handle(CreditsWanted(1, wants(1, 1, 1, 1), wait=False), 1.0)).grants
+    assert sorted(grant.name for grant in grants) == ["x", "y", "y", "y"]
+    probe = next(grant for grant in grants if grant.name == "x")
+    more = granted(machine.handle(CreditsWanted(2, wants(1, first=4), wait=False), 1.1)).grants
+    assert [grant.name for grant in more] == ["y"]
+    machine.handle(encoded(probe), 1.2)
+    grants = granted(machine.handle(CreditsWanted(3, wants(1, 1, 1, first=5), wait=False), 1.3)).grants
+    assert [grant.name for grant in grants] == ["x", "x", "x"], "it is well, and the least loaded"
+
+
+def test_a_probe_that_is_cancelled_makes_way_for_another() -> None:
+    machine = encoders("x", "y")
+    machine.handle(CallFailed(given_to(machine, "x").credit, "x", EngineFailure("failed")), 0)
+    probe = given_to(machine, "x", 1.0)
+    assert encoder(machine, "x", 1.0).backoff
+    machine.handle(CreditReturned(probe.credit), 1.1)
+    view = encoder(machine, "x", 1.1)
+    assert (view.backoff, view.probation) == (False, True)
+
+
+def test_calls_that_break_again_and_again_lead_to_a_backoff() -> None:
+    machine = encoders("x", "y")
+    backoffs = []
+    for now_s in (0.0, 1.0, 2.0):
+        for grant in [given_to(machine, "x", now_s) for _ in range(3)]:  # all break with one connection
+            machine.handle(CallFailed(grant.credit, "x", InstanceLost("gone")), now_s)
+        machine.handle(InstanceSeen("x", replace(info("x"), role=Role.E)), now_s + 0.1)
+        backoffs.append(encoder(machine, "x", now_s + 0.1).backoff)
+    assert backoffs == [False, False, True]
+    machine.handle(encoded(given_to(machine, "x", 3.0)), 3.0)
+    machine.handle(CallFailed(given_to(machine, "x", 3.0).credit, "x", InstanceLost("gone")), 3.1)
+    machine.handle(InstanceSeen("x", replace(info("x"), role=Role.E)), 3.2)
+    assert not encoder(machine, "x", 3.2).backoff, "they were not in a row"
+
+
+def test_embeddings_that_cannot_be_used_lead_to_a_backoff_though_every_call_succeeds() -> None:
+    machine = encoders("x", "y")
+
+    def encodes_wrongly(now_s: float) -> None:
+        grant = given_to(machine, "x", now_s)
+        machine.handle(encoded(grant), now_s)
+        machine.handle(EmbeddingGone(grant.credit, unusable=True), now_s)
+        machine.handle(CreditReturned(grant.credit), now_s)
+
+    for _ in range(2):
+        encodes_wrongly(0.0)
+    read = given_to(machine, "x")
+    machine.handle(EmbeddingsRead((read.credit, 12345)), 0)
+    for _ in range(2):
+        encodes_wrongly(0.0)
+    machine.handle(EmbeddingGone(read.credit), 0)  # evicted: no fault of its own
+    assert not encoder(machine, "x").backoff
+    encodes_wrongly(0.0)
+    assert encoder(machine, "x", 0.9).backoff
+    probe = given_to(machine, "x", 1.0)
+    machine.handle(encoded(probe), 1.1)
+    assert encoder(machine, "x", 1.1).probation, "that it encodes proves nothing"
+    encodes_wrongly(1.2)
+    assert encoder(machine, "x", 3.1).backoff
+    machine.handle(EmbeddingsRead((probe.credit,)), 3.3)
+    assert not encoder(machine, "x", 3.3).probation
+
+
+def take(machine: ClusterMachine, name: str, now_s: float, time_s: float) -> list[str]:
+    """An encode of this encoder, from its grant to its answer. Returns what is logged."""
+    grant = given_to(machine, name, now_s)
+    effects = machine.handle(encoded(grant), now_s + time_s)
+    machine.handle(CreditReturned(grant.credit), now_s + time_s)
+    return [f"{effect.name}: {effect.what}" for effect in effects if isinstance(effect, Logged)]
+
+
+def test_an_encoder_far_slower_than_the_others_is_in_backoff_until_a_probe_is_quick() -> None:
+    machine = encoders("x", "y", "z")
+    logged = []
+    for _ in range(30):
+        for name in "xyz":
+            logged += take(machine, name, 0.0, 1.0 if name == "x" else 0.1)
+    assert logged == ["x: in backoff for 1 s: it is far slower than the others"]
+    assert encoder(machine, "x", 1.9).backoff
+    assert take(machine, "x", 2.0, 1.0) == ["x: in backoff for 2 s: it is far slower than the others"]
+    earlier = given_to(machine, "x", 4.9)
+    machine.handle(encoded(earlier), 5.0)
+    assert encoder(machine, "x", 5.0).probation, "it was not granted on probation"
+    take(machine, "x", 5.0, 0.1)
+    view = encoder(machine, "x", 5.1)
+    assert (view.backoff, view.probation) == (False, False)
+
+
+def test_the_slow_encoder_of_two_is_in_backoff_but_never_both() -> None:
+    machine = encoders("x", "y")
+    logged = []
+    for _ in range(30):
+        for name in "xy":
+            logged += take(machine, name, 0.0, 1.0 if name == "x" else 0.1)
+    for _ in range(60):
+        logged += take(machine, "y", 0.0, 100.0)
+    assert logged == ["x: in backoff for 1 s: it is far slower than the others"]
+
+
+def test_without_a_factor_slow_encoders_are_used() -> None:
+    machine = encoders("x", "y", "z", limits=replace(LIMITS, outlier_factor=0.0))
+    for _ in range(30):
+        for name in "xyz":
+            assert not take(machine, name, 0.0, 10.0 if name == "x" else 0.1)
+
+
+def hedged(machine: ClusterMachine, grant: Grant, now_s: float = 0.0) -> list[str]:
+    """Which encoder is granted as a hedge of this one."""
+    want = Want(0, 1, 1, (b"hedged", b""), exclude=frozenset({grant.name}))
+    effects = machine.handle(HedgeWanted(7, want), now_s)
+    grants = [grant for effect in effects if isinstance(effect, Granted) for grant in effect.grants]
+    assert all(grant.hedges and (grant.item, grant.hedge_after_s) == (0, inf) for grant in grants)
+    return [grant.name for grant in grants]
+
+
+def test_an_item_may_be_hedged_from_the_99th_percentile_of_its_size_on() -> None:
+    machine = encoders("x", "y")
+    assert given_to(machine, "x").hedge_after_s == inf
+    for _ in range(100):
+        take(machine, "x", 0.0, 0.5)
+    assert 0.5 <= given_to(machine, "y").hedge_after_s <= 0.55
+    big = Want(0, 50, 1, (b"big", b""))
+    assert granted(machine.handle(CreditsWanted(1, (big,), wait=False), 0)).grants[0].hedge_after_s == inf
+
+
+def test_without_a_share_for_hedges_none_is_wanted() -> None:
+    machine = encoders("x", "y", limits=replace(LIMITS, hedge_share=0.0))
+    for _ in range(100):
+        take(machine, "x", 0.0, 0.5)
+    assert given_to(machine, "x").hedge_after_s == inf
+
+
+def test_hedges_are_a_share_of_the_encodes_and_need_an_idle_encoder() -> None:
+    machine = encoders("x", "y", limits=replace(LIMITS, hedge_share=0.25))
+    slow = given_to(machine, "x")
+    for _ in range(3):
+        take(machine, "y", 0.0, 0.1)
+    assert hedged(machine, slow) == [], "there is no share yet"
+    for _ in range(9):
+        take(machine, "y", 0.0, 0.1)
+    busy = given_to(machine, "y")
+    assert hedged(machine, slow) == [], "all have work"
+    machine.handle(CreditReturned(busy.credit), 0)
+    assert hedged(machine, slow) == ["y"]
+    assert hedged(machine, slow) == [], "now y has work too"
+
+
+def test_nothing_is_hedged_while_requests_wait_for_room() -> None:
+    machine = encoders("x", "y", limits=replace(LIMITS, hedge_share=1.0))
+    slow = given_to(machine, "x")
+    take(machine, "y", 0.0, 0.1)
+    machine.handle(encoded(given_to(machine, "y")), 0)  # without work, but its arena is not empty
+    machine.handle(CreditsWanted(1, wants(100), wait=True), 0)
+    assert machine.waiting == 1
+    assert hedged(machine, slow) == []
+    machine.handle(CreditsAbandoned(1), 0)
+    assert hedged(machine, slow) == ["y"]
+
+
+def test_an_encoder_that_is_overtaken_again_and_again_is_in_backoff() -> None:
+    machine = encoders("x", "y")
+
+    def overtaken(now_s: float) -> list[str]:
+        grant = given_to(machine, "x", now_s)
+        effects = machine.handle(Overtaken(grant.credit), now_s + 1.0)
+        machine.handle(CreditReturned(grant.credit), now_s + 1.0)
+        return [f"{effect.name}: {effect.what}" for effect in effects if isinstance(effect, Logged)]
+
+    assert not overtaken(0.0)
+    assert not overtaken(0.0)
+    take(machine, "x", 0.0, 0.1)
+    assert not overtaken(0.0)
+    assert not overtaken(0.0)
+    assert overtaken(0.0) == ["x: in backoff for 1 s: it is far slower than the others"]
+    assert not overtaken(0.0)
+    assert overtaken(2.0) == ["x: in backoff for 2 s: it is far slower than the others"], "it was a probe"
+    assert machine.handle(Overtaken(12345), 0) == []
+
+
+def test_items_are_encoded_again_within_a_budget_that_encodes_earn() -> None:
+    machine = encoders("x", "y", limits=replace(LIMITS, retry_share=0.5, retry_burst=3))
+
+    def again(request: int, items: int) -> list[ClusterEffect]:
+        return machine.handle(CreditsWanted(request, wants(*[1] * items), wait=False, again=True), 0)
+
+    first = granted(again(1, 2)).grants
+    refusal = refused(again(2, 2))
+    assert (refusal.final, type(refusal.error), refusal.error.retry_after_s) == (True, Unavailable, 2.0)
+    assert "no more than 50% of the items are encoded again" in refusal.error.message
+    assert machine.retries_left == 1.0
+    for grant in first:
+        machine.handle(encoded(grant), 0)
+    granted(again(3, 2))
+    assert machine.retries_left == 0.0
+    granted(machine.handle(CreditsWanted(4, wants(1), wait=False), 0))  # the first time
+
+
+def test_items_that_find_no_place_cost_no_budget() -> None:
+    machine = encoders("x", limits=replace(LIMITS, retry_burst=3))
+    granted(machine.handle(CreditsWanted(1, wants(100), wait=False), 0))
+    refusal = refused(machine.handle(CreditsWanted(2, wants(100), wait=False, again=True), 0))
+    assert (refusal.final, type(refusal.error), machine.retries_left) == (False, ArenaFull, 3.0)
+
+
 def test_a_request_waiting_for_an_encoder_in_backoff_is_woken_at_its_end() -> None:
     machine = cluster("t", "a", "b")
     engine_fails(machine, "a")
@@ -241,14 +489,30 @@ def test_ties_between_text_instances_rotate() -> None:
     assert chosen == ["t", "u", "t", "u"]
 
 
-def test_ties_between_encoders_start_at_the_first() -> None:
-    machine = cluster("a", "b")
-    chosen = []
-    for run in range(3):
-        grant = granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0]
+def test_machines_that_know_nothing_of_each_other_prefer_the_same_encoder_for_equal_content() -> None:
+    def chosen(*names: str) -> list[str]:
+        machine, found = cluster(*names), []
+        for run in range(20):
+            grant = granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0]
+            machine.handle(CreditReturned(grant.credit), 0)
+            found.append(grant.name)
+        return found
+
+    assert chosen("a", "b") == chosen("b", "a")
+    assert set(chosen("a", "b")) == {"a", "b"}
+
+
+def test_among_equal_text_instances_one_on_the_host_of_the_embeddings_is_preferred() -> None:
+    def on(name: str, host: str) -> InstanceInfo:
+        return replace(info(name), offers=(TransportOffer("tcp", host, b""),))
+
+    machine = cluster("a")
+    for name, host in (("a", "north"), ("b", "south"), ("t", "north"), ("u", "south")):
+        machine.handle(InstanceSeen(name, on(name, host)), 0)
+    for run, (encoder_id, expected) in enumerate([("i-b", "u"), ("i-a", "t")] * 2):
+        grant = text_granted(machine.handle(TextWanted(run, 10, holders={encoder_id: 5}), 0))
         machine.handle(CreditReturned(grant.credit), 0)
-        chosen.append(grant.name)
-    assert chosen == ["a", "b", "a"]
+        assert grant.name == expected
 
 
 def test_the_kv_limit_is_known_only_when_every_usable_text_instance_reports_it() -> None:
@@ -352,7 +616,7 @@ def test_a_lower_priority_number_is_served_first_and_ties_in_order() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
     for run, priority in ((2, 1), (3, 0), (4, 0)):
-        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), 0)
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=Turn(priority, 0.0, run)), 0)
     effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
@@ -361,32 +625,46 @@ def test_the_longest_wait_of_each_priority_is_known() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
     for run, priority, now_s in ((2, 1, 1.0), (3, 0, 2.0), (4, 0, 3.0)):
-        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), now_s)
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=Turn(priority, 0.0, run)), now_s)
     assert machine.longest_waits_s(5.0) == {0: 3.0, 1: 4.0}
     machine.handle(CreditsAbandoned(2), 6.0)
     assert machine.longest_waits_s(7.0) == {0: 5.0}
 
 
-def test_within_a_priority_the_earliest_deadline_goes_first_with_ageing() -> None:
-    machine = cluster("a", "b")
-    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
-    for run, now_s, deadline_s in ((2, 0.0, 600.0), (3, 1.0, 50.0), (4, 40.0, 65.0)):
-        wanted = CreditsWanted(run, wants(20, first=2 * run), wait=True, deadline_s=deadline_s)
-        machine.handle(wanted, now_s)
-    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 41.0)]
-    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
+def order_of_grants(machine: ClusterMachine, turns: dict[int, Turn], *, came_s: float, now_s: float) -> list[int]:
+    """The requests with these turns, in the order in which they get what a first one has had."""
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), came_s))
+    for run, turn in turns.items():
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=turn), came_s)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), now_s)]
+    return [effect.request for effect in effects if isinstance(effect, Granted)]
+
+
+def test_within_a_priority_what_is_due_first_goes_first() -> None:
+    turns = {run: Turn(0, due_s, run) for run, due_s in ((2, 30.0), (3, 50.0), (4, 25.0))}
+    assert order_of_grants(cluster("a", "b"), turns, came_s=0.0, now_s=1.0) == [4, 2, 3]
+
+
+@pytest.mark.parametrize(("now_s", "order"), [(4.0, [2, 3, 4]), (4.1, [3, 4, 2]), (6.0, [4, 2, 3]), (9.0, [2, 3, 4])])
+def test_what_is_lost_goes_behind_what_can_still_be_met(now_s: float, order: list[int]) -> None:
+    turns = {
+        2: Turn(0, 5.0, 2, lost_s=4.0, aged_s=30.0),
+        3: Turn(0, 6.0, 3, lost_s=5.0, aged_s=31.0),
+        4: Turn(0, 9.0, 4, lost_s=8.0, aged_s=32.0),
+    }
+    assert order_of_grants(cluster("a", "b"), turns, came_s=0.0, now_s=now_s) == order
+
+
+def test_a_request_that_is_lost_on_arrival_goes_behind_at_once() -> None:
+    turns = {2: Turn(0, 1.0, 2, lost_s=0.5, aged_s=30.0), 3: Turn(0, 6.0, 3, lost_s=5.0, aged_s=31.0)}
+    assert order_of_grants(cluster("a", "b"), turns, came_s=1.0, now_s=1.0) == [3, 2]
 
 
 def test_the_machine_uses_the_policies_it_is_given() -> None:
-    policies = replace(POLICIES, encoder_routing=ROUTINGS["round-robin"], ordering=ORDERINGS["first-come"])
-    machine = cluster("a", "b", "t", policies=policies)
+    machine = cluster("a", "b", "t", policies=replace(POLICIES, encoder_routing=ROUTINGS["round-robin"]))
     machine.handle(LoadReported("a", load(50)), 0)
     chosen = [granted(machine.handle(CreditsWanted(run, wants(5, first=run), wait=True), 0)) for run in (1, 2, 3)]
     assert [one.grants[0].name for one in chosen] == ["a", "b", "a"]
-    for run, deadline_s in ((4, 600.0), (5, 50.0)):
-        machine.handle(CreditsWanted(run, wants(100, first=run), wait=True, deadline_s=deadline_s), 0)
-    effects = [effect for one in chosen for effect in machine.handle(CreditReturned(one.grants[0].credit), 0)]
-    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [4, 5]
 
 
 def test_a_request_without_a_priority_has_priority_zero() -> None:
@@ -395,7 +673,7 @@ def test_a_request_without_a_priority_has_priority_zero() -> None:
     for run, event in enumerate(
         (
             CreditsWanted(2, wants(20, first=4), wait=True),
-            CreditsWanted(3, wants(20, first=6), wait=True, priority=0),
+            CreditsWanted(3, wants(20, first=6), wait=True, turn=Turn(0, 0.0, 0)),
             CreditsWanted(4, wants(20, first=8), wait=True),
         ),
         2,
@@ -500,7 +778,7 @@ def test_what_waits_for_another_encoder_is_refused_in_time_behind_what_waits_for
     machine.handle(CreditsWanted(2, wants(101, first=10), wait=True), 0)
     machine.handle(CreditsWanted(3, wants(90, first=20), wait=True), 0)
     machine.handle(CreditsAbandoned(2), 0.5)
-    machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, priority=-1), 0.5)
+    machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, turn=Turn(-1, 0.0, 4)), 0.5)
     assert refused(machine.handle(Tick(), 1.5)).request == 4
     assert machine.waiting == 1
 
@@ -530,12 +808,13 @@ def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
     assert machine.instances.states() == {(Role.EPD, "ready"): 1}
     machine.handle(LoadReported("h", InstanceLoad({**load(40).stages, **text_load(7, 1, 0).stages})), 0)
     assert (encoder(machine, "h").pending_tokens, text(machine, "h").pending_tokens) == (40, 7)
-    engine_fails_at = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0].credit
-    machine.handle(CallFailed(engine_fails_at, "h", EngineFailure("failed")), 0)
+    machine.handle(MemberJoined(Member("a")), 0)
+    machine.handle(InstanceSeen("a", info("a")), 0)
+    machine.handle(CallFailed(given_to(machine, "h").credit, "h", EngineFailure("failed")), 0)
     assert encoder(machine, "h").backoff
     assert not text(machine, "h").backoff, "the other engine works"
     machine.handle(InstanceSuspected("h"), 0)
-    assert machine.instances.readiness().instances == ("i-h: not reachable",)
+    assert machine.instances.readiness().instances == ("i-a: ready", "i-h: not reachable")
     assert not encoder(machine, "h").usable
     assert not text(machine, "h").usable
 
@@ -556,6 +835,48 @@ def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> 
     machine.handle(InstanceSeen("t", replace(info("t"), role=role)), 0)
     assert machine.instances.readiness().missing == ("prefill", "decode")
     assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], Refused)
+
+
+def continuing(*names: str, able: tuple[str, ...]) -> ClusterMachine:
+    """A cluster with these text instances, of which those in ``able`` go on with answers."""
+    machine = cluster()
+    for name in names:
+        machine.handle(InstanceSeen(name, replace(info(name), continues=name in able)), 0)
+    return machine
+
+
+def test_an_answer_goes_on_only_where_that_is_known() -> None:
+    machine = continuing("t", "u", able=("u",))
+    wanted = TextWanted(1, 10, continues=True)
+    assert {text_granted(machine.handle(wanted, 0)).name for _ in range(4)} == {"u"}
+    assert {text_granted(machine.handle(TextWanted(2, 10), 0)).name for _ in range(8)} == {"t", "u"}
+
+
+def test_an_answer_returns_to_an_instance_where_it_broke_if_there_is_no_other() -> None:
+    machine = continuing("t", "u", able=("t", "u"))
+    broke = TextWanted(1, 10, frozenset({"t"}), continues=True)
+    assert {text_granted(machine.handle(broke, 0)).name for _ in range(4)} == {"u"}
+    machine.handle(MemberLeft("u"), 0)
+    assert text_granted(machine.handle(broke, 0)).name == "t"
+    (refused,) = machine.handle(TextWanted(2, 10, frozenset({"t"})), 0)
+    assert isinstance(refused, Refused), "a new request tries elsewhere, or ends"
+
+
+@pytest.mark.parametrize(("seen", "final"), [((), False), (("t",), True)])
+def test_an_answer_does_not_wait_where_all_usable_instances_cannot_go_on(seen: tuple[str, ...], final: bool) -> None:
+    machine = continuing(*seen, able=())
+    refused = machine.handle(TextWanted(1, 10, continues=True), 0)[0]
+    assert isinstance(refused, Refused)
+    assert refused.final is final
+
+
+def test_a_refusal_is_final_once_the_text_pool_is_lost() -> None:
+    machine = cluster("a")
+    machine.handle(Tick(), 0)
+    assert any(isinstance(effect, TextPoolLost) for effect in machine.handle(Tick(), 60.0))
+    refused = machine.handle(TextWanted(1, 10, continues=True), 60.0)[0]
+    assert isinstance(refused, Refused)
+    assert refused.final
 
 
 # --- membership ------------------------------------------------------------------------------------------------------
@@ -742,16 +1063,18 @@ def test_hints_are_used_until_they_are_wrong_or_the_holder_restarts() -> None:
         return grants[0].name
 
     machine = cluster("a", "b")
-    held = hold(machine, "b", b"0")
+    preferred = chosen(machine, 0)
+    other = "b" if preferred == "a" else "a"
+    held = hold(machine, other, b"0")
     machine.handle(CreditReturned(held.credit), 0)
-    assert [chosen(machine, run) for run in range(3)] == ["b", "b", "b"]
-    held = hold(machine, "b", b"0")
+    assert [chosen(machine, run) for run in range(3)] == [other, other, other]
+    held = hold(machine, other, b"0")
     machine.handle(EmbeddingGone(held.credit), 0)
     machine.handle(CreditReturned(held.credit), 0)
-    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
-    machine.handle(CreditReturned(hold(machine, "b", b"0").credit), 0)
-    machine.handle(InstanceSeen("b", info("b", epoch=2)), 0)
-    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
+    assert chosen(machine, 0) == preferred
+    machine.handle(CreditReturned(hold(machine, other, b"0").credit), 0)
+    machine.handle(InstanceSeen(other, info(other, epoch=2)), 0)
+    assert chosen(machine, 0) == preferred
 
 
 def hold(machine: ClusterMachine, name: str, digest: bytes) -> Grant:
@@ -822,9 +1145,90 @@ def test_text_goes_to_the_least_pending_tokens_including_own_dispatches() -> Non
     assert chosen == ["u", "u", "t", "u"]
     machine.handle(CreditReturned(last.credit), 0)
     assert text(machine, "u").pending_tokens == 120
-    # A report replaces earlier counts.
     machine.handle(LoadReported("u", text_load(10, 0, 2)), 0)
-    assert text(machine, "u").pending_tokens == 10
+    assert text(machine, "u").pending_tokens == 120, "what is still on its way is not in the report"
+    machine.handle(LoadReported("u", text_load(300, 4, 2)), 0)
+    assert text(machine, "u").pending_tokens == 300, "a report replaces earlier counts, and has those of other routers"
+
+
+def test_a_request_weighs_its_prompt_and_the_answer_that_is_expected_not_what_its_limit_allows() -> None:
+    machine = cluster("t", "u")
+    long = text_granted(machine.handle(TextWanted(1, 4000, max_tokens=28_000), 0))
+    assert text(machine, long.name).pending_tokens == 4000 + 256, "nothing is known of answers yet"
+    short = [text_granted(machine.handle(TextWanted(2 + n, 100, max_tokens=31_900), 0)) for n in range(12)]
+    assert {grant.name for grant in short} == {"t", "u"} - {long.name}, "twelve short ones weigh no more"
+    assert text_granted(machine.handle(TextWanted(20, 100, max_tokens=31_900), 0)).name != short[0].name
+
+
+def test_a_limit_and_choices_bound_what_is_expected_of_an_answer() -> None:
+    machine = cluster("t")
+    machine.handle(TextWanted(1, 100, max_tokens=8, choices=3), 0)
+    assert text(machine, "t").pending_tokens == 100 + 3 * 8
+
+
+def test_what_is_expected_follows_the_answers_of_its_class() -> None:
+    machine = cluster("t")
+    grant = text_granted(machine.handle(TextWanted(1, 100, max_tokens=30_000, with_items=True), 0))
+    for _ in range(2000):
+        machine.handle(AnswerEnded(grant.credit, 20, by_itself=True), 0)
+    machine.handle(AnswerEnded(99, 5000, by_itself=True), 0)  # of a call that is over
+    expected = machine.expected_output
+    classes = (True, False, None)
+    assert [expected.predict(AnswerClass("m", of), 30_000) for of in classes] == [21, 256, 21]
+    assert text(machine, "t").pending_tokens == 100 + 256, "a credit keeps what it was granted with"
+    machine.handle(CreditReturned(grant.credit), 0)
+    assert text(machine, "t").pending_tokens == 0
+
+
+def test_a_prompt_counts_until_the_first_token_and_the_answer_until_the_end() -> None:
+    machine = cluster("t")
+    grant = text_granted(machine.handle(TextWanted(1, 100, max_tokens=8), 0))
+    machine.handle(FirstToken(grant.credit), 0)
+    machine.handle(FirstToken(grant.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (8, 1)
+    machine.handle(CallFailed(grant.credit, "t", InvalidRequest("bad")), 0)
+    machine.handle(FirstToken(grant.credit), 0)
+    machine.handle(CreditReturned(grant.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (0, 0)
+
+
+def test_the_answers_in_a_report_weigh_what_is_expected_and_at_most_what_they_may_have() -> None:
+    machine = cluster("t")
+    for most, weight in ((1_000_000, 5 * 256), (50, 5 * 10), (0, 0)):
+        stages = {Stage.PREFILL: StageLoad(100, 2), Stage.DECODE: StageLoad(most, 3)}
+        machine.handle(LoadReported("t", InstanceLoad(stages)), 0)
+        assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (100 + weight, 5)
+
+
+def test_open_ended_requests_of_several_routers_spread_by_their_tokens() -> None:
+    assert most_to_mean("least-loaded") < 1.15
+    assert most_to_mean("least-requests") > 1.15
+
+
+def most_to_mean(text_routing: str) -> float:
+    """Tokens at the text instance that has most, to the mean. Every fourth prompt is long.
+
+    Three routers send 300 requests without a limit of their own. Reports come after each router has sent one, which the
+    others do not see before.
+    """
+    policies = Policies.named(PolicyNames(text_routing=text_routing))
+    routers = [Checked(LIMITS, policies, Random(n), arena_retry_s=0.5, retry_after_s=2.0) for n in range(3)]
+    prompts: dict[str, list[int]] = {f"t{n}": [] for n in range(6)}
+    for router, name in product(routers, prompts):
+        router.handle(MemberJoined(Member(name)), 0)
+        router.handle(InstanceSeen(name, info(name)), 0)
+    random = Random(5)
+    for number in range(100):
+        for router in routers:
+            prompt = random.choice((100, 100, 100, 16_000))
+            wanted = TextWanted(number, prompt, max_tokens=32_768 - prompt)
+            prompts[text_granted(router.handle(wanted, 0)).name].append(prompt)
+        for router, (name, there) in product(routers, prompts.items()):
+            most = sum(32_768 - prompt for prompt in there)
+            stages = {Stage.PREFILL: StageLoad(sum(there), len(there)), Stage.DECODE: StageLoad(most, 0)}
+            router.handle(LoadReported(name, InstanceLoad(stages)), 0)
+    tokens = [sum(there) for there in prompts.values()]
+    return max(tokens) * len(tokens) / sum(tokens)
 
 
 def test_without_a_text_instance_dispatches_are_refused_and_the_loss_is_reported_after_the_grace_period() -> None:
@@ -912,10 +1316,19 @@ class Traffic(RuleBasedStateMachine):
         self.waiting.add(self.run)
         self.feed(self.machine.handle(CreditsWanted(self.run, wants(*sizes, first=self.run), wait=wait), self.now_s))
 
-    @rule(tokens=st.integers(1, 50))
-    def want_text(self, tokens: int) -> None:
+    @rule(tokens=st.integers(1, 50), choices=st.integers(1, 3), most=st.integers(0, 50), with_items=st.booleans())
+    def want_text(self, tokens: int, choices: int, most: int, with_items: bool) -> None:
         self.run += 1
-        self.feed(self.machine.handle(TextWanted(self.run, tokens), self.now_s))
+        wanted = TextWanted(self.run, tokens, choices=choices, max_tokens=most, with_items=with_items)
+        self.feed(self.machine.handle(wanted, self.now_s))
+
+    @precondition(lambda self: self.credits)
+    @rule(data=st.data(), tokens=st.integers(0, 50), by_itself=st.booleans())
+    def answer(self, data: st.DataObject, tokens: int, by_itself: bool) -> None:
+        credit = data.draw(st.sampled_from(sorted(self.credits)))
+        self.feed(self.machine.handle(FirstToken(credit), self.now_s))
+        if tokens:
+            self.feed(self.machine.handle(AnswerEnded(credit, tokens, by_itself), self.now_s))
 
     @precondition(lambda self: self.credits)
     @rule(data=st.data(), ended_first=st.booleans())

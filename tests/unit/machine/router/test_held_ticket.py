@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import MediaInfo, Modality
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import Extend, Renew
 from triptych.machine.router.shared_events import Grant
@@ -24,6 +26,18 @@ TICKET = Ticket(
     lease_id=b"reader",
     lease_s=10.0,
 )
+PLAN = ItemPlan(
+    item=0,
+    param="messages[0]",
+    media=b"",
+    info=MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes(32)),
+    content=(bytes(32), b""),
+    start=1,
+    tokens=4,
+    tensors=TICKET.tensors,
+    nbytes=192,
+    units=(4,),
+)
 GRANT = Grant(7, 0, "e", "encoder-1", "least loaded")
 
 
@@ -34,7 +48,7 @@ def asked(now_s: float = 0.0, lease_s: float = 10.0) -> HeldTicket:
 
 def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> HeldTicket:
     made = asked(now_s, lease_s)
-    assert made.granted(TICKET, b"router", 4, deadline_s) is None
+    assert made.granted(TICKET, b"router", PLAN, deadline_s) is None
     return made
 
 
@@ -45,19 +59,21 @@ def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0)
         ({"key": b"short"}, "a key of 5 bytes instead of 32"),
         ({"holder": "encoder-2"}, "a ticket of encoder-2"),
         ({"tokens": 5}, "5 tokens for an item of 4"),
-        ({"tensors": ()}, "tensors that do not sum to 128 bytes"),
+        ({"tensors": ()}, "tensors of another form than the item's"),
+        ({"tensors": (TensorSpec("t", DType.F32, (8, 4)),)}, "tensors of another form than the item's"),
+        ({"tensors": (TensorSpec("t", DType.I32, (4, 8)),)}, "tensors of another form than the item's"),
         ({"payload_nbytes": 127}, "tensors that do not sum to 127 bytes"),
         ({"lease_id": b"other"}, "other leases than those requested"),
     ],
 )
 def test_a_ticket_that_does_not_match_its_request_is_refused_with_a_reason(changes: Any, fault: str | None) -> None:
-    assert asked().granted(replace(TICKET, **changes), b"router", 4, 60.0) == fault
+    assert asked().granted(replace(TICKET, **changes), b"router", PLAN, 60.0) == fault
 
 
 def test_lease_ids_are_chosen_before_the_call_and_kept_while_they_may_be_held() -> None:
     one = asked()
     assert (one.lease_ids, one.pending) == ((b"router", b"reader"), True)
-    one.granted(TICKET, b"another", 4, 60.0)
+    one.granted(TICKET, b"another", PLAN, 60.0)
     assert one.lease_ids == (b"router", b"reader", b"another", b"reader")
     refused = asked()
     refused.not_granted()

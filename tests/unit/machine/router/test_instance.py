@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
-from triptych.machine.router.instance import Instance, InstanceState
+from triptych.machine.router.health import BackoffReason
+from triptych.machine.router.instance import Instance, InstanceState, Stages
+from triptych.policy.routing import Candidate
 
 ENCODE, TEXT = (Stage.ENCODE,), (Stage.PREFILL, Stage.DECODE)
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
@@ -22,6 +25,10 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
         setattr(made, name, value)
     made.review(MODEL)
     return made
+
+
+def candidate(made: Instance, stages: Stages, now_s: float) -> Candidate:
+    return made.candidate(stages, now_s)[0]
 
 
 @pytest.mark.parametrize(
@@ -41,71 +48,93 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
 def test_the_state_says_why_an_instance_gets_no_work(changes: dict[str, Any], state: InstanceState) -> None:
     made = instance(**changes)
     assert made.state is state
-    assert made.candidate(ENCODE, 0.0).usable is (state is InstanceState.READY)
+    assert candidate(made, ENCODE, 0.0).usable is (state is InstanceState.READY)
 
 
-def test_backoff_grows_with_engine_failures_until_a_success() -> None:
+def test_an_instance_in_backoff_is_avoided_and_then_gets_one_item_at_a_time() -> None:
     made = instance()
-    for failed_s, until_s in (
-        (0.0, 1.0),
-        (0.5, 1.0),
-        (1.0, 3.0),
-        (3.0, 7.0),
-        (7.0, 12.0),
-    ):  # the second: same failed batch
-        made.engine_failed(Stage.ENCODE, failed_s, 1.0, 5.0)
-        assert made.candidate(ENCODE, until_s - 0.1).backoff
-    assert not made.candidate(TEXT, 11.9).backoff
-    made.worked(Stage.PREFILL)
-    assert made.candidate(ENCODE, 11.9).backoff
-    made.worked(Stage.ENCODE)
-    assert not made.candidate(ENCODE, 11.9).backoff
-    made.engine_failed(Stage.ENCODE, 20.0, 1.0, 5.0)
-    assert made.candidate(ENCODE, 20.9).backoff
-    assert not made.candidate(ENCODE, 21.0).backoff
+    made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=1.0, longest_s=5.0)
+    assert candidate(made, ENCODE, 0.9).backoff
+    assert not candidate(made, TEXT, 0.9).backoff, "the other engine works"
+    made.probe(Stage.ENCODE, 7, 0.5)
+    made.give(Stage.ENCODE, 10, 100)
+    view = candidate(made, ENCODE, 1.0)
+    assert (view.backoff, view.probation) == (False, True), "what was granted during the backoff is no probe"
+    made.probe(Stage.ENCODE, 8, 1.0)
+    made.give(Stage.ENCODE, 10, 100)
+    assert candidate(made, ENCODE, 1.0).backoff, "one at a time"
+    made.probe_ended(Stage.ENCODE, 7)
+    assert candidate(made, ENCODE, 1.0).backoff
+    made.probe_ended(Stage.ENCODE, 8)
+    view = candidate(made, ENCODE, 1.0)
+    assert (view.backoff, view.probation) == (False, True)
+    made.worked(Stage.PREFILL, BackoffReason.ENGINE)
+    assert candidate(made, ENCODE, 1.0).probation
+    made.worked(Stage.ENCODE, BackoffReason.ENGINE)
+    view = candidate(made, ENCODE, 1.0)
+    assert (view.backoff, view.probation) == (False, False)
+
+
+def test_a_restarted_instance_is_well() -> None:
+    made = instance()
+    made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=1.0, longest_s=5.0)
+    assert made.seen(replace(INFO, epoch=2))
+    made.review(MODEL)
+    view = candidate(made, ENCODE, 0.1)
+    assert (view.backoff, view.probation) == (False, False)
 
 
 def test_an_encoders_load_is_its_report_plus_later_dispatches() -> None:
     made = instance()
     made.give(Stage.ENCODE, 10, 300)
-    view = made.candidate(ENCODE, 0.0)
+    view = candidate(made, ENCODE, 0.0)
     assert (view.usable, view.pending_tokens, view.pending, view.available_bytes) == (True, 10, 1, 700)
     assert (view.arena_bytes, view.max_items, view.instance_id) == (1000, 4, "i-a")
     made.reported(InstanceLoad({Stage.ENCODE: StageLoad(50, 5, 400)}))
     made.give(Stage.ENCODE, 7, 100)
-    view = made.candidate(ENCODE, 0.0)
+    view = candidate(made, ENCODE, 0.0)
     assert (view.pending_tokens, view.pending, view.available_bytes) == (57, 6, 500)
     made.refused_memory(1.0)
-    assert made.candidate(ENCODE, 0.9).available_bytes == 0
-    assert made.candidate(ENCODE, 1.0).available_bytes == 500
+    assert candidate(made, ENCODE, 0.9).available_bytes == 0
+    assert candidate(made, ENCODE, 1.0).available_bytes == 500
     made.work_ended(Stage.ENCODE, 7, made.reports)
     made.take_back(Stage.ENCODE, 100)
-    view = made.candidate(ENCODE, 1.0)
+    view = candidate(made, ENCODE, 1.0)
     assert (view.pending_tokens, view.pending, view.available_bytes, made.credits) == (50, 5, 600, 1)
 
 
-def test_a_text_instances_report_replaces_earlier_dispatches() -> None:
+def test_a_text_instances_load_is_its_report_plus_later_dispatches_or_its_own_work_if_more() -> None:
     made = instance(replace(INFO, role=Role.PD))
     for _ in range(3):
-        made.give(Stage.PREFILL, 30, 0)
-    view = made.candidate(TEXT, 0.0)
-    assert (view.pending_tokens, view.pending, view.arena_bytes) == (90, 3, 0)
+        made.give(Stage.PREFILL, 30, 0, 10)
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending, view.arena_bytes) == (120, 3, 0)
     made.reported(InstanceLoad({Stage.PREFILL: StageLoad(10, 1), Stage.DECODE: StageLoad(30, 1)}))
-    made.give(Stage.PREFILL, 5, 0)
-    view = made.candidate(TEXT, 0.0)
-    assert (view.pending_tokens, view.pending) == (45, 4)
-    made.work_ended(Stage.PREFILL, 30, report=0)
-    view = made.candidate(TEXT, 0.0)
-    assert (view.pending_tokens, view.pending) == (45, 3), "how much of it the report still counted is unknown"
+    assert candidate(made, TEXT, 0.0).pending_tokens == 120, "two of its requests are still on their way"
+    made.reported(InstanceLoad({Stage.PREFILL: StageLoad(200, 5), Stage.DECODE: StageLoad(30, 1)}))
+    made.give(Stage.PREFILL, 5, 0, 2)
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (237, 7)
+    made.work_ended(Stage.PREFILL, 30, report=0, output_tokens=10)
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (237, 7), "how much of it the report still counted is unknown"
 
 
-def test_the_snapshot_is_recomputed_only_after_a_change() -> None:
+def test_a_prompt_that_is_computed_counts_no_more_but_the_rest_of_its_request_does() -> None:
+    made = instance(replace(INFO, role=Role.PD))
+    made.give(Stage.PREFILL, 30, 0, 10)
+    made.work_done(Stage.PREFILL, 30, made.reports)
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (10, 1)
+    made.work_ended(Stage.PREFILL, 0, made.reports, 10)
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (0, 0)
+
+
+def test_a_candidate_says_until_when_it_holds_if_nothing_happens() -> None:
     made = instance()
-    made.engine_failed(Stage.ENCODE, 0.0, 1.0, 5.0)
-    first = made.candidate(ENCODE, 0.0)
-    assert made.candidate(ENCODE, 0.9) is first
-    second = made.candidate(ENCODE, 1.0)
-    assert second is not first
-    assert made.candidate(ENCODE, 100.0) is second
-    made.reported(InstanceLoad({}))
-    assert made.candidate(ENCODE, 100.0) is not second
+    assert made.candidate(ENCODE, 0.0)[1] == inf
+    made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=2.0, longest_s=5.0)
+    made.refused_memory(1.0)
+    assert [made.candidate(ENCODE, now_s)[1] for now_s in (0.0, 0.9, 1.0, 1.9, 2.0)] == [1.0, 1.0, 2.0, 2.0, inf]
+    assert made.candidate(TEXT, 0.0)[1] == inf

@@ -1,6 +1,7 @@
 """The life of one request: minimal recomputation, no leaked lease or credit, exactly one end."""
 
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
     ArenaFull,
@@ -52,15 +54,20 @@ from triptych.machine.router.shared_events import (
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
+    EmbeddingsRead,
     FirstToken,
     Grant,
     Granted,
+    HedgeWanted,
     ItemEncoded,
+    Overtaken,
     Refused,
     Release,
     TextPoolLost,
     TextWanted,
 )
+from triptych.policy.policies import ORDERINGS
+from triptych.policy.queueing import AGEING_S, Turn
 
 LIMITS = RequestLimits(
     max_encode_attempts=3,
@@ -98,7 +105,9 @@ Call = Encode | Renew | Generate | TextWanted | CreditsWanted
 class World:
     """Performs the machine's effects on command, and tracks leases and credits."""
 
-    def __init__(self, count: int, limits: RequestLimits = LIMITS, *, resolves: bool = False) -> None:
+    def __init__(
+        self, count: int, limits: RequestLimits = LIMITS, *, resolves: bool = False, hedge_after_s: float = inf
+    ) -> None:
         self.machine = RequestMachine(
             1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease, resolves=resolves
         )
@@ -114,11 +123,13 @@ class World:
         self.pauses: list[After] = []
         self.alarmed = False
         self.extending: list[Extend] = []
+        self.hedge_after_s = hedge_after_s
+        self.hedges_wanted: list[HedgeWanted] = []
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
         self.feed(Prepared(items(count), prompt_tokens=50, answer_tokens=16))
 
-    def feed(self, event: RequestEvent) -> list[RequestEffect]:  # noqa: C901 - one dispatch
+    def feed(self, event: RequestEvent) -> list[RequestEffect]:  # noqa: C901, PLR0912 - one dispatch
         effects = self.machine.handle(event, self.now_s)
         self.machine.validate()
         self.effects += effects
@@ -136,6 +147,10 @@ class World:
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
+                case HedgeWanted():
+                    self.hedges_wanted.append(effect)
+                case Overtaken(credit):
+                    assert credit in self.credits, "it is reported before the credit is returned"
                 case CreditsAbandoned():
                     self.calls = [one for one in self.calls if not isinstance(one, CreditsWanted)]
                 case EmbeddingGone(credit):
@@ -181,8 +196,16 @@ class World:
             self.serial += 1
             name = encoder or f"e{number % 2}"
             self.credits[self.serial] = name
-            grants.append(Grant(self.serial, want.item, name, f"i-{name}", "test"))
+            grants.append(Grant(self.serial, want.item, name, f"i-{name}", "test", self.hedge_after_s))
         self.feed(Granted(1, tuple(grants)))
+
+    def grant_hedge(self) -> None:
+        """Grants the hedge that was wanted last."""
+        wanted = self.hedges_wanted.pop()
+        self.serial += 1
+        name = f"h{self.serial}"
+        self.credits[self.serial] = name
+        self.feed(Granted(1, (Grant(self.serial, wanted.want.item, name, f"i-{name}", "test", hedges=True),)))
 
     def encoded(self, call: Encode) -> None:
         ticket = self.ticket(bytes([call.index]) * 32, call.name, call.reader_lease, call.lease_s)
@@ -201,7 +224,8 @@ class World:
         self.credits_of_texts.add(self.serial)
         self.feed(Granted(1, (Grant(self.serial, None, f"t{number}", f"i-t{number}"),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
-        assert call.tokens == 66
+        assert (call.tokens, call.max_tokens) == (50, 16)
+        assert call.with_items is (self.machine.image_tokens > 0)
         return started
 
     # Whole steps.
@@ -273,6 +297,15 @@ def test_a_text_only_request_uses_no_encoder() -> None:
     world.assert_over(Phase.DONE)
 
 
+def test_the_bytes_of_the_embeddings_at_each_encoder_are_told_when_a_text_instance_is_wanted() -> None:
+    world = World(3)
+    world.place_all()
+    world.encode_all()
+    (call,) = world.take(TextWanted)
+    assert isinstance(call, TextWanted)
+    assert call.holders == {"i-e0": 2 * 192, "i-e1": 192}
+
+
 def test_leases_are_held_until_the_first_token_and_the_timeline_is_complete() -> None:
     world = World(2)
     world.now_s = 1.0
@@ -312,6 +345,7 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.now_s = 6.0
     world.encode_all()
     call = world.dispatched()
+    assert [one.choices for one in world.effects if isinstance(one, TextWanted)] == [2]
     pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
     world.feed(TextReported(call.credit, Ready(pulls, 0.5, 0.6)))
     running = machine.timeline(7.0, 11)
@@ -338,6 +372,77 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
         ("tcp", 64, 0.02, False),
     ]
     assert [(item.queue_s, item.encode_s, item.encoder_cached) for item in timeline.items] == [(0.1, 0.2, False)] * 2
+
+
+ALONE = Isolated(prepare_s=0.1, encode_s=0.5, prefill_s=0.25, tbt_s=0.01)
+
+
+def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEADLINE_S) -> World:
+    """A world whose request arrived at 1 s and is prepared."""
+    world = World(0)
+    world.machine = RequestMachine(
+        1,
+        "r",
+        "m",
+        now_s=1.0,
+        deadline_s=deadline_s,
+        limits=LIMITS,
+        new_lease=world.new_lease,
+        priority=3,
+        ordering=ORDERINGS[name],
+    )
+    world.calls.clear()
+    world.now_s = 2.0
+    world.feed(Prepared(items(1), prompt_tokens=50, answer_tokens=16, expected=expected))
+    return world
+
+
+def turns(world: World) -> list[Turn]:
+    """Of the request in the queues of the router, of its encoder and of its text instance."""
+    (wanted,) = [call for call in world.calls if isinstance(call, CreditsWanted)]
+    world.place_all()
+    (encode,) = [call for call in world.calls if isinstance(call, Encode)]
+    world.encode_all()
+    return [wanted.turn, encode.turn, world.dispatched().turn]
+
+
+def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
+    found = turns(expecting(Expected(4.0, ALONE)))
+    assert [(one.priority, one.due_s, one.lost_s, one.aged_s) for one in found] == [
+        (3, 5.0, 5.0 - 0.75, 1.0 + AGEING_S),
+        (3, 5.0, 5.0 - 0.75, 1.0 + AGEING_S),
+        (3, 5.0, 5.0 - 0.25, 1.0 + AGEING_S),
+    ]
+
+
+def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
+    world = expecting(Expected(4.0, ALONE))
+    call = world.up_to_text()
+    world.feed(FirstToken(call.credit))
+    world.now_s = 60.0
+    world.feed(failed(call, InstanceLost("gone")))
+    assert [(one.due_s, one.lost_s) for one in turns(world)] == [(5.0, inf)] * 3
+
+
+@pytest.mark.parametrize(
+    ("expected", "deadline_s", "due_s", "lost_s"),
+    [
+        (Expected(4.0), DEADLINE_S, 5.0, 5.0),
+        (Expected(4.0, ALONE), 3.0, 3.0, 2.25),
+        (NOTHING_EXPECTED, 20.0, 20.0, 20.0),
+        (Expected(None, ALONE), 20.0, 20.0, 19.25),
+    ],
+)
+def test_the_shorter_deadline_wins_and_what_is_unknown_counts_as_nothing(
+    expected: Expected, deadline_s: float, due_s: float, lost_s: float
+) -> None:
+    (wanted,) = [call for call in expecting(expected, deadline_s=deadline_s).calls if isinstance(call, CreditsWanted)]
+    assert (wanted.turn.due_s, wanted.turn.lost_s) == (due_s, lost_s)
+
+
+def test_the_ordering_that_is_chosen_orders_every_queue() -> None:
+    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
+    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {9.0}
 
 
 def test_shards_of_an_item_are_placed_consecutively() -> None:
@@ -420,7 +525,7 @@ def test_repeated_losses_of_an_item_end_the_request() -> None:
     assert isinstance(world.error, InstanceLost)
 
 
-@pytest.mark.parametrize("error", [InvalidMedia("bad"), InternalError("bad"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [InvalidMedia("bad"), DeadlineExceeded("late")])
 def test_a_permanent_error_ends_the_request_at_once(error: TriptychError) -> None:
     world = World(3)
     world.place_all()
@@ -584,15 +689,17 @@ def test_a_busy_encoder_is_retried_for_that_item_only() -> None:
     assert world.machine.timeline(world.now_s, 0).items[1].encode_attempts == 5
 
 
-def test_an_engine_that_failed_an_item_does_not_get_it_again() -> None:
+@pytest.mark.parametrize("error", [EngineFailure("failed"), InternalError("a defect")])
+def test_an_encoder_that_failed_an_item_does_not_get_it_again(error: TriptychError) -> None:
     world = World(1)
     world.place_all()
     (first,) = world.take(Encode)
     assert isinstance(first, Encode)
-    world.feed(failed(first, EngineFailure("failed")))
+    assert EmbeddingGone(first.credit) in world.feed(failed(first, error))
     (again,) = world.take(CreditsWanted)
     assert isinstance(again, CreditsWanted)
     assert again.wants[0].exclude == {first.name}
+    assert again.again
     world.place(again, "other")
     (second,) = world.take(Encode)
     assert isinstance(second, Encode)
@@ -767,13 +874,154 @@ def test_an_absent_text_pool_is_retried_without_using_an_attempt() -> None:
     assert world.machine.timeline(world.now_s, 0).text_attempts == 1
 
 
-@pytest.mark.parametrize("error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full")])
-def test_no_retry_after_the_first_token(error: TriptychError) -> None:
-    world = World(1)
-    call = world.up_to_text()
+# --- continuations ---------------------------------------------------------------------------------------------------
+
+
+def streaming(count: int) -> tuple[World, Generate]:
+    """A request of ``count`` items whose first token came at 1 s."""
+    world = World(count)
+    call = world.up_to_text() if count else world.dispatched()
+    world.now_s = 1.0
     world.feed(FirstToken(call.credit))
+    assert not call.continues
+    return world, call
+
+
+def wanted_text(world: World) -> TextWanted:
+    (call,) = world.take(TextWanted)
+    assert isinstance(call, TextWanted)
+    return call
+
+
+@pytest.mark.parametrize(
+    "error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full"), EngineFailure("not finite")]
+)
+def test_a_stream_that_breaks_goes_on_elsewhere_with_its_items_placed_anew(error: TriptychError) -> None:
+    world, first = streaming(2)
+    assert not world.leases
+    world.now_s = 5.0
+    world.feed(failed(first, error))
+    (call,) = world.take(CreditsWanted)
+    assert isinstance(call, CreditsWanted)
+    assert (call.wait, [want.item for want in call.wants]) == (True, [0, 1])
+    world.place(call)
+    world.encode_all()
+    wanted = wanted_text(world)
+    assert wanted.continues
+    second = world.place_text(wanted)
+    assert second.continues
+    assert [one.item for one in second.placements] == [0, 1]
+    assert len(world.leases) == 4, "they are held until the second instance has its first token"
+    world.feed(FirstToken(first.credit))
+    assert world.machine.phase is Phase.DISPATCHING, "a late event of the first instance"
+    world.now_s = 7.0
+    world.feed(FirstToken(second.credit))
+    assert not world.leases
+    world.now_s = 8.0
+    world.feed(TextReported(second.credit, finished()))
+    world.assert_over(Phase.DONE)
+    timeline = world.machine.timeline(9.0, 0)
+    assert (timeline.continuations, timeline.text_attempts, timeline.text_instance) == (1, 2, "i-t2")
+    assert (timeline.ttft_s, timeline.interrupted_s, timeline.decode_s, timeline.total_s) == (1.0, 2.0, 7.0, 8.0)
+    assert timeline.encode_s == 0.0, "until the first dispatch"
+
+
+def test_a_text_only_stream_goes_on_at_once_and_not_where_it_broke() -> None:
+    world, first = streaming(0)
+    world.feed(failed(first, InstanceLost("gone")))
+    wanted = wanted_text(world)
+    assert (wanted.continues, wanted.avoid) == (True, frozenset({"t1"}))
+    assert world.place_text(wanted).continues
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("late"), InternalError("defect"), Cancelled("?")])
+def test_a_stream_is_not_continued_after_an_error_that_would_come_again(error: TriptychError) -> None:
+    world, call = streaming(1)
     world.feed(failed(call, error))
     world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_the_attempts_of_an_answer_are_bounded_however_many_tokens_each_has_sent() -> None:
+    world, call = streaming(1)
+    for _ in range(LIMITS.max_text_attempts - 1):
+        world.feed(failed(call, InstanceLost("gone")))
+        call = world.up_to_text()
+        world.feed(FirstToken(call.credit))
+    world.feed(failed(call, InstanceLost("gone")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+    assert world.machine.timeline(world.now_s, 0).continuations == LIMITS.max_text_attempts - 1
+
+
+def test_an_engine_may_fail_an_answer_once() -> None:
+    world, call = streaming(0)
+    world.feed(failed(call, EngineFailure("first")))
+    call = world.dispatched()
+    world.feed(FirstToken(call.credit))
+    error = EngineFailure("second")
+    world.feed(failed(call, error))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_an_answer_that_has_begun_waits_for_a_text_instance_to_return() -> None:
+    world, call = streaming(0)
+    world.feed(failed(call, InstanceLost("gone")))
+    for _ in range(3):
+        assert wanted_text(world).continues
+        world.feed(Refused(1, Unavailable("none")))
+        world.resume()
+    assert world.dispatched().continues
+    assert world.machine.timeline(world.now_s, 0).text_attempts == 2
+
+
+@pytest.mark.parametrize("lost", [Refused(1, Unavailable("none"), final=True), TextPoolLost(Unavailable("none"))])
+def test_an_answer_that_has_begun_ends_as_lost_when_no_text_instance_will_return(lost: RequestEvent) -> None:
+    world, call = streaming(1)
+    world.feed(failed(call, InstanceLost("gone")))
+    world.place_all()
+    world.encode_all()
+    assert wanted_text(world)
+    if isinstance(lost, TextPoolLost):
+        world.feed(Refused(1, Unavailable("none")))
+    world.feed(lost)
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+
+
+def test_an_answer_that_has_begun_waits_if_the_queue_for_encoders_is_full() -> None:
+    world, call = streaming(1)
+    world.feed(failed(call, InstanceLost("gone")))
+    assert world.take(CreditsWanted)
+    world.feed(Refused(1, Overloaded("the queue is full")))
+    assert world.machine.phase is Phase.WAITING
+    world.resume()
+    assert world.up_to_text().continues
+
+
+def test_items_lost_again_before_an_answer_goes_on_are_encoded_again() -> None:
+    world, call = streaming(2)
+    world.feed(failed(call, InstanceLost("gone")))
+    second = world.up_to_text()
+    world.feed(failed(second, TransferFailed("lost", items=(1,))))
+    world.place_all()
+    world.encode_all()
+    world.renew_all()
+    third = world.dispatched()
+    assert (third.continues, len(third.placements)) == (True, 2)
+
+
+@pytest.mark.parametrize("signal", [Signal.CALLER_LEFT, Signal.DEADLINE_PASSED])
+def test_a_request_that_ends_between_two_text_instances_holds_nothing(signal: Signal) -> None:
+    world, call = streaming(2)
+    world.feed(failed(call, InstanceLost("gone")))
+    world.place_all()
+    world.feed(signal)
+    world.assert_over(Phase.CANCELLED if signal is Signal.CALLER_LEFT else Phase.FAILED)
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_lease_is_not_a_failure_of_the_text_instance() -> None:
@@ -851,7 +1099,7 @@ def test_a_renewed_lease_starts_at_the_time_of_its_request() -> None:
     assert world.take(CreditsWanted)
 
 
-def test_a_lease_on_another_embedding_ends_the_request_and_is_released() -> None:
+def test_a_lease_on_another_embedding_is_released_and_only_another_encoder_is_tried() -> None:
     world = World(1)
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
@@ -859,8 +1107,18 @@ def test_a_lease_on_another_embedding_ends_the_request_and_is_released() -> None
     ticket = replace(world.ticket(bytes(32), call.name, call.lease_id, 1.0), lease_id=b"x" * 16)
     effects = world.feed(LeaseGranted(call.credit, call.name, ticket))
     assert released(effects) >= {call.lease_id, b"x" * 16}
-    assert isinstance(world.error, InternalError)
+    assert EmbeddingGone(call.credit, unusable=True) in effects
+    assert_only_another_is_tried(world, call.name)
+
+
+def assert_only_another_is_tried(world: World, name: str) -> None:
+    """The encoder with this name is not; without another the request fails."""
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
+    assert again.wants[0].exclude == {name}
+    world.feed(Refused(1, Unavailable("none")))
     world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InternalError)
 
 
 def test_no_lease_is_extended_after_the_deadline() -> None:
@@ -890,19 +1148,21 @@ def test_a_lease_is_never_longer_than_the_request_timeout() -> None:
         {"holder": "i-other"},
         {"tokens": 5},
         {"tensors": ()},
+        {"tensors": (TensorSpec("embeddings", DType.F32, (8, 4)),)},
         {"payload_nbytes": 129},
     ],
 )
-def test_an_invalid_ticket_is_never_forwarded(broken: dict[str, object]) -> None:
+def test_an_item_with_an_invalid_ticket_is_encoded_elsewhere(broken: dict[str, object]) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     ticket = replace(world.ticket(bytes(32), call.name, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
     result = EncodeResult(ticket, world.lease(call.router_lease, call.name), cached=False, queue_s=0, encode_s=0)
-    world.feed(ItemEncoded(call.credit, call.name, result))
-    world.assert_over(Phase.FAILED)
-    assert isinstance(world.error, InternalError)
+    effects = world.feed(ItemEncoded(call.credit, call.name, result))
+    assert EmbeddingGone(call.credit, unusable=True) in effects
+    assert not world.leases
+    assert_only_another_is_tried(world, call.name)
 
 
 def test_leases_that_arrive_after_the_end_are_released() -> None:
@@ -968,7 +1228,7 @@ def test_leases_are_released_after_an_ambiguous_error(error: TriptychError, unsu
     assert released(world.feed(failed(call, error))) == (named if unsure else set())
 
 
-def test_unexpected_lease_ids_end_the_request_and_are_released() -> None:
+def test_unexpected_lease_ids_are_released_and_only_another_encoder_is_tried() -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -977,7 +1237,200 @@ def test_unexpected_lease_ids_end_the_request_and_are_released() -> None:
     result = EncodeResult(ticket, b"x" * 16, cached=False, queue_s=0, encode_s=0)
     effects = world.feed(ItemEncoded(call.credit, call.name, result))
     assert released(effects) == {call.reader_lease, call.router_lease, b"x" * 16}
-    assert isinstance(world.error, InternalError)
+    assert_only_another_is_tried(world, call.name)
+
+
+def test_an_item_is_right_at_the_second_encoder_after_an_invalid_ticket() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    ticket = replace(world.ticket(bytes(32), call.name, call.reader_lease, 1.0), tokens=5)
+    result = EncodeResult(ticket, world.lease(call.router_lease, call.name), cached=False, queue_s=0, encode_s=0)
+    world.feed(ItemEncoded(call.credit, call.name, result))
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
+    world.place(again, "other")
+    world.encode_all()
+    dispatch = world.dispatched()
+    assert [placement.ticket.holder for placement in dispatch.placements] == ["i-other"]
+
+
+def test_the_encoders_of_named_items_are_blamed_for_failed_pulls_and_all_others_praised_for_reads() -> None:
+    world = World(3)
+    effects = world.feed(failed(world.up_to_text(), TransferFailed("damaged", items=(1,))))
+    gone = [effect for effect in effects if isinstance(effect, EmbeddingGone)]
+    assert gone == [EmbeddingGone(2, unusable=True)]
+    world.place_all()
+    world.encode_all()
+    world.renew_all()
+    effects = world.feed(FirstToken(world.dispatched().credit))
+    assert [effect for effect in effects if isinstance(effect, EmbeddingsRead)] == [EmbeddingsRead((1, 5, 3))]
+    world = World(2)
+    effects = world.feed(failed(world.up_to_text(), TransferFailed("of nobody knows what")))
+    gone = [effect for effect in effects if isinstance(effect, EmbeddingGone)]
+    assert gone == [EmbeddingGone(1), EmbeddingGone(2)]
+
+
+def test_when_the_retry_budget_is_spent_the_request_fails_with_that() -> None:
+    world = World(2)
+    world.place_all()
+    first, _ = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.feed(failed(first, EngineFailure("failed")))
+    spent = Unavailable("encoders fail", retry_after_s=1.0)
+    world.take(CreditsWanted)
+    world.feed(Refused(1, spent, final=True))
+    world.assert_over(Phase.FAILED)
+    assert world.error is spent
+
+
+# --- hedges ------------------------------------------------------------------------------------------------------------
+
+
+def two_calls() -> tuple[World, Encode, Encode]:
+    """A request with one item, which is being encoded and takes long, and its hedge."""
+    world = World(1, hedge_after_s=1.0)
+    world.place_all()
+    (first,) = [call for call in world.calls if isinstance(call, Encode)]
+    world.resume()
+    assert world.now_s == 1.0
+    assert world.hedges_wanted[0].want.exclude == {first.name}
+    world.grant_hedge()
+    (second,) = [call for call in world.calls if isinstance(call, Encode) and call is not first]
+    return world, first, second
+
+
+def answers(world: World, call: Encode) -> list[RequestEffect]:
+    """The effects of this call's answer."""
+    world.effects.clear()
+    world.calls.remove(call)
+    world.encoded(call)
+    return list(world.effects)
+
+
+def test_the_hedge_of_an_item_may_win_and_the_first_call_is_cancelled() -> None:
+    world, first, second = two_calls()
+    effects = answers(world, second)
+    assert [effect for effect in effects if isinstance(effect, Overtaken | Abort)] == [
+        Overtaken(first.credit),
+        Abort(first.credit, "another encoder was faster"),
+    ]
+    assert released(effects) == {first.reader_lease, first.router_lease}
+    (placement,) = world.dispatched().placements
+    assert placement.ticket.holder == f"i-{second.name}"
+    line = world.machine.timeline(world.now_s, 0).items[0]
+    assert (line.encoder, line.encode_attempts, line.hedges, line.hedge_won) == (f"i-{second.name}", 1, 1, True)
+    world.encoded(first)  # at the same moment
+    assert set(world.leases) == {second.reader_lease, second.router_lease}
+
+
+def test_a_hedge_may_lose_which_says_nothing_about_its_encoder() -> None:
+    world, first, second = two_calls()
+    effects = answers(world, first)
+    assert [effect for effect in effects if isinstance(effect, Overtaken | Abort)] == [
+        Abort(second.credit, "another encoder was faster")
+    ]
+    assert released(effects) == {second.reader_lease, second.router_lease}
+    assert world.credits == {first.credit: first.name}
+    line = world.machine.timeline(world.now_s, 0).items[0]
+    assert (line.encoder, line.hedges, line.hedge_won) == (f"i-{first.name}", 1, False)
+
+
+ONE_CALL_ENDS = [InstanceLost("gone"), Overloaded("busy"), ArenaFull("full"), EngineFailure("failed")]
+
+
+@pytest.mark.parametrize("error", ONE_CALL_ENDS)
+@pytest.mark.parametrize("which", [0, 1])
+def test_when_one_of_two_calls_fails_the_other_one_goes_on(which: int, error: TriptychError) -> None:
+    world, *calls = two_calls()
+    failing, other = calls[which], calls[1 - which]
+    world.calls.remove(failing)
+    effects = world.feed(failed(failing, error))
+    assert EmbeddingGone(failing.credit) in effects
+    assert not world.take(CreditsWanted)
+    assert world.credits == {other.credit: other.name}
+    answers(world, other)
+    assert world.dispatched().placements[0].ticket.holder == f"i-{other.name}"
+
+
+def test_a_wrong_answer_of_a_hedge_is_dropped() -> None:
+    world, first, second = two_calls()
+    ticket = replace(world.ticket(bytes(32), second.name, second.reader_lease, 1.0), tokens=5)
+    result = EncodeResult(ticket, world.lease(second.router_lease, second.name), cached=False, queue_s=0, encode_s=0)
+    effects = world.feed(ItemEncoded(second.credit, second.name, result))
+    assert EmbeddingGone(second.credit, unusable=True) in effects
+    assert not world.leases
+    answers(world, first)
+    assert world.dispatched().placements[0].ticket.holder == f"i-{first.name}"
+
+
+def test_an_item_both_of_whose_calls_fail_is_encoded_again() -> None:
+    world, first, second = two_calls()
+    world.feed(failed(second, InstanceLost("gone")))
+    world.feed(failed(first, InstanceLost("gone")))
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
+    assert again.wants[0].avoid == {first.name, second.name}
+    assert not world.credits
+
+
+def test_a_permanent_error_of_a_hedge_ends_the_request() -> None:
+    world, _, second = two_calls()
+    world.feed(failed(second, InvalidMedia("bad")))
+    world.assert_over(Phase.FAILED)
+
+
+def test_both_calls_end_with_the_request() -> None:
+    world, first, second = two_calls()
+    effects = world.feed(Signal.CALLER_LEFT)
+    assert released(effects) == {
+        first.reader_lease,
+        first.router_lease,
+        second.reader_lease,
+        second.router_lease,
+    }
+    world.assert_over(Phase.CANCELLED)
+
+
+def test_a_hedge_that_is_not_granted_is_wanted_again_at_growing_times() -> None:
+    world = World(1, hedge_after_s=1.0)
+    world.place_all()
+    times = []
+    for _ in range(4):
+        world.resume()
+        times.append(world.now_s)
+    assert times == [1.0, 1.25, 1.5625, 1.953125]
+    assert len(world.hedges_wanted) == 4
+    world.encode_all()
+    world.resume()
+    assert len(world.hedges_wanted) == 4, "it is encoded"
+
+
+def test_one_alarm_serves_all_items() -> None:
+    world = World(3, hedge_after_s=1.0)
+    world.place_all()
+    assert len(world.pauses) == 1
+    (first, *_) = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.encoded(first)
+    world.resume()
+    assert [wanted.want.item for wanted in world.hedges_wanted] == [1, 2]
+    assert len(world.pauses) == 1
+
+
+def test_a_hedge_that_comes_too_late_is_given_back() -> None:
+    world = World(1, hedge_after_s=1.0)
+    world.place_all()
+    world.resume()
+    world.up_to_text()
+    world.credits[99] = "late"
+    late = Grant(99, 0, "late", "i-late", hedges=True)
+    assert world.feed(Granted(1, (late,))) == [Release("late", 99, (), "no longer wanted")]
+    world.feed(Signal.CALLER_LEFT)
+    world.credits[100] = "later"
+    world.feed(Granted(1, (replace(late, credit=100),)))
+    world.assert_over(Phase.CANCELLED)
 
 
 def alarms(effects: list[RequestEffect]) -> list[float]:
@@ -1087,7 +1540,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     rng = Random(seed)
-    world = World(count)
+    world = World(count, hedge_after_s=rng.choice([inf, 0.1, 5.0]))
     dispatch: Generate | None = None
     for _ in range(400):
         if world.ends:
@@ -1097,6 +1550,9 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if at_once:
             world.calls.remove(at_once[0])
             dispatch = _answer(world, at_once[0], rng, failing) or dispatch
+            continue
+        if world.hedges_wanted and rng.random() < 0.8:
+            world.grant_hedge()
             continue
         world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
         if world.pauses and rng.random() < 0.3:
@@ -1151,7 +1607,8 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
             if wait or not fails:
                 world.place(call)
             else:
-                world.feed(Refused(1, rng.choice([ArenaFull("full"), Unavailable("none")])))
+                refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
+                world.feed(Refused(1, refusal, final=rng.random() < 0.05))
         case Encode():
             if fails:
                 world.feed(failed(call, some_error(rng)))

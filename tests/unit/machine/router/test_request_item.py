@@ -22,7 +22,7 @@ def held(*, answered: bool = True) -> RequestItem:
     leases = iter((b"router", b"reader"))
     ticket = HeldTicket.requested(Grant(7, 0, "e", "encoder-1"), lambda: next(leases), 0.0, 10.0)
     if answered:
-        ticket.granted(TICKET, b"router", 4, 60.0)
+        ticket.granted(TICKET, b"router", PLAN, 60.0)
     result = EncodeResult(TICKET, b"router", cached=True, queue_s=0.5, encode_s=0.25)
     return RequestItem(3, PLAN, ticket, served=result, encoder_id="encoder-1", attempts=1)
 

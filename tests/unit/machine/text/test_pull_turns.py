@@ -15,11 +15,11 @@ class Pulls(PullTurns):
         self, pull_id: int, *, request: str = "r", holder: str = "e", nbytes: int = 20, due_s: float = 10.0
     ) -> list[int]:
         self.want(pull_id, request, Turn(0, due_s, 0), HolderRef("", holder, 1), nbytes)
-        return self.begin()
+        return self.begin(0.0)
 
     def end_one(self, pull_id: int) -> list[int]:
         self.end(pull_id)
-        return self.begin()
+        return self.begin(0.0)
 
 
 def queue(limits: PullLimits = LIMITS) -> Pulls:
@@ -40,6 +40,15 @@ def test_the_most_urgent_pull_is_next_and_ties_go_by_arrival() -> None:
         pulls.want_one(pull_id, request=f"r{pull_id}", due_s=due_s)
     order = [pulls.end_one(running) for running in (0, 4, 2, 3)]
     assert order == [[4], [2], [3], [1]]
+
+
+def test_the_pull_of_what_is_lost_goes_behind_the_others() -> None:
+    pulls = queue(PullLimits(20, 1.0, 1))
+    pulls.want_one(0)
+    pulls.want(1, "lost", Turn(0, 1.0, 1, lost_s=0.5, aged_s=30.0), HolderRef("", "e", 1), 20)
+    pulls.want(2, "short", Turn(0, 3.0, 2, lost_s=2.5, aged_s=31.0), HolderRef("", "e", 1), 20)
+    pulls.end(0)
+    assert pulls.begin(1.0) == [2]
 
 
 def test_an_embedding_has_the_urgency_of_its_most_urgent_request() -> None:
@@ -151,7 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.pulls.drop(pull_id)
         else:
             self.pulls.hasten(pull_id, "d", Turn(0, 0.0, 0))
-        self.note(self.pulls.begin())
+        self.note(self.pulls.begin(0.0))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())

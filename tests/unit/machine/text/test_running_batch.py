@@ -40,23 +40,27 @@ class Engine:
         bidirectional: tuple[Span, ...] = (),
         salt: bytes = b"",
         turn: Turn = FIRST_COME,
+        begun: tuple[int, ...] = (),
     ) -> None:
+        """``begun``: how many tokens each choice has already."""
         size, keyed = self.batch.limits.block_tokens, keyed and self.batch.shares_prefixes
-        self.batch.add(
-            [
-                Sequence(
-                    request_id=name,
-                    choice=choice,
-                    token_ids=list(prompt),
-                    prompt_tokens=len(prompt),
-                    max_tokens=max_tokens,
-                    bidirectional=bidirectional,
-                    turn=turn,
-                    prefix_hashes=PrefixHashes(size, prompt, (), salt=salt) if keyed else None,
-                )
-                for choice in range(choices)
-            ]
-        )
+        sequences = [
+            Sequence(
+                request_id=name,
+                choice=choice,
+                token_ids=list(prompt),
+                prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
+                bidirectional=bidirectional,
+                turn=turn,
+                prefix_hashes=PrefixHashes(size, prompt, (), salt=salt) if keyed else None,
+            )
+            for choice in range(choices)
+        ]
+        for one, tokens in zip(sequences, begun, strict=False):
+            for _ in range(tokens):
+                one.append(self._next(one))
+        self.batch.add(sequences)
 
     def slot(self, sequence_id: str, position: int) -> int:
         size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
@@ -93,10 +97,13 @@ class Engine:
         return step
 
     def _extend(self, one: Sequence) -> None:
-        one.append(Random(f"{self.seed} {one.choice} {one.token_ids}").randrange(3))
+        one.append(self._next(one))
         self.answers[one.sequence_id] = one.answer
         if one.generated == one.max_tokens:
             self.batch.remove(one.request_id, one.choice)
+
+    def _next(self, one: Sequence) -> int:
+        return Random(f"{self.seed} {one.choice} {one.token_ids}").randrange(3)
 
     def run(self, most_steps: int) -> None:
         for _ in range(most_steps):
@@ -327,6 +334,36 @@ def test_the_last_in_order_is_preempted_regardless_of_arrival() -> None:
     assert len(one.answers["low/0"]) == len(one.answers["high/0"]) == 12
 
 
+def test_a_waiting_sequence_gets_another_turn_with_all_its_choices() -> None:
+    one = engine(max_sequences=2)
+    one.add("runs", [1] * 4, 2, choices=2, turn=Turn(0, 0.0, 0))
+    one.step()
+    for name, due_s in (("lost", 1.0), ("short", 2.0)):
+        one.add(name, [1] * 4, 2, choices=2, turn=Turn(0, due_s, 1))
+    one.batch.reorder("lost", Turn(0, 30.0, 1))
+    one.batch.validate()
+    one.run(20)
+    assert list(one.answers) == [f"{name}/{choice}" for name in ("runs", "short", "lost") for choice in (0, 1)]
+
+
+def test_what_has_begun_keeps_its_turn_even_when_it_was_preempted() -> None:
+    one = engine(blocks=6, contiguous=False, max_sequences=4)
+    one.add("low", [1] * 7, 12, keyed=False, turn=Turn(1, 1.0, 0))
+    one.step()
+    one.add("high", [2] * 7, 12, keyed=False, turn=Turn(0, 9.0, 1))
+    for _ in range(12):
+        if one.step().preempted:
+            break
+    assert one.batch.waiting == {"low"}
+    for name in ("low", "high", "unknown"):
+        one.batch.reorder(name, Turn(9, 99.0, 9))
+    one.batch.validate()
+    assert [sequence.turn for name in ("low", "high") for sequence in one.batch.choices(name)] == [
+        Turn(1, 1.0, 0),
+        Turn(0, 9.0, 1),
+    ]
+
+
 def test_a_waiting_sequence_is_not_overtaken() -> None:
     one = engine(6)
     one.add("runs", [0] * 14, 2, keyed=False)
@@ -451,6 +488,32 @@ def test_the_next_choice_takes_over_the_prefill_of_a_cancelled_one(contiguous: b
     assert list(one.answers) == ["a/1"]
 
 
+def test_choices_that_have_begun_are_sequences_of_their_own() -> None:
+    one = engine(token_budget=40)
+    one.add("a", [0] * 6, 5, choices=4, keyed=False, begun=(2, 0, 1, 0))
+    assert one.batch.waiting == {"a"}
+    assert one.batch.pending_tokens == (7 + 3) + (6 + 5 + 5) + (6 + 4)
+    assert {(part.sequence.choice, part.first, part.count) for part in one.step().parts} == {
+        (0, 0, 8),
+        (1, 0, 6),
+        (2, 0, 7),
+    }
+    one.run(10)
+    assert {name: len(answer) for name, answer in one.answers.items()} == {f"a/{choice}": 5 for choice in range(4)}
+    again = engine()
+    again.add("a", [0] * 6, 5, choices=4, keyed=False)
+    again.run(10)
+    assert again.answers == one.answers
+
+
+def test_choices_that_have_begun_start_as_there_is_memory_for_each() -> None:
+    one = engine(6, token_budget=40)
+    one.add("a", [0] * 6, 9, choices=2, keyed=False, begun=(6, 6))
+    assert [part.sequence.choice for part in one.step().parts] == [0]
+    one.run(20)
+    assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "a/1": 9}
+
+
 lengths = st.integers(1, 40)
 requests = st.lists(
     st.tuples(lengths, st.integers(1, 24), st.integers(1, 3), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9
@@ -489,7 +552,8 @@ def test_all_sequences_finish_for_any_lengths(
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
         turn = Turn((prompt + answer) % 3, 0.0, number)
         add = partial(one.add, str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
-        coming.setdefault(number * kind, []).append(partial(add, turn=turn))
+        begun = tuple((5 * choice + 3 * kind) % answer for choice in range(choices)) if number % 2 else ()
+        coming.setdefault(number * kind, []).append(partial(add, turn=turn, begun=begun))
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
     for number in range(20 * work + 20):
         for add_one in coming.pop(number, ()):

@@ -216,6 +216,15 @@ def test_a_lower_priority_number_is_admitted_first() -> None:
     assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"2"]
 
 
+def test_what_is_lost_is_admitted_last() -> None:
+    machine = cache(1024)
+    fill(machine, "a", ticket(b"a"))
+    lost, short = Turn(0, 1.0, 2, lost_s=0.5, aged_s=30.0), Turn(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
+    for key, turn in ((b"1", lost), (b"2", short)):
+        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 1.0))] == [b"2"]
+
+
 def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from services.encoder.settings import EncoderSettings
@@ -50,3 +52,13 @@ def test_the_arguments_of_vllm_come_with_its_engine() -> None:
 def test_options_of_one_engine_are_refused_with_another(arguments: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         EncoderSettings.load(["--model", "m", *arguments], {})
+
+
+def test_files_of_embeddings_need_a_directory_and_a_bound() -> None:
+    told = ["--model", "m", "--embedding-files", "kept", "--embedding-files-bytes", "1000"]
+    settings = EncoderSettings.load(told, {})
+    assert (settings.embedding_files, settings.embedding_files_bytes) == (Path("kept"), 1000)
+    assert EncoderSettings.load(["--model", "m"], {}).embedding_files is None
+    for half in (told[:4], [*told[:2], *told[4:]]):
+        with pytest.raises(SettingsError, match="belong together"):
+            EncoderSettings.load(half, {})

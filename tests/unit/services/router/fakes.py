@@ -53,6 +53,7 @@ class KillableInstance:
         self.failures: deque[Exception] = deque()
         self.kv_tokens = 0
         self.parts: tuple[ServedPart, ...] = ()
+        self.continues = False
         self.closed = 0
         self._died = asyncio.Event()
 
@@ -88,6 +89,7 @@ class KillableInstance:
             "fake-1",
             kv_tokens=self.kv_tokens,
             parts=self.parts,
+            continues=self.continues,
         )
 
 
@@ -183,6 +185,7 @@ class FakeText(KillableInstance):
         self.late_failures: deque[Exception] = deque()
         self.tokens = 4
         self.finishes = True
+        self.continues = True
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         self.requests.append(request)
@@ -198,14 +201,14 @@ class FakeText(KillableInstance):
                 await self.encoders[place.ticket.holder].release([place.ticket.lease_id])
             pulls = (PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements)
             yield (Ready(tuple(pulls), 0.1, 0.2),)
-            choices = range(request.sampling.n)
-            for number in range(self.tokens):
+            begun = request.begun
+            for number in range(min(map(len, begun.values())), self.tokens):
                 await self.spend(self.token_s)
-                yield [TokenChunk((number,), f"w{number} ", choice) for choice in choices]
+                yield [TokenChunk((number,), f"w{number} ", choice) for choice in begun if number >= len(begun[choice])]
                 if self.late_failures:
                     raise self.late_failures.popleft()
             if self.finishes:
-                yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in choices]
+                yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in begun]
         finally:
             self.running -= 1
 

@@ -11,7 +11,7 @@ from tests.unit.services.router.fakes import ask, bench, collect, image
 from tests.unit.services.router.test_service import virtual
 from triptych.domain.generation import ChatFinished
 from triptych.policy import policies
-from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS
+from triptych.policy.policies import ADMISSIONS, DEADLINES, ORDERINGS, ROUTINGS, SHARDINGS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
 
@@ -40,6 +40,6 @@ async def test_the_policy_of_the_guide_routes_requests(monkeypatch: pytest.Monke
 
 
 def test_the_guide_names_all_policies() -> None:
-    for table in (ROUTINGS, SHARDINGS, ORDERINGS, ADMISSIONS):
+    for table in (ROUTINGS, SHARDINGS, ORDERINGS, ADMISSIONS, DEADLINES):
         for name in table:
             assert f"`{name}`" in PAGE

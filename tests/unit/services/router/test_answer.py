@@ -6,6 +6,7 @@ from services.router.tool_calls import Calling
 from triptych.domain.generation import (
     ChatFinished,
     ChoiceFinished,
+    ContinuedChoice,
     Finished,
     FinishReason,
     Ready,
@@ -52,3 +53,25 @@ def test_a_choice_ends_once() -> None:
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])
+
+
+async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished() -> None:
+    answer = Answer(StreamBuffer(), None, choices=3, usage=Usage(7, 0), clock=lambda: 0.0)
+    assert answer.continued() == tuple(ContinuedChoice(choice, ()) for choice in range(3))
+    answer.take([TokenChunk((1, 2), "a"), TokenChunk((2**32 - 1,), "b", 2), TokenChunk((3,), "c")])
+    answer.take([TokenChunk((4,), "", 1), finished(1), TokenChunk((5,), "d", 2)])
+    assert answer.continued() == (ContinuedChoice(0, (1, 2, 3)), ContinuedChoice(2, (2**32 - 1, 5)))
+    with pytest.raises(InternalError, match="choice 1"):
+        answer.take([TokenChunk((6,), "e", 1)])
+
+
+@pytest.mark.parametrize("cut", range(len(CALL) + 1))
+async def test_a_tool_call_that_two_text_instances_wrote_is_one_call(cut: int) -> None:
+    buffer = StreamBuffer()
+    answer = Answer(
+        buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0), clock=lambda: 0.0
+    )
+    answer.take([TokenChunk((1,), CALL[:cut])])
+    answer.take([TokenChunk((2,), CALL[cut:]), finished()])
+    calls = [event.call for event in await buffer.get() if isinstance(event, ToolCallMade)]
+    assert [(call.name, call.arguments) for call in calls] == [("f", "{}")]

@@ -16,7 +16,7 @@ DONE = Timeline(
     outcome=Outcome.DONE,
     items=(
         ITEM,
-        replace(ITEM, item=1, encode_attempts=2),
+        replace(ITEM, item=1, encode_attempts=2, hedges=1, hedge_won=True),
         replace(ITEM, item=2, encoder_cached=True, text_cached=True),
     ),
     text_instance="text-1",
@@ -53,6 +53,8 @@ def test_a_finished_request_is_counted_once_in_every_metric() -> None:
     assert got["triptych_stage_seconds_sum", frozenset({"encode"})] == 0.02
     assert got["triptych_attempts_total", frozenset({"encode"})] == 4
     assert got["triptych_attempts_total", frozenset({"encode_again"})] == 1
+    assert got["triptych_attempts_total", frozenset({"encode_hedge"})] == 1
+    assert got["triptych_attempts_total", frozenset({"encode_hedge_won"})] == 1
     assert got["triptych_embedding_cache_total", frozenset({"text"})] == 1
     assert got["triptych_embedding_cache_total", frozenset({"nowhere"})] == 2
 
@@ -83,3 +85,12 @@ def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> No
     assert message.startswith("request outcome=failed finish_reason=error code=transfer_failed items=3")
     assert "ttft_s=0.08 total_s=0.18" in message
     assert record.fields == summary(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "error")  # type: ignore[attr-defined]
+
+
+def test_an_answer_that_went_on_elsewhere_is_counted_and_logged() -> None:
+    metrics = Metrics()
+    RouterRecord(metrics).over(replace(DONE, text_attempts=3, continuations=2, interrupted_s=0.02), "stop")
+    got = samples(metrics)
+    assert got["triptych_attempts_total", frozenset({"text_again"})] == 2
+    assert got["triptych_attempts_total", frozenset({"continuation"})] == 2
+    assert summary(replace(DONE, continuations=2), "stop")["continuations"] == 2

@@ -39,8 +39,9 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         ),
         (["--encoder-routing", "x"], "encoder_routing is 'x'"),
         (["--sharding", "always"], "sharding is 'always', which is none of earliest-end, never"),
-        (["--ordering", "lifo"], "ordering is 'lifo', which is none of deadline, first-come"),
+        (["--ordering", "lifo"], "ordering is 'lifo', which is none of deadline, first-come, slo"),
         (["--admission", "all"], "admission is 'all', which is none of bounded"),
+        (["--deadlines", "never"], "deadlines is 'never', which is none of admit, refuse"),
     ],
 )
 def test_contradictory_settings_are_refused(argv: list[str], message: str) -> None:

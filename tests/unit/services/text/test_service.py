@@ -653,6 +653,31 @@ def test_the_most_urgent_request_runs_first() -> None:
     under_virtual_time(scenario)
 
 
+def test_requests_run_by_what_is_due_and_those_that_are_lost_last() -> None:
+    """One answer takes 1 s or more, so "soon" is lost while it waits in the engine, and "late" before."""
+
+    async def scenario() -> None:
+        engine = FakeTextEngine(VOCABULARY, step_s=0.25, max_running=1)
+        async with text_instance(MemoryNetwork(), [], engine=engine) as text:
+            ended: list[str] = []
+
+            async def ask(name: str, due_in_s: float, lost_in_s: float | None) -> None:
+                asked = replace(question(name, []).request, due_in_s=due_in_s, lost_in_s=lost_in_s)
+                await answer(text.service, asked)
+                ended.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask("runs", 0.0, None))
+                await asyncio.sleep(0.1)
+                group.create_task(ask("long", 25.0, 20.0))
+                group.create_task(ask("soon", 1.0, 0.5))
+                group.create_task(ask("late", -1.0, -2.0))
+                group.create_task(ask("short", 20.0, 15.0))
+            assert ended == ["runs", "short", "long", "soon", "late"]
+
+    under_virtual_time(scenario)
+
+
 def test_a_lower_priority_number_runs_first_regardless_of_deadlines() -> None:
     async def scenario() -> None:
         async with instances(max_running=1) as p:
@@ -872,6 +897,24 @@ def test_the_load_counts_waiting_and_running_requests() -> None:
                 max(one.pending_tokens + other.pending_tokens for one, other in zip(waiting, running, strict=True)) > 64
             )
             assert (waiting[-1].pending_tokens, running[-1].pending_tokens) == (0, 0)
+
+    under_virtual_time(scenario)
+
+
+def test_a_prompt_is_prefill_load_until_the_first_token_and_the_most_to_generate_decode_load() -> None:
+    async def scenario() -> None:
+        async with instances(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p, asyncio.TaskGroup() as group:
+            asked = question("who", []).request
+            running = group.create_task(answer(p.text.service, asked))
+            await asyncio.sleep(0)
+            seen = []
+            while not running.done():
+                load = p.text.service.load()
+                seen.append((load.at(Stage.PREFILL).pending_tokens, load.at(Stage.DECODE).pending_tokens))
+                await asyncio.sleep(0.25)
+            assert seen[0] == (len(asked.token_ids), asked.sampling.max_tokens)
+            assert {prompt for prompt, _ in seen} == {len(asked.token_ids), 0}
+            assert seen[-1][0] == 0 < seen[-1][1]
 
     under_virtual_time(scenario)
 

@@ -1,0 +1,62 @@
+"""How many tokens answers will have, as a router expects from those that have ended.
+
+Within a class each token is taken to be the last one with the same probability (a geometric length). So the mean is
+what is still to come, whatever a sequence has generated, and a limit cuts off a known share. The mean is that of the
+last few hundred answers. Those that their limit has ended count with their tokens, but not as ends. Answers that were
+cancelled or failed do not count.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil, expm1
+
+_HALF_LIFE = 200
+"""Answers after which one counts half."""
+_FADE = 0.5 ** (1 / _HALF_LIFE)
+_PRIOR_TOKENS = 256
+"""Mean of a class of which nothing is known ..."""
+_PRIOR_ANSWERS = 8
+"""... as if so many answers had been seen."""
+_FEWEST_ENDS = 1e-6
+"""Answers that never end by themselves have no mean: only their limits count."""
+_MAX_CLASSES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerClass:
+    """Answers of one model to text alone, to items as well, or (None) to either."""
+
+    model: str
+    with_items: bool | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Tokens and ends of the answers of one class. Older ones fade."""
+
+    tokens: float = float(_PRIOR_TOKENS * _PRIOR_ANSWERS)
+    ends: float = float(_PRIOR_ANSWERS)
+
+
+class ExpectedOutput:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[AnswerClass, _Seen] = {}
+
+    def predict(self, class_: AnswerClass, max_tokens: int) -> int:
+        """Tokens of an answer of at most ``max_tokens``, and never more than these. At least 1, if that many may come."""
+        seen = self._seen.get(class_, _NOTHING_SEEN)
+        mean = max(1.0, seen.tokens / max(seen.ends, _FEWEST_ENDS))
+        return min(max_tokens, ceil(-mean * expm1(-max_tokens / mean)))
+
+    def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
+        """An answer is over. ``by_itself``: not because of its limit."""
+        for one in (class_, replace(class_, with_items=None)):
+            if one not in self._seen and len(self._seen) == _MAX_CLASSES:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen.setdefault(one, _Seen())
+            seen.tokens = _FADE * seen.tokens + tokens
+            seen.ends = _FADE * seen.ends + by_itself
+
+
+_NOTHING_SEEN = _Seen()

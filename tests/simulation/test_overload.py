@@ -1,0 +1,110 @@
+"""More requests than the cluster can serve, with deadlines: the real services under virtual time."""
+
+import asyncio
+from random import Random
+from statistics import median
+
+import pytest
+
+from tests.simulation.cluster import SimCluster, World
+from tests.simulation.test_cluster import check_right, now_s, simulate
+from tests.simulation.test_ordering import asked
+from tests.simulation.workload import Ask, Reply, play
+from triptych.errors import DeadlineExceeded, Overloaded
+from triptych.machine.encoder.batch_queue import BatchLimits
+from triptych.policy.policies import PolicyNames
+
+LASTS_S = 20.0
+TEXT_PER_S = 10.0
+"""About what a text engine bears that computes 4 answers of 4 to 11 tokens together, with 50 ms per step."""
+IMAGES_PER_S = 3.8
+"""About what an encoder bears that takes 1 ms per token and 5 ms per batch, of images of 256 tokens."""
+
+
+def text_world(deadlines: str) -> World:
+    return World(
+        seed=7, encoders=1, max_running=4, text_step_s=0.05, router={"policies": PolicyNames(deadlines=deadlines)}
+    )
+
+
+def image_world(deadlines: str) -> World:
+    return World(
+        seed=8,
+        encoders=1,
+        encode_token_s=0.001,
+        encoder={"batches": BatchLimits(max_batch_items=1)},
+        router={"policies": PolicyNames(deadlines=deadlines)},
+    )
+
+
+def poisson(per_s: float, *, images: bool) -> list[Ask]:
+    """With 3 to 5 s until the deadline."""
+    rng = Random(f"{per_s} {images}")
+    asks: list[Ask] = []
+    at_s = rng.expovariate(per_s)
+    while at_s < LASTS_S:
+        sides_px = (224,) if images else ()
+        asks.append(asked("ask", at_s, sides_px=sides_px, timeout_s=rng.uniform(3.0, 5.0), seed=len(asks)))
+        at_s += rng.expovariate(per_s)
+    return asks
+
+
+class Run:
+    """What became of the requests."""
+
+    def __init__(self, world: World, asks: list[Ask]) -> None:
+        self.replies: list[Reply] = []
+        self.began_s = 0.0
+        self.counted = 0
+        """Refusals that the router reports with its load."""
+
+        async def scenario(cluster: SimCluster) -> None:
+            self.began_s = now_s()
+            self.replies = await play(cluster.router, asks)
+            cluster.router.attainment.validate()
+            await asyncio.sleep(2.0)
+            self.counted = sum(one.refusals.overloaded for one in cluster.router.attainment.reports())
+
+        simulate(world, scenario)
+        check_right([reply for reply in self.replies if reply.error is None])
+
+    @property
+    def answered(self) -> int:
+        """While requests arrived; what was answered afterwards is no throughput."""
+        return sum(reply.error is None and reply.ended_s - self.began_s < LASTS_S for reply in self.replies)
+
+    @property
+    def late(self) -> int:
+        return sum(isinstance(reply.error, DeadlineExceeded) for reply in self.replies)
+
+    @property
+    def refused(self) -> list[Reply]:
+        return [reply for reply in self.replies if isinstance(reply.error, Overloaded)]
+
+
+@pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
+def test_goodput_stays_at_its_peak_under_overload_and_the_rest_is_refused_at_once(images: bool, per_s: float) -> None:
+    world = (image_world if images else text_world)("refuse")
+    peak = Run(world, poisson(per_s, images=images))
+    assert peak.late <= 0.02 * len(peak.replies)
+    for load in (2, 4, 5):
+        run = Run(world, poisson(load * per_s, images=images))
+        assert run.answered >= 0.9 * peak.answered, (load, run.answered, peak.answered)
+        failed = [reply for reply in run.replies if reply.error is not None]
+        assert run.late + len(run.refused) == len(failed)
+        assert run.counted == len(run.refused)
+        assert run.late <= 0.1 * len(run.replies), (load, run.late, len(run.replies))
+        assert median(reply.ended_s - run.began_s - reply.ask.at_s for reply in run.refused) < 0.05
+        assert all(reply.error is not None and (reply.error.retry_after_s or 0) > 0 for reply in run.refused)
+
+
+def test_without_the_refusals_what_cannot_be_served_ends_by_its_deadline() -> None:
+    run = Run(text_world("admit"), poisson(4 * TEXT_PER_S, images=False))
+    assert not run.refused
+    assert run.late > 0.5 * len(run.replies)
+
+
+def test_below_the_capacity_nothing_is_refused() -> None:
+    for load in (0.3, 0.6, 0.8):
+        run = Run(text_world("refuse"), poisson(load * TEXT_PER_S, images=False))
+        assert (run.late, run.refused) == (0, [])

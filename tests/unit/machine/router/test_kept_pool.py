@@ -1,0 +1,181 @@
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.domain.embedding import DType, Ticket
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role, Stage
+from triptych.errors import ArenaFull, EngineFailure, Unavailable
+from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster_events import (
+    ClusterEvent,
+    InstanceSeen,
+    InstanceSuspected,
+    LoadReported,
+    MemberJoined,
+    MemberLeaving,
+    MemberLeft,
+    Tick,
+)
+from triptych.machine.router.instance import Stages
+from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditReturned,
+    CreditsWanted,
+    FirstToken,
+    ItemEncoded,
+    TextWanted,
+)
+from triptych.policy.policies import Policies, PolicyNames
+from triptych.policy.routing import Candidate, Want
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+ROLES = {"a": Role.E, "b": Role.E, "h": Role.EPD, "t": Role.PD}
+POOLS = {"encode": ENCODE, "text": TEXT}
+
+
+def cluster() -> ClusterMachine:
+    """All instances have been seen, in both pools, and both pools have been looked at."""
+    policies = Policies.named(PolicyNames())
+    machine = ClusterMachine(ClusterLimits(), policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
+    for name in ROLES:
+        machine.handle(MemberJoined(Member(name)), 0.0)
+        machine.handle(seen(name), 0.0)
+    for stages in POOLS.values():
+        kept(machine, stages)
+    return machine
+
+
+def seen(name: str, *, epoch: int = 1, model: ModelInfo = MODEL) -> InstanceSeen:
+    return InstanceSeen(name, InstanceInfo(f"i-{name}", epoch, ROLES[name], model, 100, (), max_items=3))
+
+
+def load(number: int, *, draining: bool = False) -> InstanceLoad:
+    one = StageLoad(number % 50, number % 4, number % 90)
+    return InstanceLoad({Stage.ENCODE: one, Stage.PREFILL: one, Stage.DECODE: one}, draining)
+
+
+def encoded(credit: int, name: str) -> ItemEncoded:
+    ticket = Ticket(bytes(32), f"i-{name}", 1, 0, 0, 1, 0, (), 1, b"reader", 1.0)
+    return ItemEncoded(credit, name, EncodeResult(ticket, b"router", cached=False, queue_s=0, encode_s=0))
+
+
+def kept(machine: ClusterMachine, stages: Stages, now_s: float = 0.0) -> tuple[Candidate, ...]:
+    return machine.instances.pool(stages, now_s).candidates
+
+
+def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Candidate, ...]:
+    members = machine.instances.pools[stages].members.values()
+    return tuple(member.candidate(stages, now_s)[0] for member in members)
+
+
+def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> ClusterEvent:  # noqa: C901, PLR0911, PLR0912
+    """An event of this kind, about this instance or, chosen by ``number``, a credit that is out."""
+    credits_ = sorted(machine.credits) or [0]
+    credit = credits_[number % len(credits_)]
+    match kind:
+        case "joins":
+            return MemberJoined(Member(name))
+        case "leaves":
+            return MemberLeaving(name)
+        case "has left":
+            return MemberLeft(name)
+        case "is seen":
+            return seen(name, epoch=1 + number % 2)
+        case "serves another model":
+            return seen(name, model=replace(MODEL, revision="s"))
+        case "is suspected":
+            return InstanceSuspected(name)
+        case "reports":
+            return LoadReported(name, load(number))
+        case "drains":
+            return LoadReported(name, load(number, draining=bool(number % 2)))
+        case "items wanted":
+            wants = tuple(Want(item, number % 40, 1 + number % 60, (b"%d" % (number + item), b"")) for item in range(2))
+            return CreditsWanted(number, wants, wait=False)
+        case "text wanted":
+            return TextWanted(number, 1 + number % 50)
+        case "encoded":
+            return encoded(credit, name)
+        case "first token":
+            return FirstToken(credit)
+        case "engine failed":
+            return CallFailed(credit, name, EngineFailure("failed"))
+        case "arena full":
+            return CallFailed(credit, name, ArenaFull("full"))
+        case "call lost":
+            return CallFailed(credit, name, Unavailable("lost"))
+        case "returned":
+            return CreditReturned(credit)
+        case _:
+            return Tick()
+
+
+KINDS = (
+    *("joins", "leaves", "has left", "is seen", "serves another model", "is suspected", "drains"),
+    *("engine failed", "arena full", "call lost"),
+    *("reports", "items wanted", "text wanted", "encoded", "first token", "returned", "time passes", *POOLS) * 3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.sampled_from(sorted(ROLES)), st.integers(0, 2000)), min_size=5, max_size=60
+    )
+)
+def test_what_is_kept_is_always_what_would_be_made_anew(steps: list[tuple[str, str, int]]) -> None:
+    """Pools are looked at now and then only, so that several changes lie between two looks."""
+    machine, now_s = cluster(), 0.0
+    for kind, name, number in steps:
+        if kind in POOLS:
+            assert kept(machine, POOLS[kind], now_s) == made_anew(machine, POOLS[kind], now_s)
+        else:
+            now_s += number / 1000 if kind == "time passes" else 0.0
+            machine.handle(event_of(kind, name, number, machine), now_s)
+        machine.validate()
+    for stages in POOLS.values():
+        assert kept(machine, stages, now_s) == made_anew(machine, stages, now_s)
+
+
+def test_only_the_candidate_of_a_changed_instance_is_made_again() -> None:
+    machine = cluster()
+    before = kept(machine, ENCODE)
+    assert kept(machine, ENCODE, 5.0) is before
+    machine.handle(LoadReported("b", load(7)), 5.0)
+    after = kept(machine, ENCODE, 5.0)
+    assert [one.name for one in after] == ["a", "b", "h"]
+    assert [one is former for one, former in zip(after, before, strict=True)] == [True, False, True]
+
+
+def test_an_instance_in_two_pools_is_made_again_in_both() -> None:
+    machine = cluster()
+    machine.handle(LoadReported("h", load(7)), 0.0)
+    assert [one.pending_tokens for one in kept(machine, ENCODE)] == [0, 0, 7]
+    assert [one.pending_tokens for one in kept(machine, TEXT)] == [7 + 6, 0], (
+        "six answers that may have seven tokens together"
+    )
+
+
+def test_a_candidate_is_made_again_when_its_time_is_up() -> None:
+    machine = cluster()
+    machine.handle(CallFailed(0, "a", ArenaFull("full")), 1.0)
+    full = kept(machine, ENCODE, 1.0)
+    assert kept(machine, ENCODE, 1.4) is full
+    assert [[one.available_bytes for one in kept(machine, ENCODE, now_s)] for now_s in (1.4, 1.5)] == [
+        [0, 100, 100],
+        [100, 100, 100],
+    ]
+
+
+def test_a_candidate_that_has_fallen_behind_is_noticed() -> None:
+    machine = cluster()
+    machine.instances.by_name["a"].stages[Stage.ENCODE].own_tokens = 3
+    with pytest.raises(AssertionError, match="a: its candidate is out of date"):
+        machine.instances.validate()
