@@ -13,15 +13,14 @@ from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 from triptych.domain.item_plan import Content
 from triptych.domain.rng import Rng
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An instance in one pool, with the router's current estimate of its load.
 
     The estimate includes what the router assigned since the instance's last report.
@@ -144,16 +143,18 @@ class Routing(Protocol):
 def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
     """Fewest pending tokens, then fewest items or requests, then one of ``holders``."""
     del rng
-    best, *others = candidates
-    for one in others:
-        if one.pending_tokens != best.pending_tokens:
-            less = one.pending_tokens < best.pending_tokens
-        elif one.pending != best.pending:
-            less = one.pending < best.pending
-        else:
-            less = one.instance_id in holders and best.instance_id not in holders
-        best = one if less else best
-    return best
+    least = _least_loaded(candidates)
+    return next((one for one in least if one.instance_id in holders), least[0]) if holders else least[0]
+
+
+def _least_loaded(candidates: Candidates) -> Candidates:
+    """Those between which ``least_loaded`` sees no difference, in their order."""
+    fewest = min([one.pending_tokens for one in candidates])
+    least = [one for one in candidates if one.pending_tokens == fewest]
+    if len(least) == 1:
+        return least
+    fewest = min([one.pending for one in least])
+    return [one for one in least if one.pending == fewest]
 
 
 def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
@@ -193,7 +194,9 @@ def preferred(candidates: Candidates, content: Content) -> Candidate:
         return candidates[0]
     digest, salt = content
     item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
-    return max(candidates, key=lambda one: (_mixed(item ^ _hashed_id(one.instance_id or one.name)), one.name))
+    # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
+    weights = [(item ^ _hashed_id(one.instance_id or one.name)) * _MULTIPLIER & _MASK for one in candidates]
+    return candidates[weights.index(max(weights))]
 
 
 @lru_cache(maxsize=4096)
@@ -206,17 +209,7 @@ def _hashed(data: bytes) -> int:
 
 
 _MASK = (1 << 64) - 1
-
-
-def _mixed(number: int) -> int:
-    """The finalizer of SplitMix64: a permutation of 64 bit in which every bit depends on all others."""
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
-    return number ^ (number >> 31)
-
-
-def _equally_loaded(one: Candidate, other: Candidate) -> bool:
-    return one.pending_tokens == other.pending_tokens and one.pending == other.pending
+_MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in Fibonacci hashing
 
 
 def _excludes_all(want: Want, candidates: Candidates) -> bool:
@@ -232,7 +225,7 @@ def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tu
     unknown = any(candidate.arena_bytes == 0 for candidate in pool.candidates)
     if unknown or search.pack(revived, wants) is not None or search.spent:
         return Shortage.NO_ENCODER
-    uncounted = replace(revived, candidates=tuple(replace(one, max_items=0) for one in revived.candidates))
+    uncounted = replace(revived, candidates=tuple(one._replace(max_items=0) for one in revived.candidates))
     return Shortage.NEVER_FITS if _place(uncounted, wants, least_loaded, rng) is None else Shortage.TOO_MANY_ITEMS
 
 
@@ -298,13 +291,15 @@ def _roomy(candidates: Candidates, nbytes: int) -> list[Candidate]:
     return [
         one
         for one in candidates
-        if one.available_bytes >= nbytes and (one.max_items == 0 or one.pending < one.max_items)
+        if one.available_bytes >= nbytes and (not one.max_items or one.pending < one.max_items)
     ]
 
 
 def _able(candidates: Candidates, want: Want) -> list[Candidate]:
     """The encoders eligible for the item now, preferring those not in backoff and not in ``want.avoid``."""
     nbytes, exclude, avoid = want.nbytes, want.exclude, want.avoid
+    if not (exclude or avoid) and (able := [one for one in _roomy(candidates, nbytes) if not one.backoff]):
+        return able  # the ordinary case
     able = [one for one in candidates if one.arena_bytes >= nbytes]
     if exclude:
         able = [one for one in able if one.name not in exclude]
@@ -324,9 +319,10 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
         able = _able(candidates, want)
         if not able:
             return None
-        chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng)
         if routing is least_loaded:
-            chosen = preferred([one for one in able if _equally_loaded(one, chosen)], want.content)
+            chosen = preferred(_least_loaded(able), want.content)
+        else:
+            chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng)
         why = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED
         holder = pool.held.get(want.content)
         for one in able if holder is not None else ():
@@ -394,8 +390,7 @@ def _free_places(candidate: Candidate) -> int:
 def _emptied(pool: Pool, *, revived: bool = False) -> Pool:
     """The pool without load; with ``revived``, with every encoder usable."""
     candidates = tuple(
-        replace(
-            candidate,
+        candidate._replace(
             usable=candidate.usable or revived,
             pending_tokens=0,
             pending=0,

@@ -80,7 +80,7 @@ def test_power_of_two_never_takes_the_most_loaded() -> None:
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: Routing) -> None:
-    pool = Pool((one("a"), replace(one("b"), available_bytes=10), replace(one("c"), available_bytes=90)))
+    pool = Pool((one("a"), one("b")._replace(available_bytes=10), one("c")._replace(available_bytes=90)))
     wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
     for turn in range(9):
         assert isinstance(assign_items(replace(pool, turn=turn), wants, routing, Random(turn)), tuple)

@@ -90,7 +90,7 @@ def test_equal_content_prefers_the_same_of_equal_encoders_whatever_their_order_a
 
 def test_encoders_are_recognized_by_their_own_ids() -> None:
     names = ["a", "b", "c"]
-    ids = [replace(encoder(f"10.0.0.{number}:1"), instance_id=name) for number, name in enumerate(names)]
+    ids = [encoder(f"10.0.0.{number}:1")._replace(instance_id=name) for number, name in enumerate(names)]
     for number, expected in enumerate(names_by_content(names, 20)):
         address = chosen(choose_encoder(view(*ids), want(content=(b"%d" % number, b""))))
         assert address == f"10.0.0.{names.index(expected)}:1"
@@ -228,19 +228,19 @@ def test_no_permanent_refusal_while_an_encoder_is_unknown() -> None:
 
 
 def test_an_encoder_at_its_item_limit_gets_no_more() -> None:
-    busy = replace(encoder("a", items=4), max_items=4)
+    busy = encoder("a", items=4)._replace(max_items=4)
     assert chosen(choose_encoder(view(busy, encoder("b", 900)), want())) == "b"
     assert assign_items(view(busy), [want()]) is Shortage.NO_CREDIT
-    pair = view(replace(encoder("a"), max_items=2), encoder("b", 900))
+    pair = view(encoder("a")._replace(max_items=2), encoder("b", 900))
     choices = assign_items(pair, [want(item) for item in range(3)])
     assert not isinstance(choices, Shortage)
     assert sorted(choice.encoder for choice in choices) == ["a", "a", "b"]
-    single = replace(encoder("a", items=1), max_items=1)
+    single = encoder("a", items=1)._replace(max_items=1)
     assert assign_items(view(single), [want()]) is Shortage.NO_CREDIT
 
 
 def test_more_items_than_the_encoders_take_at_once_are_not_called_too_large() -> None:
-    takes = [replace(encoder(name, items=1), max_items=2) for name in "ab"]
+    takes = [encoder(name, items=1)._replace(max_items=2) for name in "ab"]
     assert assign_items(view(*takes), [want(item) for item in range(4)]) is Shortage.NO_CREDIT
     assert assign_items(view(*takes), [want(item) for item in range(5)]) is Shortage.TOO_MANY_ITEMS
     assert assign_items(view(*takes), [want(item, nbytes=401) for item in range(5)]) is Shortage.NEVER_FITS
@@ -251,12 +251,12 @@ def test_more_items_than_the_encoders_take_at_once_are_not_called_too_large() ->
 
 
 def test_the_number_of_items_is_refused_without_a_search() -> None:
-    takes = [replace(encoder(name, arena=10_000, available=10_000), max_items=256) for name in "ab"]
+    takes = [encoder(name, arena=10_000, available=10_000)._replace(max_items=256) for name in "ab"]
     assert assign_items(view(*takes), [want(item) for item in range(513)]) is Shortage.TOO_MANY_ITEMS
 
 
 def test_an_encoder_in_backoff_is_avoided_while_another_is_usable() -> None:
-    backed_off = replace(encoder("a"), backoff=True)
+    backed_off = encoder("a")._replace(backoff=True)
     assert chosen(choose_encoder(view(backed_off, encoder("b", 900)), want())) == "b"
     assert assign_items(view(backed_off, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
     assert chosen(choose_encoder(view(backed_off, encoder("b", usable=False)), want())) == "a"
@@ -264,11 +264,11 @@ def test_an_encoder_in_backoff_is_avoided_while_another_is_usable() -> None:
 
 
 def test_an_encoder_on_probation_gets_one_item_at_a_time() -> None:
-    pool = view(replace(encoder("a"), probation=True), encoder("b", 900))
+    pool = view(encoder("a")._replace(probation=True), encoder("b", 900))
     choices = assign_items(pool, [want(item) for item in range(4)])
     assert not isinstance(choices, Shortage)
     assert sorted(choice.encoder for choice in choices) == ["a", "b", "b", "b"]
-    alone = assign_items(view(replace(encoder("a"), probation=True)), [want(item) for item in range(4)])
+    alone = assign_items(view(encoder("a")._replace(probation=True)), [want(item) for item in range(4)])
     assert not isinstance(alone, Shortage)
     assert {choice.encoder for choice in alone} == {"a"}, "unless there is no other"
 
@@ -276,11 +276,11 @@ def test_an_encoder_on_probation_gets_one_item_at_a_time() -> None:
 def test_a_hedge_goes_to_an_encoder_without_work_or_to_none() -> None:
     one = want(exclude=frozenset("a"), avoid=frozenset("b"))
     idle = [encoder(name) for name in "abcdef"]
-    idle[2] = replace(idle[2], backoff=True)
-    idle[3] = replace(idle[3], probation=True)
-    idle[4] = replace(idle[4], available_bytes=0)
+    idle[2] = idle[2]._replace(backoff=True)
+    idle[3] = idle[3]._replace(probation=True)
+    idle[4] = idle[4]._replace(available_bytes=0)
     assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is idle[5]
-    idle[5] = replace(idle[5], pending=1, pending_tokens=1)
+    idle[5] = idle[5]._replace(pending=1, pending_tokens=1)
     assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is None
 
 
@@ -360,7 +360,7 @@ def test_among_equal_text_instances_one_on_the_host_of_most_embedding_bytes_is_p
     assert set(spread) == {"b", "c"}
     unknown = [text_chosen(Pool(candidates=even, turn=turn), hosts=hosts, holders={"e4": 1}) for turn in range(3)]
     assert unknown == ["a", "b", "c"]
-    busy = (replace(even[0], pending_tokens=5), *even[1:])
+    busy = (even[0]._replace(pending_tokens=5), *even[1:])
     assert text_chosen(Pool(candidates=busy), hosts=hosts, holders={"e1": 1}) == "b", "load comes first"
 
 

@@ -58,8 +58,8 @@ def test_items_are_split_where_it_shortens_the_encode_stage(
 
 def test_unusable_encoders_are_not_counted() -> None:
     view = pool(0, 0, 0)
-    down = replace(view.candidates[1], usable=False)
-    backed_off = replace(view.candidates[2], backoff=True)
+    down = view.candidates[1]._replace(usable=False)
+    backed_off = view.candidates[2]._replace(backoff=True)
     assert cut([item(1000)], replace(view, candidates=(view.candidates[0], down, backed_off)), LIMITS) == (1,)
 
 

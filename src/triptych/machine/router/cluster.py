@@ -330,7 +330,9 @@ class ClusterMachine:
 
         Its answers may be other routers', so their class is not known.
         """
-        decode = load.at(Stage.DECODE)
+        decode = load.stages.get(Stage.DECODE)
+        if decode is None:
+            return load
         answers = decode.pending + load.at(Stage.PREFILL).pending
         if not answers:
             return load

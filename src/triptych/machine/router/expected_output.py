@@ -6,8 +6,9 @@ last few hundred answers. Those that their limit has ended count with their toke
 cancelled or failed do not count.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, expm1
+from typing import NamedTuple
 
 _HALF_LIFE = 200
 """Answers after which one counts half."""
@@ -21,8 +22,7 @@ _FEWEST_ENDS = 1e-6
 _MAX_CLASSES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerClass:
+class AnswerClass(NamedTuple):
     """Answers of one model to text alone, to items as well, or (None) to either."""
 
     model: str
@@ -51,7 +51,7 @@ class ExpectedOutput:
 
     def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
         """An answer is over. ``by_itself``: not because of its limit."""
-        for one in (class_, replace(class_, with_items=None)):
+        for one in (class_, class_._replace(with_items=None)):
             if one not in self._seen and len(self._seen) == _MAX_CLASSES:
                 del self._seen[next(iter(self._seen))]
             seen = self._seen.setdefault(one, _Seen())
