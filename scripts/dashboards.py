@@ -323,6 +323,33 @@ def overview() -> schema.Dashboard:
                     stacked=True,
                 ),
             ],
+            "Failures": [
+                graph(
+                    "Done again",
+                    "Work beyond the first attempt: items encoded again or hedged, requests sent to another text instance before or after "
+                    "their first token.",
+                    "short",
+                    {
+                        "{{kind}}": per_s(
+                            "triptych_attempts_total",
+                            'kind=~"encode_again|encode_hedge.*|text_again|continuation"',
+                            by="kind",
+                        )
+                    },
+                ),
+                graph(
+                    "In backoff",
+                    "Instances that routers avoid, as they fail or are slow, or give one item or request at a time.",
+                    "short",
+                    {"{{stage}} {{reason}}": "max by (stage, reason) (triptych_instances_in_backoff)"},
+                ),
+                graph(
+                    "Retry budget",
+                    "Items that the router with the least of it may have encoded again. At 0 requests fail instead.",
+                    "short",
+                    {"items": "min(triptych_retry_budget)"},
+                ),
+            ],
             "Processes": [
                 graph(
                     "CPU",
