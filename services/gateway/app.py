@@ -17,7 +17,7 @@ from triptych.rpc.stubs import PoolManagerStub, RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.managed_membership import ManagedMembership, membership_gauges
-from triptych.runtime.metrics import Metrics
+from triptych.runtime.metrics import Metrics, total
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -75,26 +75,18 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
-    """A gateway that calls the router at ``settings.router``, or several."""
+    """A gateway that calls the routers of ``settings``."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings, telemetry)
-    if len(settings.router) > 1 or settings.managers.pool_manager:
-        routers = _several_routers(settings, tls, telemetry.metrics)
-        async with routers as several, serve(settings, several, telemetry) as running:
-            yield running
-        return
-    router = RouterStub(settings.router[0], tls)
-    try:
-        async with serve(settings, router, telemetry) as running:
-            yield running
-    finally:
-        await router.close()
+    async with (
+        _routers(settings, tls, telemetry.metrics) as routers,
+        serve(settings, routers, telemetry) as running,
+    ):
+        yield running
 
 
 @asynccontextmanager
-async def _several_routers(
-    settings: GatewaySettings, tls: TlsIdentity | None, metrics: Metrics
-) -> AsyncGenerator[Routers]:
+async def _routers(settings: GatewaySettings, tls: TlsIdentity | None, metrics: Metrics) -> AsyncGenerator[Routers]:
     """The routers of the settings, or those that pool managers name."""
     routers = Routers(lambda address: RouterStub(address, tls))
     try:
@@ -114,6 +106,15 @@ async def _several_routers(
             else:
                 routers.use(settings.router)
                 await routers.ask()
+            metrics.watch(
+                lambda: [
+                    total(
+                        "triptych_gateway_continuations",
+                        "Answers that went on at another router, as theirs was lost",
+                        {(): routers.continuations},
+                    )
+                ]
+            )
             scope.spawn(routers.keep_asking(), name="models", vital=True)
             yield routers
     finally:

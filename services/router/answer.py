@@ -1,14 +1,15 @@
 """Converts the text streams of one request into the events sent to the caller."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from uuid import uuid4
 
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
     ChoiceFinished,
-    ContinuedChoice,
     Finished,
     TextEvent,
     TokenChunk,
@@ -21,6 +22,8 @@ from triptych.ports import Clock
 from .stream_buffer import StreamBuffer
 from .tool_calls import Calling, ToolCallStream
 
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
 
 class Answer:
     """Converts text events to chat events, and keeps what another text instance needs to go on: the tokens passed on."""
@@ -30,21 +33,24 @@ class Answer:
         buffer: StreamBuffer,
         calling: Calling | None,
         *,
-        choices: int,
+        begun: Mapping[int, Sequence[int]],
+        passed_on: Mapping[int, str] = _NOTHING,
         usage: Usage,
         gaps: Gaps | None = None,
         clock: Clock,
     ) -> None:
-        """``usage`` counts the prompt only. The gaps between tokens are counted in ``gaps``."""
+        """``begun`` has the choices, and the tokens of each that another router passed on; ``passed_on`` the text of these
+        tokens, where calls are read. ``usage`` counts the prompt only. The gaps between tokens are counted in ``gaps``.
+        """
         self._gaps = gaps
         self._clock = clock
         self._buffer = buffer
-        self._calls = None if calling is None else ToolCallStream(calling, choices, _new_call_id)
-        self._sent: dict[int, array[int]] = {choice: array("I") for choice in range(choices)}
+        self._calls = None if calling is None else ToolCallStream(calling, begun, _new_call_id, passed_on)
+        self._sent: dict[int, array[int]] = {choice: array("I", tokens) for choice, tokens in begun.items()}
         """By choice that has not finished: the ids of the tokens passed on."""
         self._usage = usage
         self._completion_tokens = 0
-        self.streamed_tokens = 0
+        self.streamed_tokens = sum(map(len, begun.values()))
         self.finish_reason = ""
         """The reason of the choice that finished last."""
 
@@ -53,7 +59,7 @@ class Answer:
         return not self._sent
 
     def continued(self) -> tuple[ContinuedChoice, ...]:
-        """The choices that have not finished, for another text instance."""
+        """The choices that have not finished, for a text instance that goes on with them."""
         return tuple(ContinuedChoice(choice, tuple(sent)) for choice, sent in self._sent.items())
 
     def take(self, events: Sequence[TextEvent]) -> list[Finished]:

@@ -57,9 +57,18 @@ class Attainment:
         return wait_s, begins_s + self._waits.answer_s(class_name)
 
     def prepared(
-        self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float, priority: int = 0
+        self,
+        number: int,
+        items: Sequence[ItemPlan],
+        prompt_tokens: int,
+        waited_s: float,
+        priority: int = 0,
+        *,
+        begun: bool = False,
     ) -> Gaps:
-        """Count an arrival. Returns where the gaps between its tokens are counted."""
+        """Count an arrival. Returns where the gaps between its tokens are counted. Of an answer that another router has
+        begun only these are judged.
+        """
         class_name, counts = arrival(items, prompt_tokens)
         isolated, now_s = None if self._isolated is None else self._isolated(counts), self._clock()
         self._waits.prepared(
@@ -70,7 +79,9 @@ class Attainment:
             prompt_tokens=prompt_tokens,
             now_s=now_s,
         )
-        return self._recorder.prepared(number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s)
+        return self._recorder.prepared(
+            number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s, begun=begun
+        )
 
     def expected(self, number: int) -> Expected:
         """See ``AttainmentRecorder.expected``."""
@@ -87,8 +98,9 @@ class Attainment:
         self._recorder.answering(number, timeline, now_s)
 
     def over(self, number: int, timeline: Timeline) -> None:
-        now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
-        self._waits.over(number, timeline.total_s - timeline.ttft_s if is_done else None, now_s)
+        now_s = self._clock()
+        is_whole = timeline.outcome is Outcome.DONE and not timeline.continued_tokens
+        self._waits.over(number, timeline.total_s - timeline.ttft_s if is_whole else None, now_s)
         self._recorder.over(number, timeline, now_s)
 
     def validate(self) -> None:

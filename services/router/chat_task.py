@@ -6,6 +6,7 @@ from contextlib import aclosing
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
+from triptych.domain.continuation import begun
 from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
 from triptych.errors import InstanceLost, Overloaded, TriptychError
@@ -90,7 +91,8 @@ class ChatTask(RequestTask):
                 context_length=self._model.context_length,
                 kv_tokens=self._cluster.kv_tokens,
             )
-            self._refuse_late(prompt_tokens)
+            if not self.request.continued:  # its caller has some of it already
+                self._refuse_late(prompt_tokens)
         except TriptychError as error:
             self.feed(Failed(error))
         else:
@@ -105,6 +107,7 @@ class ChatTask(RequestTask):
                 prompt_tokens,
                 self._clock() - self._started_s,
                 self.request.priority,
+                begun=bool(self.request.continued),
             )
             expected = self._attainment.expected(self._number)
             self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected))
@@ -120,6 +123,7 @@ class ChatTask(RequestTask):
 
     async def _generate(self, effect: Generate) -> None:
         now_s = self._clock()
+        answer = self._answer = self._answer or self._new_answer()
         request = TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
@@ -131,26 +135,25 @@ class ChatTask(RequestTask):
             tenant_salt=self.request.tenant_salt,
             due_in_s=effect.turn.due_s - now_s,
             lost_in_s=effect.turn.lost_in_s(now_s),
-            continued=self._answer.continued() if effect.continues and self._answer is not None else (),
+            continued=answer.continued() if effect.continues else (),
         )
         try:
             with self._cluster.call(effect.name) as text:
-                await self._stream(text, effect, request)
+                await self._stream(text, effect, request, answer)
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
 
     def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
         self._cluster.feed(CreditReturned(credit))
 
-    async def _stream(self, text: Text, effect: Generate, request: TextRequest) -> None:
+    async def _stream(self, text: Text, effect: Generate, request: TextRequest, answer: Answer) -> None:
         """Forward the answer. The machine gets only the events that change the request's phase."""
         async with aclosing(text.generate(request)) as stream:
-            begun = False
-            answer = self._answer = self._answer or self._new_answer()
+            began = False
             async for events in stream:
                 if answer.over:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
-                begun = begun or self._begins(effect.credit, events)
+                began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     by_itself = finished.reason is not FinishReason.LENGTH
                     self._cluster.feed(AnswerEnded(effect.credit, finished.completion_tokens, by_itself))
@@ -169,12 +172,12 @@ class ChatTask(RequestTask):
         return False
 
     def _new_answer(self) -> Answer:
-        usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
         return Answer(
             self.buffer,
             self._prompted.calling,
-            choices=self._sampling.n,
-            usage=usage,
+            begun=begun(self._sampling.n, self.request.continued),
+            passed_on=self._prompted.passed_on,
+            usage=Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens),
             gaps=self._gaps,
             clock=self._clock,
         )

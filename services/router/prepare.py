@@ -1,7 +1,7 @@
 """Turns a conversation into token ids and item plans: the blocking part of a request, run off the event loop."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
@@ -25,6 +25,8 @@ from triptych.families.base import (
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
+from triptych.tokens.answer_text import AnswerText
+from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import Prompt, PromptBuilder
 from triptych.tokens.tool_calls import call_grammar, read_tools
@@ -39,12 +41,15 @@ _MAX_MESSAGES_INLINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A prepared request. ``calling`` is how the model calls its tools, if its template's call syntax is known."""
+    """A prepared request. ``calling`` is how the model calls its tools, if its template's call syntax is known; then
+    ``passed_on`` is the text that another router has read for calls, by the choices that go on.
+    """
 
     token_ids: tuple[int, ...]
     items: tuple[ItemPlan, ...]
     sampling: SamplingParams
     calling: Calling | None = None
+    passed_on: Mapping[int, str] = field(default_factory=dict)
 
 
 class Prepare(Protocol):
@@ -83,7 +88,8 @@ class SmallInline:
         if request.tool_choice.forces or any(message.tool_calls for message in request.messages):
             return False
         texts = (part.text for message in request.messages for part in message.parts if isinstance(part, TextPart))
-        chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts))
+        begun = sum(len(one.token_ids) for one in request.continued) if request.tools else 0
+        chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts)) + begun
         return chars <= self.max_chars and sum(len(part.data) for part in request.media) <= self.max_media_bytes
 
 
@@ -115,7 +121,8 @@ class ModelPrepare:
             plan = self._plan(number, params[number], media[number], info, span, model, request.tenant_salt)
             items.append(replace(plan, units=units, unit_starts=starts))
         calling, sampling = self._tools(request)
-        return Prompted(prompt.token_ids, tuple(items), sampling, calling)
+        passed_on = {} if calling is None else self._passed_on(request)
+        return Prompted(prompt.token_ids, tuple(items), sampling, calling, passed_on)
 
     def items(self, request: ResolveRequest, model: ModelInfo) -> tuple[ItemPlan, ...]:
         family = self.builder.family
@@ -177,6 +184,14 @@ class ModelPrepare:
         if syntax is None:
             return None, sampling
         return Calling(syntax, frozenset(tool.name for tool in tools), choice.parallel), sampling
+
+    def _passed_on(self, request: ChatRequest) -> dict[int, str]:
+        """The text that the tokens of each choice that goes on have completed."""
+        texts: dict[int, str] = {}
+        for one in request.continued:
+            text = AnswerText(IncrementalDetokenizer(self.builder.tokenizer), request.sampling)
+            texts[one.choice] = text.feed(one.token_ids).text
+        return texts
 
     def _check(self, sampling: SamplingParams) -> None:
         """Checks that depend on the vocabulary."""

@@ -110,8 +110,10 @@ class RouterRecord:
         self._count(self._attempts, "text", by=timeline.text_attempts)
         self._count(self._attempts, "text_again", by=max(0, timeline.text_attempts - 1))
         self._count(self._attempts, "continuation", by=timeline.continuations)
+        self._count(self._attempts, "router_continuation", by=int(timeline.continued_tokens > 0))
         self._count(self._prompt_tokens, timeline.model, by=timeline.prompt_tokens)
-        self._count(self._generation_tokens, timeline.model, by=timeline.completion_tokens)
+        generated = timeline.completion_tokens - timeline.continued_tokens
+        self._count(self._generation_tokens, timeline.model, by=generated)
         if timeline.outcome is Outcome.DONE:
             self._observe_done(timeline)
         self._log(timeline, ended_as)
@@ -150,15 +152,17 @@ class RouterRecord:
             self._observe(self._stages, stage, seconds)
         self._count_items(timeline)
         model = timeline.model
-        self._observe(self._ttft, model, timeline.ttft_s)
-        self._observe(self._e2e, model, timeline.total_s)
+        if not timeline.continued_tokens:  # else another router saw its beginning
+            self._observe(self._ttft, model, timeline.ttft_s)
+            self._observe(self._e2e, model, timeline.total_s)
         self._observe(self._queue, model, timeline.queue_s)
         self._observe(self._prefill, model, timeline.prefill_s)
         self._observe(self._decode, model, timeline.decode_s)
         self._observe(self._request_prompt, model, timeline.prompt_tokens)
         self._observe(self._request_generation, model, timeline.completion_tokens)
-        if timeline.completion_tokens > 1:
-            self._observe(self._tpot, model, timeline.decode_s / (timeline.completion_tokens - 1))
+        gaps = timeline.completion_tokens - max(1, timeline.continued_tokens)
+        if gaps > 0:
+            self._observe(self._tpot, model, timeline.decode_s / gaps)
 
     def _count(self, counter: Counter, *labels: str, by: int = 1) -> None:
         child = self._counters.get((counter, labels))
@@ -198,6 +202,7 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
         "encode_attempts": sum(item.encode_attempts for item in timeline.items),
         "text_attempts": timeline.text_attempts,
         "continuations": timeline.continuations,
+        "continued_tokens": timeline.continued_tokens,
     }
     durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
     return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}

@@ -259,13 +259,19 @@ class RouterService:
         admission.check_sampling(request.sampling, self._settings.request_size)
         admission.check_priority(request.priority)
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
+        admission.check_continued(request.sampling, request.continued)
         media_bytes = self._check(request)
         timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
         admitted = self._admitted(
-            request, model, media_bytes=media_bytes, timeout_s=timeout_s, choices=request.sampling.n
+            request,
+            model,
+            media_bytes=media_bytes,
+            timeout_s=timeout_s,
+            choices=len(request.continued) or request.sampling.n,
+            continued_tokens=sum(len(one.token_ids) for one in request.continued) if request.continued else None,
         )
         task = ChatTask(
             request,
@@ -326,6 +332,7 @@ class RouterService:
         media_bytes: int,
         timeout_s: float,
         choices: int = 1,
+        continued_tokens: int | None = None,
     ) -> Admitted:
         now_s, number = self._clock(), next(self._numbers)
         machine = RequestMachine(
@@ -340,6 +347,7 @@ class RouterService:
             priority=request.priority,
             ordering=self._policies.ordering,
             resolves=isinstance(request, ResolveRequest),
+            continued_tokens=continued_tokens,
         )
         return Admitted(number, model, machine, media_bytes, now_s + timeout_s)
 

@@ -32,7 +32,8 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     async def Models(self, request: router_pb2.ModelsRequest, context: Context) -> router_pb2.ModelsResponse:  # noqa: N802
         del request, context
-        return router_pb2.ModelsResponse(models=map(common.MODEL.to_wire, await self._service.models()))
+        models = map(common.MODEL.to_wire, await self._service.models())
+        return router_pb2.ModelsResponse(models=models, continues=True)
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
         work = router.chat_request_from_wire(request.chat, remaining_s(context))

@@ -1,7 +1,8 @@
 """Extracts tool calls from the model's text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import ChatEvent, ChoiceFinished, Finished, FinishReason, TokenChunk, ToolCallMade
@@ -20,14 +21,23 @@ class Calling:
 class ToolCallStream:
     """Converts the events of one answer, for a request with tools.
 
-    ``new_id`` makes the ids of calls, which must be unique, as conversations keep them.
+    ``new_id`` makes the ids of calls, which must be unique, as conversations keep them. ``passed_on`` is the text of each
+    choice that another router has converted: what it completed is not returned again.
     """
 
-    def __init__(self, calling: Calling, choices: int, new_id: Callable[[], str]) -> None:
-        self._readers = [CallReader(calling.syntax, calling.names) for _ in range(choices)]
+    def __init__(
+        self,
+        calling: Calling,
+        choices: Iterable[int],
+        new_id: Callable[[], str],
+        passed_on: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        self._readers = {choice: CallReader(calling.syntax, calling.names) for choice in choices}
         self._most_calls = 0 if calling.parallel else 1
-        self._made = [0] * choices
+        self._made = dict.fromkeys(self._readers, 0)
         self._new_id = new_id
+        for choice, text in passed_on.items():
+            self._events(self._readers[choice].feed(text), choice)
 
     def chunk(self, event: TokenChunk) -> list[ChatEvent]:
         """The tokens with the text before the first call, then calls and further text in order."""

@@ -1,25 +1,14 @@
 """Turns an engine's tokens into the text of an answer, which ends before the first stop string."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from triptych.domain.generation import Alternative, FinishReason, TokenChunk, TokenLogprobs
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidRequest
 from triptych.ports import ScoredToken, Scores
-from triptych.tokens.stop import StopStrings
+from triptych.tokens.answer_text import AnswerText, Detokenizer
 
 from .sequences import Tokens
-
-
-class Detokenizer(Protocol):
-    """Satisfied by ``tokens.detokenize.IncrementalDetokenizer``."""
-
-    def feed(self, token_ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 class Answer:
@@ -27,9 +16,7 @@ class Answer:
 
     def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams, choice: int = 0) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(sampling.stop)
-        self._step = 1 if any(sampling.stop) else None
-        self._min_tokens = sampling.min_tokens
+        self._text = AnswerText(detokenizer, sampling)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._choice = choice
         self.completion_tokens = 0
@@ -50,23 +37,12 @@ class Answer:
         """
         ids, reason = tokens.token_ids, tokens.finish_reason
         shown = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
-        text = ""
-        # Token by token only if it matters which one completes a stop string.
-        step = self._step or max(len(shown), 1)
-        for end in range(step, len(shown) + 1, step):
-            counts = self.completion_tokens + end >= self._min_tokens
-            result = self._stops.feed(self._detokenizer.feed(shown[end - step : end]), counts=counts)
-            text += result.text
-            if result.stopped:
-                return self._piece(ids[:end], tokens.scores[:end], text, FinishReason.STOP)
+        text, used, stopped = self._text.feed(shown)
+        if stopped:
+            return self._piece(ids[:used], tokens.scores[:used], text, FinishReason.STOP)
         if reason is not None:
-            counts = self.completion_tokens + len(ids) >= self._min_tokens
-            result = self._stops.feed(self._detokenizer.flush(), counts=counts)
-            text += result.text
-            if result.stopped:
-                reason = FinishReason.STOP
-            else:
-                text += self._stops.flush()
+            rest, _, stopped = self._text.flush(len(ids) - len(shown))
+            text, reason = text + rest, FinishReason.STOP if stopped else reason
         return self._piece(ids, tokens.scores, text, reason)
 
     def _piece(

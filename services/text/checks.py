@@ -7,7 +7,7 @@ from triptych.domain.embedding import TensorSpec, joined
 from triptych.domain.generation import Placement, TextRequest
 from triptych.errors import ContextTooLong, InvalidRequest, ModelNotFound, TransferFailed
 from triptych.families.base import Span, filled_positions
-from triptych.policy.admission import check_parameters
+from triptych.policy.admission import check_continued, check_parameters
 from triptych.ports import TextEngine
 from triptych.transport.slot import check_ticket
 
@@ -25,7 +25,7 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
     if max_tokens is None:
         raise InvalidRequest("max_tokens is not set", param="max_tokens")
     check_parameters(request.sampling)
-    _check_continued(request)
+    check_continued(request.sampling, request.continued)
     if prompt + max_tokens > model.context_length:
         raise ContextTooLong(
             f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the limit is {model.context_length}"
@@ -33,20 +33,6 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
     _check_layout(request, engine.placeholder_ids)
     for item in _items(request.placements):
         _check_tensors(item, engine)
-
-
-def _check_continued(request: TextRequest) -> None:
-    """Check that each choice is one of the request's, is named once, and has tokens left to generate."""
-    sampling, choices = request.sampling, [one.choice for one in request.continued]
-    if choices != sorted(set(choices)) or (choices and choices[-1] >= sampling.n):
-        raise InvalidRequest(f"choices {choices} are not some of {sampling.n} in their order", param="continued")
-    if choices and sampling.seed is None:
-        raise InvalidRequest("an answer without a seed cannot be continued", param="seed")
-    for one in request.continued:
-        if sampling.max_tokens is not None and len(one.token_ids) >= sampling.max_tokens:
-            raise InvalidRequest(
-                f"choice {one.choice} has ended already, with {len(one.token_ids)} tokens", param="continued"
-            )
 
 
 def _items(placements: Sequence[Placement]) -> list[list[Placement]]:

@@ -17,9 +17,10 @@ from triptych.policy.queueing import Turn, as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
+from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.receiver import Arrived, TensorReceiver
 
-from .answer import Answer, Detokenizer
+from .answer import Answer
 from .checks import check_request
 from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop

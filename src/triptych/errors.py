@@ -53,6 +53,8 @@ class TriptychError(Exception):
         self.message = message
         self.param = param
         """The request field at fault, as the client named it (``messages[0].content[1]``), if there is one."""
+        self.sent_by_peer = False
+        """Whether a peer said so. Else it was found on this side, as a connection that broke is."""
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         """Seconds to wait before a retry, if known."""
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.generation import ChatEvent, ContinuedChoice, FinishReason, TextEvent, TextRequest, begun
+from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot

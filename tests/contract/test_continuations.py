@@ -29,7 +29,8 @@ from tests.contract.text_engine_kit import (
     tokenizer,
 )
 from tests.e2e.reference import answer
-from triptych.domain.generation import ContinuedChoice, FinishReason
+from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.generation import FinishReason
 from triptych.errors import InvalidRequest
 from triptych.ports import EngineRequest, ObservedTextEngine
 

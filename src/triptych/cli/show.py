@@ -117,7 +117,8 @@ def _stages(document: dict[str, Any]) -> Text:
     line.append(" with the calls between them; first token after ", style="dim").append(_ms(document["ttft_s"]))
     line.append(", on ", style="dim").append(document["text_instance"], style="cyan")
     if document.get("continuations"):
-        line.append(" after another was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))
+        lost = "a router" if document.get("continued_tokens") else "another"
+        line.append(f" after {lost} was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))
     return line
 
 

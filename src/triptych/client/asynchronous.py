@@ -58,7 +58,8 @@ class ChatStream:
 
     Tool calls are not chunks: they appear in ``tool_calls`` when complete.
 
-    From here on an error is raised by the iteration and not retried, since output was already shown.
+    If its router is lost, the answer goes on at another one, or at the same if it is back in time. Any other error is raised by
+    the iteration and not retried, since output was already shown.
     """
 
     def __init__(self, request: ChatRequest, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
@@ -320,10 +321,6 @@ class AsyncClient:
         process.use_grpc()
         loop = asyncio.get_running_loop()
         self._opened_by = os.getpid(), loop  # a channel belongs to the loop that creates it
-        if len(self._target) == 1:
-            stub = RouterStub(self._target[0], self._tls)
-            self._exit.push_async_callback(stub.close)
-            return stub
         routers = Routers(lambda address: RouterStub(address, self._tls))
         routers.use(self._target)
         scope = TaskScope("routers", limit=1)
@@ -406,13 +403,9 @@ class AsyncClient:
 
     def _with_target(self, error: errors.TriptychError) -> errors.TriptychError:
         """Add the target's name to the error when nothing was reached at all."""
-        match self._opened:
-            case RouterStub() as stub:
-                unreached = isinstance(error, errors.InstanceLost) and stub.refused
-            case Routers() as routers:
-                unreached = isinstance(error, errors.Unavailable) and not routers.answering
-            case _:
-                return error
+        if not isinstance(self._opened, Routers):
+            return error
+        unreached = isinstance(error, errors.Unavailable) and not error.sent_by_peer and self._opened.unreached
         if unreached and isinstance(error, errors.InstanceLost) and error.message != LOST:
             return errors.Unavailable(f"no router can be called at {self._shown_target}: {error.message}")
         if unreached:
@@ -422,14 +415,7 @@ class AsyncClient:
         return self._deadline_exceeded() if isinstance(error, errors.DeadlineExceeded) else error
 
     def _deadline_exceeded(self) -> errors.DeadlineExceeded:
-        match self._opened:
-            case RouterStub() as stub:
-                reached = stub.connected
-            case Routers() as routers:
-                reached = routers.answering
-            case _:
-                reached = True
-        if not reached:
+        if isinstance(self._opened, Routers) and not self._opened.reached:
             return errors.DeadlineExceeded(f"there was no connection to {self._shown_target} within the deadline")
         return errors.DeadlineExceeded("the call did not end within its deadline")
 
@@ -453,7 +439,7 @@ def _no_target(target: object) -> errors.InvalidRequest:
 
 async def _models(router: Router) -> tuple[ModelInfo, ...]:
     models = await router.models()
-    if isinstance(router, Routers) and not router.answering:
+    if isinstance(router, Routers) and not models and router.unreached:
         raise errors.Unavailable("no router answers")
     return models
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.domain.bounds import Between
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 
@@ -90,6 +91,10 @@ class ChatRequest:
     priority: int = 0
     """Lower values are served first; equal ones by the time they have left. Pulls are ordered by the time left alone,
     as they precede the wait for the engine."""
+
+    continued: tuple[ContinuedChoice, ...] = ()
+    """Of an answer that another router began: its choices that have not ended, in their order. They go on after these
+    tokens, as ``sampling`` has the seed. Empty for a new answer."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

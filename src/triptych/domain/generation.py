@@ -1,10 +1,11 @@
 """Requests to a text instance, and the events that it and the router stream back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from triptych.domain.chat import ToolCall
+from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
 from triptych.domain.sampling import SamplingParams
 
@@ -32,14 +33,6 @@ class Placement:
     @property
     def tokens(self) -> int:
         return self.ticket.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ContinuedChoice:
-    """A choice that has not ended, and the tokens of it that its receiver has. They are not sent again."""
-
-    choice: int
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +65,6 @@ class TextRequest:
     def begun(self) -> Mapping[int, tuple[int, ...]]:
         """The choices to run, and the tokens that each has already."""
         return begun(self.sampling.n, self.continued)
-
-
-def begun(choices: int, continued: Sequence[ContinuedChoice]) -> Mapping[int, tuple[int, ...]]:
-    """The choices to run of ``choices``, and the tokens that each has already: all of them, and none, for a new answer."""
-    return {one.choice: one.token_ids for one in continued} or dict.fromkeys(range(choices), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Timeline:
     total_s: float = 0.0
     interrupted_s: float = 0.0
     """In all, from such breaks to the next token. It is part of ``decode_s``, which then counts from the first token on."""
+    continued_tokens: int = 0
+    """Of ``completion_tokens``, those that another router passed on, whose caller then came here."""
     error: str = ""
     """The error's code if the outcome is FAILED."""
 

@@ -4,11 +4,13 @@ Pure functions. Each refusal names the value, its limit, and the request field a
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from triptych.domain.bounds import Between, Bound, Many, Size
 from triptych.domain.chat import PRIORITY, ToolChoice
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.limits import Count, Positive, PositiveSeconds, check_limits
 from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
@@ -94,6 +96,20 @@ def check_parameters(sampling: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias: token {token_id} is named twice", param="logit_bias")
     if sampling.response_format is not None:
         _check_format(sampling, sampling.response_format)
+
+
+def check_continued(sampling: SamplingParams, continued: Sequence[ContinuedChoice]) -> None:
+    """Check that each choice is one of the request's, is named once, and has tokens left to generate. Raises InvalidRequest."""
+    choices = [one.choice for one in continued]
+    if choices != sorted(set(choices)) or (choices and choices[-1] >= sampling.n):
+        raise InvalidRequest(f"choices {choices} are not some of {sampling.n} in their order", param="continued")
+    if choices and sampling.seed is None:
+        raise InvalidRequest("an answer without a seed cannot be continued", param="seed")
+    for one in continued:
+        if sampling.max_tokens is not None and len(one.token_ids) >= sampling.max_tokens:
+            raise InvalidRequest(
+                f"choice {one.choice} has ended already, with {len(one.token_ids)} tokens", param="continued"
+            )
 
 
 def _check_format(sampling: SamplingParams, wanted: ResponseFormat) -> None:

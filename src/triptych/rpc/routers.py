@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.generation import ChatEvent
@@ -15,9 +17,13 @@ from triptych.domain.membership import MemberState
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, NotFound, TriptychError, Unavailable
-from triptych.ports import Membership, Router
+from triptych.machine.answer_so_far import AnswerSoFar
+from triptych.machine.router_attempts import Next, RouterAttempts
+from triptych.ports import Membership, Rng, Router
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ASK_S = 1.0
 """How often routers that do not answer are asked for their models, and how long an answer may take."""
@@ -31,6 +37,14 @@ class RouterClient(Router, Protocol):
     @property
     def refused(self) -> bool:
         """Whether the last connection attempt failed, so that a call fails without being sent."""
+        ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on with answers that another router began."""
         ...
 
     async def close(self) -> None: ...
@@ -50,16 +64,41 @@ class _Router:
     """Rises with each call, so that equal ones take turns."""
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What is asked of a router."""
+
+    request_id: str
+    model: str
+    timeout_s: float
+    answer: AnswerSoFar | None = None
+    asks_all: bool = False
+    """A router that does not know what is asked for says nothing about the others."""
+    begun: bool = False
+    """Some of the answer has come."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether only routers can be asked that go on with the answer of another one."""
+        return self.answer is not None and self.answer.begun
+
+
 class Routers:
     """Sends each request to a router of its model: one that answers, with the fewest calls of this process.
 
     A request that a router refuses as unavailable, or that could not be sent, goes to the next one, which may be one that
-    was added just now: it is waited for. One that was sent and lost is not repeated, as it may have been computed.
+    was added just now: it is waited for. One whose router is lost goes to another one too, or to the same when it is back,
+    and a chat goes on there after the tokens that were passed on (docs/adr/0036).
     """
 
-    def __init__(self, connect: Callable[[str], RouterClient]) -> None:
+    def __init__(self, connect: Callable[[str], RouterClient], rng: Rng | None = None) -> None:
+        """``rng`` draws the seeds of requests without one."""
         self._connect = connect
+        self._rng = rng or random.SystemRandom()
+        self.continuations = 0
+        """Answers that went on at another router."""
         self._routers: dict[str, _Router] = {}
+        self._follows = False
         self._turns = 0
         self._asked = asyncio.Event()
         self._added = asyncio.Event()
@@ -79,15 +118,29 @@ class Routers:
 
     async def follow(self, membership: Membership) -> None:
         """Use the routers that a source of members names."""
+        self._follows = True
         async with aclosing(membership.snapshots()) as snapshots:
             async for snapshot in snapshots:
                 leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
                 self.use((one.address for one in snapshot.members), leaving)
 
     @property
-    def answering(self) -> bool:
-        """Whether any router has answered the last call."""
+    def reached(self) -> bool:
+        """Whether any router is there."""
+        if self._only is not None:
+            return self._only.client.connected
         return any(router.answers for router in self._routers.values())
+
+    @property
+    def unreached(self) -> bool:
+        """Whether none is there, as far as known."""
+        return self._only.client.refused if self._only is not None else not self.reached
+
+    @property
+    def _only(self) -> _Router | None:
+        """The router, if there is one and there will be no other: then it is asked whatever it is not known for."""
+        alone = len(self._routers) == 1 and not self._follows
+        return next(iter(self._routers.values())) if alone else None
 
     async def keep_asking(self, every_s: float = ASK_S) -> None:
         """Ask all routers for their models, again and again; those that have named none, or do not answer, each second, and
@@ -105,8 +158,9 @@ class Routers:
                 left_s -= ASK_S
 
     async def asked(self) -> None:
-        """Return when one router has named its models, or none will for now."""
-        await self._asked.wait()
+        """Return when one router has named its models, or none will for now. An only one need not have."""
+        if self._only is None:
+            await self._asked.wait()
 
     async def ask(self, *, all_of_them: bool = True) -> None:
         """Ask routers for their models once: all, or those that do not answer or have named none."""
@@ -128,58 +182,40 @@ class Routers:
     # --- ports.Router ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        tried: set[str] = set()
-        while True:
-            router, begun = self._chosen(request.model, tried), False
-            router.running += 1
-            try:
-                async with aclosing(router.client.chat(request)) as answer:
-                    async for events in answer:
-                        begun = True
-                        yield events
-            except Unavailable as error:
-                if begun or not await self._may_try_another(router, error, request.model, tried):
-                    raise
-                logger.info("request %s: router %s refused it: %s", request.request_id, router.address, error.message)
-            else:
-                return
-            finally:
-                router.running -= 1
+        """Raises what a router raises, ModelNotFound, or Unavailable while no router could be asked."""
+        answer = AnswerSoFar(replace(request, sampling=request.sampling.seeded(self._rng)))
+
+        def send(client: RouterClient, left_s: float) -> AsyncGenerator[Sequence[ChatEvent]]:
+            return client.chat(answer.rest(left_s))
+
+        job = _Job(request.request_id, request.model, request.timeout_s, answer)
+        async with aclosing(self._at_any(job, send)) as batches:
+            async for events in batches:
+                yield answer.take(events)
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
-        tried: set[str] = set()
-        while True:
-            router = self._chosen(request.model, tried)
-            try:
-                return await router.client.tokenize(request, return_token_strs=return_token_strs)
-            except Unavailable as error:
-                if not await self._may_try_another(router, error, request.model, tried):
-                    raise
+        async def send(client: RouterClient, left_s: float) -> AsyncGenerator[Tokenized]:
+            asked = replace(request, timeout_s=left_s)
+            yield await client.tokenize(asked, return_token_strs=return_token_strs)
+
+        async with aclosing(self._at_any(_Job(request.request_id, request.model, request.timeout_s), send)) as found:
+            return await anext(found)
 
     async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """A router knows the keys that it has returned itself, so one after the other is asked for keys."""
-        tried: set[str] = set()
-        while True:
-            router, begun = self._chosen(request.model, tried), False
-            router.running += 1
-            try:
-                async with aclosing(router.client.resolve(request)) as answer:
-                    async for items in answer:
-                        begun = True
-                        yield items
-            except NotFound:
-                if begun or not request.keys or not self._candidates(request.model, tried):
-                    raise
-            except Unavailable as error:
-                if begun or not await self._may_try_another(router, error, request.model, tried):
-                    raise
-            else:
-                return
-            finally:
-                router.running -= 1
+
+        def send(client: RouterClient, left_s: float) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+            return client.resolve(replace(request, timeout_s=left_s))
+
+        job = _Job(request.request_id, request.model, request.timeout_s, asks_all=bool(request.keys))
+        async with aclosing(self._at_any(job, send)) as held:
+            async for items in held:
+                yield items
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """All models, each once, in alphabetical order."""
+        if self._only is not None:
+            return await self._only.client.models()
         found = {model.model_id: model for router in self._routers.values() for model in router.models}
         return tuple(found[name] for name in sorted(found))
 
@@ -197,6 +233,8 @@ class Routers:
 
     async def readiness(self) -> Readiness:
         """Ready when every model has a router that is; ``missing`` names what the others lack, by model."""
+        if self._only is not None:
+            return await self._only.client.readiness()
         routers = [router for router in self._routers.values() if router.answers]
         if not routers:
             return Readiness(ready=False, missing=("router",))
@@ -226,38 +264,106 @@ class Routers:
 
     # --- private -----------------------------------------------------------------------------------------------------
 
-    def _chosen(self, model: str, tried: set[str]) -> _Router:
+    async def _at_any(self, job: "_Job", send: Callable[[RouterClient, float], AsyncGenerator[T]]) -> AsyncGenerator[T]:
+        """What a router answers; and what others answer to what is missing, if it is lost."""
+        loop = asyncio.get_running_loop()
+        attempts = RouterAttempts(loop.time() + job.timeout_s)
+        while True:
+            router = self._chosen(job, attempts.tried)
+            was_connected = router.client.connected
+            router.running += 1
+            try:
+                async with aclosing(send(router.client, attempts.left_s(loop.time()))) as answer:
+                    async for one in answer:
+                        if attempts.error is not None and job.begun:
+                            self.continuations += 1
+                        attempts.progressed()
+                        job.begun = True
+                        yield one
+                if job.answer is None or job.answer.over:
+                    return
+                lost: TriptychError = InstanceLost("the answer's stream ended early")
+            except TriptychError as error:
+                if job.answer is not None and job.answer.over:
+                    return
+                lost = error
+            finally:
+                router.running -= 1
+            await self._after(lost, router, job, attempts, refused=router.client.refused and not was_connected)
+
+    async def _after(
+        self, error: TriptychError, router: _Router, job: "_Job", attempts: RouterAttempts, *, refused: bool
+    ) -> None:
+        """Return when the request may be sent again. Raises the error that ends it."""
+        if isinstance(error, NotFound) and job.asks_all and not job.begun:
+            attempts.tried.add(router.address)
+            follows = Next.OTHER if self._candidates(job, attempts.tried) else Next.FAIL
+        else:
+            follows = attempts.failed(
+                router.address,
+                error,
+                asyncio.get_running_loop().time(),
+                refused=refused,
+                may_repeat=self._may_repeat(job),
+            )
+        if isinstance(error, InstanceLost) and not error.sent_by_peer:
+            router.answers = False
+        if follows is Next.ANY:
+            logger.info("request %s: router %s: %s", job.request_id, router.address, error.message)
+            return await self._wait_for_any(job, attempts)
+        if follows is Next.FAIL or not await self._has_other(job, attempts.tried):
+            raise error
+        logger.info("request %s: router %s refused it: %s", job.request_id, router.address, error.message)
+        return None
+
+    async def _wait_for_any(self, job: "_Job", attempts: RouterAttempts) -> None:
+        """Return when there is a router to try. Raises why the last one was lost if there is none for too long."""
+        loop = asyncio.get_running_loop()
+        while not self._candidates(job, attempts.tried):
+            pause_s = attempts.pause_s(loop.time())
+            if pause_s is None:
+                raise attempts.error or AssertionError("a request looks for a router without having lost one")
+            await asyncio.sleep(pause_s)
+
+    async def _has_other(self, job: "_Job", tried: set[str]) -> bool:
+        """Whether there is another router. Waits, while there is none, for those that have not named their models yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_INTRODUCTION_S):
+                while not self._candidates(job, tried) and not self._all_named:
+                    self._named.clear()
+                    await self._named.wait()
+        return bool(self._candidates(job, tried))
+
+    def _chosen(self, job: "_Job", tried: set[str]) -> _Router:
         """Raises ModelNotFound, or Unavailable while no router could be asked."""
-        candidates = self._candidates(model, tried)
+        candidates = self._candidates(job, tried)
         if not candidates:
             if any(router.models for router in self._routers.values()):
-                raise ModelNotFound(f"the model {model!r} is not served", param="model")
+                raise ModelNotFound(f"the model {job.model!r} is not served", param="model")
             raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
         router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
-        tried.add(router.address)
         self._turns += 1
         router.order = self._turns
         return router
 
-    def _candidates(self, model: str, tried: set[str]) -> list[_Router]:
+    def _candidates(self, job: "_Job", tried: AbstractSet[str] = frozenset()) -> list[_Router]:
         return [
             router
             for address, router in self._routers.items()
-            if address not in tried and any(one.model_id == model for one in router.models)
+            if address not in tried
+            and (router is self._only or any(one.model_id == job.model for one in router.models))
+            and (router.client.continues or not job.goes_on)
         ]
 
-    async def _may_try_another(self, router: _Router, error: Unavailable, model: str, tried: set[str]) -> bool:
-        """Waits, while there is none, for routers that have not named their models yet."""
-        if isinstance(error, InstanceLost):
-            if not router.client.refused:
-                return False
-            router.answers = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_INTRODUCTION_S):
-                while not self._candidates(model, tried) and not all(one.models for one in self._routers.values()):
-                    self._named.clear()
-                    await self._named.wait()
-        return bool(self._candidates(model, tried))
+    @property
+    def _all_named(self) -> bool:
+        return self._only is not None or all(one.models for one in self._routers.values())
+
+    def _may_repeat(self, job: "_Job") -> bool:
+        """Whether what is missing of an answer can be had from a router; it may be the one that was lost."""
+        if not job.begun:
+            return True
+        return job.answer is not None and job.answer.may_go_on and bool(self._candidates(job))
 
     async def _ask(self, router: _Router) -> None:
         try:

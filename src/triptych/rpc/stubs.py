@@ -48,6 +48,8 @@ class RouterStub(Channel):
 
     kind = ROUTER
     stub_class = router_pb2_grpc.RouterStub
+    continues = False
+    """Whether it goes on with answers that another router began, as far as it has said so with its models."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         return self._calls.stream(
@@ -60,7 +62,11 @@ class RouterStub(Channel):
 
     async def models(self) -> tuple[ModelInfo, ...]:
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
-        return await calls.unary(call, lambda answer: tuple(map(common.MODEL.from_wire, answer.models)))
+        return await calls.unary(call, self._models_from_wire)
+
+    def _models_from_wire(self, answer: router_pb2.ModelsResponse) -> tuple[ModelInfo, ...]:
+        self.continues = answer.continues
+        return tuple(map(common.MODEL.from_wire, answer.models))
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         message = router_pb2.TokenizeRequest(

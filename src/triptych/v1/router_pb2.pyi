@@ -83,7 +83,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class ChatRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -102,7 +103,8 @@ class ChatRequest(_message.Message):
     tools: str
     priority: int
     tool_choice: ToolChoice
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ...) -> None: ...
+    continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("chat", "return_token_strs")
@@ -209,10 +211,12 @@ class ModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelsResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "continues")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelInfo]
-    def __init__(self, models: _Optional[_Iterable[_Union[_common_pb2.ModelInfo, _Mapping]]] = ...) -> None: ...
+    continues: bool
+    def __init__(self, models: _Optional[_Iterable[_Union[_common_pb2.ModelInfo, _Mapping]]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TimelineRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -259,7 +263,7 @@ class ItemTimeline(_message.Message):
     def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ..., shard: _Optional[str] = ..., hedges: _Optional[int] = ..., hedge_won: _Optional[bool] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error", "continuations", "interrupted_s")
+    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error", "continuations", "interrupted_s", "continued_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +283,7 @@ class Timeline(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_S_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     outcome: Outcome
@@ -298,7 +303,8 @@ class Timeline(_message.Message):
     error: str
     continuations: int
     interrupted_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ..., continuations: _Optional[int] = ..., interrupted_s: _Optional[float] = ...) -> None: ...
+    continued_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ..., continuations: _Optional[int] = ..., interrupted_s: _Optional[float] = ..., continued_tokens: _Optional[int] = ...) -> None: ...
 
 class ReadinessRequest(_message.Message):
     __slots__ = ()

@@ -40,16 +40,8 @@ class TextRequest(_message.Message):
     tenant_salt: bytes
     due_in_s: float
     lost_in_s: float
-    continued: _containers.RepeatedCompositeFieldContainer[ContinuedChoice]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[ContinuedChoice, _Mapping]]] = ...) -> None: ...
-
-class ContinuedChoice(_message.Message):
-    __slots__ = ("choice", "token_ids")
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    choice: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ...) -> None: ...
 
 class PullReport(_message.Message):
     __slots__ = ("item", "backend", "nbytes", "duration_s", "cached")

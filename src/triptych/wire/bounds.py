@@ -119,6 +119,7 @@ TABLE: Mapping[str, Rows] = {
         "prompt": Size(_MAX_TEXT),
         "tools": Size(_MAX_TEXT),
         "priority": PRIORITY,
+        "continued": Many(16, unit="choices"),
     },
     "Message": {
         "parts": Many(4096, unit="parts"),

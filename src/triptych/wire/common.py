@@ -1,5 +1,6 @@
 """Messages that several services share: items, tickets, sampling parameters, models, token chunks."""
 
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import TensorSpec, Ticket
 from triptych.domain.generation import Alternative, TokenChunk, TokenLogprobs
 from triptych.domain.instance import ModelInfo
@@ -29,6 +30,7 @@ SAMPLING = Pair(
         )
     },
 )
+CONTINUED = Pair(ContinuedChoice, common_pb2.ContinuedChoice)
 MODEL = Pair(ModelInfo, common_pb2.ModelInfo)
 _LOGPROBS = Pair(TokenLogprobs, common_pb2.TokenLogprobs, nested=(Pair(Alternative, common_pb2.Alternative),))
 CHUNK = Pair(TokenChunk, common_pb2.TokenChunk, nested=(_LOGPROBS,))

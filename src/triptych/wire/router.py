@@ -20,7 +20,7 @@ from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import ItemTimeline, Readiness, Timeline
 from triptych.v1 import common_pb2, router_pb2
-from triptych.wire.common import CHUNK, SAMPLING, TICKET, check_ticket
+from triptych.wire.common import CHUNK, CONTINUED, SAMPLING, TICKET, check_ticket
 from triptych.wire.flat import EnumPair, Pair, Variants
 
 TOKENIZED = Pair(Tokenized, router_pb2.TokenizeResponse)
@@ -96,7 +96,7 @@ def _tool_choice_from_wire(message: router_pb2.ToolChoice) -> ToolChoice:
 _CHAT = Pair(
     ChatRequest,
     router_pb2.ChatRequest,
-    nested=(SAMPLING,),
+    nested=(SAMPLING, CONTINUED),
     given=("timeout_s",),
     special={
         "messages": (lambda _: (), lambda message: tuple(map(_message_from_wire, message.messages))),

@@ -65,8 +65,11 @@ def error_from_status(
     retry_after_s = _float_or_none(found.get(_RETRY_AFTER_KEY))
     if issubclass(cls, errors.TransferFailed):
         items = tuple(int(item) for item in found.get(_ITEMS_KEY, "").split(",") if item.isdecimal())
-        return cls(message, items=items, param=param, retry_after_s=retry_after_s)
-    return cls(message, param=param, retry_after_s=retry_after_s)
+        error: errors.TriptychError = cls(message, items=items, param=param, retry_after_s=retry_after_s)
+    else:
+        error = cls(message, param=param, retry_after_s=retry_after_s)
+    error.sent_by_peer = True
+    return error
 
 
 def _lost(message: str) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from triptych.domain.generation import ContinuedChoice, Finished, Placement, PullReport, Ready, TextEvent, TextRequest
+from triptych.domain.generation import Finished, Placement, PullReport, Ready, TextEvent, TextRequest
 from triptych.v1 import text_pb2
-from triptych.wire.common import CHUNK, SAMPLING, TICKET
+from triptych.wire.common import CHUNK, CONTINUED, SAMPLING, TICKET
 from triptych.wire.flat import Pair, Variants
 
 TEXT_REQUEST = Pair(
@@ -13,7 +13,7 @@ TEXT_REQUEST = Pair(
     nested=(
         Pair(Placement, text_pb2.Placement, nested=(TICKET,)),
         SAMPLING,
-        Pair(ContinuedChoice, text_pb2.ContinuedChoice),
+        CONTINUED,
     ),
     given=("timeout_s",),
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from tests.unit.engine.on_cuda import as_on_cuda
-from triptych.domain.generation import ContinuedChoice
+from triptych.domain.continuation import ContinuedChoice
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.families.registry import ADAPTERS
 from triptych.ports import EngineOutput

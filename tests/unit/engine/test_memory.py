@@ -17,8 +17,8 @@ from tests.unit.engine.tiny import (
     run,
     text_engine,
 )
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import DType, Tensor, TensorSpec
-from triptych.domain.generation import ContinuedChoice
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine

@@ -31,6 +31,8 @@ class Client(FakeRouter):
         super().__init__()
         self.resolves: list[ResolveRequest] = []
         self.refused = False
+        self.connected = False
+        self.continues = True
         self.is_closed = False
         self.served: tuple[ModelInfo, ...] | Exception = (MODEL,)
         self.lookups = 0
@@ -127,11 +129,34 @@ async def test_a_request_that_a_router_did_not_take_goes_to_the_next(error: Unav
         assert (await here.routers.tokenize(request())).token_ids == (5, 6, 7)
 
 
-@pytest.mark.parametrize("script", [[InstanceLost("cut")], [TokenChunk((1,), "x"), Unavailable("late")]], ids=str)
-async def test_a_request_that_was_sent_and_lost_is_not_repeated(script: list[ChatEvent | Exception]) -> None:
+async def test_a_request_that_was_sent_and_lost_before_its_first_event_is_repeated() -> None:
     here = await site(a=MODEL, b=MODEL)
-    here.clients["a"].script = here.clients["b"].script = script
-    with pytest.raises(Unavailable):
+    here.clients["a"].script = [InstanceLost("cut")]
+    for number in range(3):
+        assert tuple(await here.chat(str(number))) == HELLO
+
+
+async def test_an_only_router_is_asked_whatever_it_is_not_known_for() -> None:
+    """So its own errors are seen, and nothing waits until it has named its models."""
+    here = Site(a=MODEL)
+    await here.routers.asked()
+    assert tuple(await here.chat("1")) == HELLO
+    assert await here.routers.models() == (MODEL,)
+    here.clients["a"].script = [ModelNotFound("'third' is not served here")]
+    with pytest.raises(ModelNotFound, match="served here"):
+        await here.chat("2", "third")
+    here.clients["a"].goes_away()
+    for ask_it in (here.chat("3"), here.routers.models()):
+        with pytest.raises(InstanceLost):
+            await ask_it
+    assert here.routers.unreached
+
+
+async def test_an_error_that_a_router_reports_after_the_first_event_is_the_answer_s() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    for client in here.clients.values():
+        client.script = [TokenChunk((1,), "x"), Unavailable("late")]
+    with pytest.raises(Unavailable, match="late"):
         await here.chat("1")
     assert sum(here.counts.values()) == 1
 
@@ -158,7 +183,7 @@ async def test_a_router_that_does_not_answer_is_chosen_last_and_keeps_its_models
 
 
 async def test_without_any_router_that_ever_answered_requests_are_to_be_repeated() -> None:
-    here = Site(a=MODEL)
+    here = Site(a=MODEL, b=MODEL)
     with pytest.raises(Unavailable, match="no router is connected yet"):
         await here.chat("1")
     assert await here.routers.readiness() == Readiness(ready=False, missing=("router",))
@@ -285,7 +310,7 @@ async def test_it_is_known_which_models_there_are_once_one_router_has_answered()
     async with asyncio.TaskGroup() as group:
         group.create_task(here.routers.ask())
         await here.routers.asked()
-        assert here.routers.answering
+        assert here.routers.reached
         hangs.set()
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from triptych.demo import MODEL_DIR
-from triptych.domain.generation import ContinuedChoice, FinishReason
+from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from triptych import errors
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart, Tokenized, ToolCall, ToolChoice
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.decision import (
     Acting,
     Bounds,
@@ -27,7 +28,6 @@ from triptych.domain.generation import (
     Alternative,
     ChatFinished,
     ChoiceFinished,
-    ContinuedChoice,
     Finished,
     FinishReason,
     Placement,
@@ -192,6 +192,7 @@ MESSAGE = st.builds(
     st.lists(TOOL_CALL, max_size=2).map(tuple),
     TEXT,
 )
+CONTINUED = st.lists(st.builds(ContinuedChoice, U32, st.lists(U32, max_size=4).map(tuple)), max_size=3).map(tuple)
 CHAT = st.builds(
     ChatRequest,
     request_id=TEXT,
@@ -204,6 +205,7 @@ CHAT = st.builds(
     tools=TEXT,
     tool_choice=st.builds(ToolChoice, st.booleans(), TEXT, st.booleans()),
     priority=I64,
+    continued=CONTINUED,
 )
 TEXT_REQUEST = st.builds(
     TextRequest,
@@ -216,7 +218,7 @@ TEXT_REQUEST = st.builds(
     priority=I64,
     due_in_s=st.none() | LEFT_S,
     lost_in_s=st.none() | LEFT_S,
-    continued=st.lists(st.builds(ContinuedChoice, U32, st.lists(U32, max_size=4).map(tuple)), max_size=3).map(tuple),
+    continued=CONTINUED,
 )
 ENCODE = st.builds(
     EncodeRequest,
@@ -247,6 +249,7 @@ TIMELINE = st.builds(
     text_instance=TEXT,
     continuations=U32,
     interrupted_s=SECONDS,
+    continued_tokens=U32,
     ttft_s=SECONDS,
     error=TEXT,
 )

@@ -133,6 +133,8 @@ class _Running:
     instance_id: str = ""
     answering: bool = False
     judged: bool = False
+    begun: bool = False
+    """By another router."""
 
 
 class AttainmentRecorder:
@@ -173,11 +175,13 @@ class AttainmentRecorder:
         *,
         waited_s: float,
         now_s: float,
+        begun: bool = False,
     ) -> Gaps:
         """A prompt is prepared, ``waited_s`` after the request's arrival. Returns where to count the gaps between tokens.
 
         ``counts`` is a window with nothing but its arrival. ``isolated`` is None if no profile has it; then it is
-        estimated from requests of the class.
+        estimated from requests of the class. Of an answer that another router has ``begun``, this one knows neither the
+        first token nor the whole time, so only gaps are judged.
         """
         isolated = isolated or self.estimated(class_name)
         one = self._running[number] = _Running(
@@ -186,7 +190,10 @@ class AttainmentRecorder:
             now_s - waited_s,
             Gaps(self._limit_s(class_name, Metric.TBT, isolated)),
             isolated,
-            self._limit_s(class_name, Metric.TTFT, isolated),
+            None if begun else self._limit_s(class_name, Metric.TTFT, isolated),
+            begun=begun,
+            answering=begun,
+            judged=begun,
         )
         self._window(class_name).add(
             arrivals=counts.arrivals,
@@ -253,7 +260,7 @@ class AttainmentRecorder:
             done=int(outcome is Outcome.DONE),
             failed=int(outcome is Outcome.FAILED),
             cancelled=int(outcome is Outcome.CANCELLED),
-            output_tokens=timeline.completion_tokens,
+            output_tokens=timeline.completion_tokens - timeline.continued_tokens,
             cached_tokens=sum([item.tokens for item in timeline.items if item.encoder_cached or item.text_cached]),
             finished_media_tokens=sum([item.tokens for item in timeline.items]),
             gaps=gaps.count,
@@ -265,9 +272,11 @@ class AttainmentRecorder:
 
     def _judge_end(self, one: _Running, timeline: Timeline) -> None:
         window = self._window(one.class_name)
-        window.seconds[Metric.E2E].add(timeline.total_s)
         if one.gaps.count and one.gaps.limit_s is not None:
             window.judge(Metric.TBT, met=one.gaps.met)
+        if one.begun:
+            return
+        window.seconds[Metric.E2E].add(timeline.total_s)
         limit_s = self._limit_s(one.class_name, Metric.E2E, one.isolated, timeline.completion_tokens)
         if limit_s is not None:
             window.judge(Metric.E2E, met=timeline.total_s <= limit_s)

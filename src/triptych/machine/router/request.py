@@ -142,10 +142,12 @@ class RequestMachine:
         priority: int = 0,
         ordering: Ordering = by_slo,
         resolves: bool = False,
+        continued_tokens: int | None = None,
     ) -> None:
         """``number`` is never reused, unlike the id, and grows with the arrivals.
 
         A chat is done when ``choices`` choices have finished. ``resolves``: it is no chat, and has items.
+        ``continued_tokens``: another router began its answer, and has passed on so many tokens of these choices.
         ``new_lease`` returns a fresh lease id.
         """
         self._number = number
@@ -160,7 +162,7 @@ class RequestMachine:
         self._resolves = resolves
         self._phase = Phase.PREPARING
         self._over = False
-        self._begun = False
+        self._begun = continued_tokens is not None
         """Whether some of its answer has been sent."""
         self._items: list[RequestItem] = []
         self._answer_tokens = 0
@@ -176,6 +178,8 @@ class RequestMachine:
         self._pause_number = 0
         self._text = TextAttempts(limits.max_text_attempts)
         self._stats = RequestStats(request_id, model, started_s=now_s)
+        if continued_tokens is not None:
+            self._stats.goes_on(now_s, continued_tokens)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +265,7 @@ class RequestMachine:
                 return self._end(Phase.FAILED, error, now_s)
             case TextPoolLost(error):
                 sent = self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING}
-                return [] if sent else self._end(Phase.FAILED, self._text.error if self._begun else error, now_s)
+                return [] if sent else self._end(Phase.FAILED, (self._begun and self._text.error) or error, now_s)
             case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
                 return self._end(Phase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
@@ -549,7 +553,7 @@ class RequestMachine:
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
-        if not self._begun:
+        if not self._begun or self._stats.encoded_s is None:
             self._stats.encoded_s = now_s
         holders: Counter[str] = Counter()
         for item in self._items:
@@ -582,8 +586,8 @@ class RequestMachine:
 
         A request that failed at one does not wait for it, unless some of its answer has been sent and would be lost.
         """
-        if self._text.error is not None and (event.final or not self._begun):
-            return self._end(Phase.FAILED, self._text.error, now_s)
+        if event.final if self._begun else self._text.error is not None:
+            return self._end(Phase.FAILED, self._text.error or event.error, now_s)
         self._phase = Phase.ENCODING
         self._text.refusals += 1
         return self._pause((), self._text.refusals, self._text.error or event.error, now_s)

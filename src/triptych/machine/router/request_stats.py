@@ -26,9 +26,11 @@ class RequestStats:
     prompt_tokens: int = 0
     text_attempts: int = 0
     continuations: int = 0
-    """How often the answer went on at another text instance."""
+    """How often the answer went on at a text instance."""
     interrupted_s: float = 0.0
     """In all, from the breaks of its stream to the next token."""
+    continued_tokens: int = 0
+    """Tokens that another router has passed on."""
     _broke_s: float | None = None
     """When its stream broke, until it goes on."""
 
@@ -40,6 +42,11 @@ class RequestStats:
             self.continuations += 1
             self.interrupted_s += now_s - self._broke_s
             self._broke_s = None
+
+    def goes_on(self, now_s: float, tokens: int) -> None:
+        """Another router began the answer, and has passed on these tokens: here it is interrupted from the start."""
+        self.first_token_s = self._broke_s = now_s
+        self.continued_tokens = tokens
 
     def broke(self, now_s: float) -> None:
         """Its stream has ended before the answer."""
@@ -83,5 +90,6 @@ class RequestStats:
             ttft_s=0.0 if self.first_token_s is None else self.first_token_s - self.started_s,
             total_s=end_s - self.started_s,
             interrupted_s=interrupted_s,
+            continued_tokens=self.continued_tokens,
             error=self.error,
         )

@@ -3,10 +3,10 @@ import pytest
 from services.router.answer import Answer
 from services.router.stream_buffer import StreamBuffer
 from services.router.tool_calls import Calling
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
     ChatFinished,
     ChoiceFinished,
-    ContinuedChoice,
     Finished,
     FinishReason,
     Ready,
@@ -26,7 +26,7 @@ def finished(choice: int = 0) -> Finished:
 
 async def test_events_that_arrive_together_are_forwarded_together_with_the_usage_last() -> None:
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, choices=2, usage=Usage(7, 0, 4), clock=lambda: 0.0)
+    answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0, 4), clock=lambda: 0.0)
     chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
     assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
     assert (answer.over, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
@@ -39,7 +39,11 @@ async def test_events_that_arrive_together_are_forwarded_together_with_the_usage
 async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     buffer = StreamBuffer()
     answer = Answer(
-        buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0), clock=lambda: 0.0
+        buffer,
+        Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
+        begun=dict.fromkeys(range(1), ()),
+        usage=Usage(7, 0),
+        clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1, 2), CALL), finished()])
     _, made, end, _ = await buffer.get()
@@ -49,14 +53,14 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
 
 
 def test_a_choice_ends_once() -> None:
-    answer = Answer(StreamBuffer(), None, choices=2, usage=Usage(7, 0), clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0), clock=lambda: 0.0)
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])
 
 
 async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished() -> None:
-    answer = Answer(StreamBuffer(), None, choices=3, usage=Usage(7, 0), clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(3), ()), usage=Usage(7, 0), clock=lambda: 0.0)
     assert answer.continued() == tuple(ContinuedChoice(choice, ()) for choice in range(3))
     answer.take([TokenChunk((1, 2), "a"), TokenChunk((2**32 - 1,), "b", 2), TokenChunk((3,), "c")])
     answer.take([TokenChunk((4,), "", 1), finished(1), TokenChunk((5,), "d", 2)])
@@ -65,11 +69,31 @@ async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished
         answer.take([TokenChunk((6,), "e", 1)])
 
 
+@pytest.mark.parametrize("cut", range(1, len(CALL) + 1))
+async def test_a_tool_call_that_two_routers_read_is_one_call(cut: int) -> None:
+    calling = Calling(CallSyntax.TAGGED, frozenset({"f"}), True)
+    calls = []
+    for begun, passed_on, text in (((), "", CALL[:cut]), ((1,), CALL[:cut], CALL[cut:])):
+        buffer = StreamBuffer()
+        answer = Answer(
+            buffer, calling, begun={0: begun}, passed_on={0: passed_on}, usage=Usage(7, 0), clock=lambda: 0.0
+        )
+        assert answer.streamed_tokens == len(begun)
+        answer.take([TokenChunk((len(begun) + 1,), text)])
+        calls += [event.call for event in await buffer.get() if isinstance(event, ToolCallMade)]
+    assert answer.continued() == (ContinuedChoice(0, (1, 2)),)
+    assert [(call.name, call.arguments) for call in calls] == [("f", "{}")]
+
+
 @pytest.mark.parametrize("cut", range(len(CALL) + 1))
 async def test_a_tool_call_that_two_text_instances_wrote_is_one_call(cut: int) -> None:
     buffer = StreamBuffer()
     answer = Answer(
-        buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0), clock=lambda: 0.0
+        buffer,
+        Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
+        begun=dict.fromkeys(range(1), ()),
+        usage=Usage(7, 0),
+        clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1,), CALL[:cut])])
     answer.take([TokenChunk((2,), CALL[cut:]), finished()])

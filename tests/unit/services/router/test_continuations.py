@@ -10,11 +10,11 @@ import pytest
 from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collect, image
 from tests.unit.services.router.test_service import now_s, until, virtual
 from triptych.domain.chat import ChatRequest
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
     ChoiceFinished,
-    ContinuedChoice,
     Finished,
     FinishReason,
     Ready,

@@ -94,3 +94,15 @@ def test_an_answer_that_went_on_elsewhere_is_counted_and_logged() -> None:
     assert got["triptych_attempts_total", frozenset({"text_again"})] == 2
     assert got["triptych_attempts_total", frozenset({"continuation"})] == 2
     assert summary(replace(DONE, continuations=2), "stop")["continuations"] == 2
+
+
+def test_of_an_answer_that_another_router_began_only_the_rest_is_counted() -> None:
+    metrics, whole = Metrics(), Metrics()
+    RouterRecord(metrics).over(replace(DONE, continuations=1, continued_tokens=2), "stop")
+    RouterRecord(whole).over(DONE, "stop")
+    got, all_of_it = samples(metrics), samples(whole)
+    assert got["triptych_attempts_total", frozenset({"router_continuation"})] == 1
+    generated = "vllm:generation_tokens_total", frozenset({DONE.model})
+    assert got[generated] == all_of_it[generated] - 2
+    first_tokens = "vllm:time_to_first_token_seconds_count", frozenset({DONE.model})
+    assert (got.get(first_tokens, 0), all_of_it[first_tokens]) == (0, 1)

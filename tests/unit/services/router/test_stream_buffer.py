@@ -1,7 +1,7 @@
 import pytest
 
 from services.router.stream_buffer import MERGE_TOKENS, MOST_EVENTS, StreamBuffer
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.errors import EngineFailure
 
 END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
@@ -27,6 +27,26 @@ async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() ->
         (1, 0),
         (1, 1),
     ]
+
+
+async def test_what_was_put_together_is_delivered_together_however_slow_the_reader_is() -> None:
+    """A caller that has a choice's last token has its end, and what was made of its text."""
+    buffer = StreamBuffer()
+    groups: list[list[ChatEvent]] = [
+        [TokenChunk((number,), "x", number % 2), TokenChunk((), "y", number % 2), ChoiceFinished(FinishReason.STOP)]
+        for number in range(MOST_EVENTS)
+    ]
+    for group in groups:
+        buffer.put(group)
+    large = [TokenChunk((number,), "x", number) for number in range(2 * MOST_EVENTS)]
+    buffer.put(large)
+    buffer.close(None)
+    got = []
+    while batch := await buffer.get():
+        got.append(batch)
+    merged = [[TokenChunk((number,), "xy", number % 2), group[-1]] for number, group in enumerate(groups)]
+    flat = [event for group in merged for event in group]
+    assert got == [flat[at : at + MOST_EVENTS] for at in range(0, len(flat), MOST_EVENTS)] + [large]
 
 
 async def test_a_slow_reader_of_many_choices_gets_bounded_batches_and_loses_none() -> None:

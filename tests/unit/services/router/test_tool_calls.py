@@ -20,7 +20,9 @@ STOP = Finished(FinishReason.STOP, 1, 0.0, 0.0)
 
 def calls(*, parallel: bool = True, choices: int = 1) -> ToolCallStream:
     ids = count()
-    return ToolCallStream(Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), choices, lambda: f"call_{next(ids)}")
+    return ToolCallStream(
+        Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), range(choices), lambda: f"call_{next(ids)}"
+    )
 
 
 def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:

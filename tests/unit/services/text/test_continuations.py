@@ -22,8 +22,8 @@ from tests.unit.services.instances import (
 )
 from tests.unit.services.text.test_service import by_choice, sampled
 from triptych.demo import MODEL_DIR
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
-    ContinuedChoice,
     Finished,
     FinishReason,
     TextEvent,

@@ -1,0 +1,69 @@
+"""What a caller of routers keeps of an answer, to go on with it at another router (docs/adr/0036)."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, Usage
+from triptych.errors import InternalError
+
+
+class AnswerSoFar:
+    """The ids of the tokens that were passed on: 4 bytes each, by choice that has not ended."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        """``request`` has a seed, as every router must draw alike."""
+        self._request = request
+        self._running = {choice: array("I") for choice in range(request.sampling.n)}
+        self._ended_tokens = 0
+        """Tokens of the choices that have ended."""
+        self._left_out_tokens = 0
+        """Those of choices that had ended when the request was last sent: its router does not know them."""
+        self.over = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of it was passed on."""
+        return len(self._running) < self._request.sampling.n or any(self._running.values())
+
+    @property
+    def may_go_on(self) -> bool:
+        return bool(self._running)
+
+    def rest(self, timeout_s: float) -> ChatRequest:
+        """The request of what is missing."""
+        self._left_out_tokens = self._ended_tokens
+        choices = self._running.items() if self.begun else ()
+        continued = tuple(ContinuedChoice(choice, tuple(token_ids)) for choice, token_ids in choices)
+        return replace(self._request, timeout_s=timeout_s, continued=continued)
+
+    def take(self, events: Sequence[ChatEvent]) -> Sequence[ChatEvent]:
+        """Events of the router, as they are passed on: with the usage of the whole answer.
+
+        Raises InternalError for tokens or the end of a choice that is not running.
+        """
+        for event in events:
+            match event:
+                case TokenChunk(token_ids, _, choice):
+                    self._tokens(choice).extend(token_ids)
+                case ChoiceFinished(_, choice):
+                    self._ended_tokens += len(self._tokens(choice))
+                    del self._running[choice]
+                case ChatFinished():
+                    self.over = True
+        if not (self.over and self._left_out_tokens):
+            return events
+        return [self._whole(event) if isinstance(event, ChatFinished) else event for event in events]
+
+    def _whole(self, finished: ChatFinished) -> ChatFinished:
+        usage = finished.usage
+        completion_tokens = usage.completion_tokens + self._left_out_tokens
+        return ChatFinished(Usage(usage.prompt_tokens, completion_tokens, usage.image_tokens))
+
+    def _tokens(self, choice: int) -> "array[int]":
+        tokens = self._running.get(choice)
+        if tokens is None:
+            raise InternalError(f"the router sent choice {choice}, which is not running")
+        return tokens

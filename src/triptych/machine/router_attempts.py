@@ -1,0 +1,82 @@
+"""The attempts of one request at routers: whether another one follows a failed one."""
+
+from enum import Enum
+
+from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError, Unavailable
+
+MOST_BREAKS = 4
+"""How often a request goes on after its router was lost: it may be what kills them."""
+RETURN_S = 10.0
+"""How long a request looks for a router after it has lost one, which may come back itself."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 0.5
+
+
+class Next(Enum):
+    """What follows a failed attempt."""
+
+    FAIL = "the request fails"
+    OTHER = "a router that was not tried yet"
+    ANY = "a router that was not tried yet, or after a pause any"
+
+
+class RouterAttempts:
+    """Two cases: a request that routers refuse is offered to each of them once. One that was sent and lost is offered to all
+    of them again and again, until one takes it or ``RETURN_S`` has passed.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._breaks = 0
+        self._has_output = False
+        """Some of the answer came in this attempt."""
+        self._until_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self.tried: set[str] = set()
+        """Addresses."""
+        self.error: TriptychError | None = None
+        """Why the last router was lost, while no other has taken the request."""
+
+    def left_s(self, now_s: float) -> float:
+        return max(0.0, self._deadline_s - now_s)
+
+    def progressed(self) -> None:
+        """The answer, or more of it, has come from a router."""
+        self._has_output = True
+        self.error = None
+
+    def failed(self, address: str, error: TriptychError, now_s: float, *, refused: bool, may_repeat: bool) -> Next:
+        """An attempt has ended with an error. ``refused``: the router's connection is refused, so that it may not have been
+        sent. ``may_repeat``: what is missing can be had from another router.
+        """
+        self.tried.add(address)
+        had_output, self._has_output = self._has_output, False
+        lost = isinstance(error, InstanceLost) and not error.sent_by_peer
+        if not may_repeat:
+            return Next.FAIL
+        if lost and (had_output or not refused):
+            self._breaks += 1
+            if self._breaks > MOST_BREAKS:
+                return Next.FAIL
+            self.error, self.tried = error, {address}
+            self._until_s, self._pause_s = min(now_s + RETURN_S, self._deadline_s), _FIRST_PAUSE_S
+            return Next.ANY
+        if had_output or (isinstance(error, InstanceLost) and not lost):  # it has had its attempts at text instances
+            return Next.FAIL
+        if self.error is not None:
+            return Next.ANY if _is_refusal(error) else Next.FAIL
+        return Next.OTHER if isinstance(error, Unavailable) else Next.FAIL
+
+    def pause_s(self, now_s: float) -> float | None:
+        """All routers were tried: the time until they are tried again, or None once it is enough."""
+        if now_s >= self._until_s:
+            return None
+        self.tried.clear()
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return min(pause_s, self._until_s - now_s)
+
+
+def _is_refusal(error: TriptychError) -> bool:
+    """Whether it may go away. A router whose connection broke may still run the request for a moment."""
+    runs_still = isinstance(error, InvalidRequest) and error.param == "request_id"
+    return runs_still or isinstance(error, Unavailable | Overloaded)

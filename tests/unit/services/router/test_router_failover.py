@@ -1,0 +1,398 @@
+"""A stream whose router is lost goes on at another one, from each of its tokens, and its caller sees no difference."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from services.router.membership import FixedMembership
+from services.router.prepare import ModelPrepare
+from services.router.service import RouterService
+from services.router.settings import RouterSettings
+from services.text.answer import Answer
+from services.text.sequences import Tokens
+from tests.unit.services.router.fakes import FakeEncoder, FakeText, ask, image
+from tests.unit.services.router.test_continuations import shape
+from tests.unit.services.router.test_service import now_s, virtual
+from triptych.client import AsyncClient, ToolChoice
+from triptych.demo import MODEL_DIR
+from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.generation import ChatEvent, Finished, FinishReason, Ready, TextEvent, TextRequest
+from triptych.domain.instance import ModelInfo
+from triptych.domain.resolving import ResolvedItem, ResolveRequest
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Outcome, Readiness, Timeline
+from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError
+from triptych.families.model_files import ModelFiles
+from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
+from triptych.media.sniff import MediaLimits
+from triptych.ports import ScoredToken, Scores
+from triptych.rpc.routers import Routers
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.model import fake_prompt_builder
+from triptych.testing.offload import InlineOffload
+from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.grammar import Grammars
+from triptych.tokens.prompt import PromptBuilder
+from triptych.tokens.template import ChatTemplate
+
+TEMPLATE = (
+    "{%- if tools -%}{{ tools | tojson }} <tool_call>{...}</tool_call>{%- endif -%}"
+    "{%- for message in messages -%}{{ message.content }}{%- endfor -%}"
+)
+BUILDER = PromptBuilder.load(ModelFiles.load(MODEL_DIR))
+BUILDER = replace(BUILDER, template=ChatTemplate(TEMPLATE, {}, placeholders=BUILDER.targets))
+
+
+class ScriptedText(FakeText):
+    """Writes given texts, one for each choice, a token per step, as a real text service does."""
+
+    scripts: Sequence[str] = ("a long answer",)
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+        self.requests.append(request)
+        self.running += 1
+        try:
+            yield (Ready((), 0.0, 0.0),)
+            left: dict[int, list[int]] = {}
+            answers: dict[int, Answer] = {}
+            for choice, sent in request.begun.items():
+                token_ids = BUILDER.tokenizer.encode(self.scripts[choice])[: request.sampling.max_tokens]
+                assert tuple(token_ids[: len(sent)]) == sent
+                left[choice] = token_ids[len(sent) :]
+                answers[choice] = Answer(IncrementalDetokenizer(BUILDER.tokenizer), request.sampling, choice)
+                answers[choice].replay(sent)
+            while left:
+                await self.spend(self.token_s)
+                yield [event for choice in tuple(left) for event in self._step(request, answers[choice], left, choice)]
+        finally:
+            self.running -= 1
+
+    def _step(
+        self, request: TextRequest, answer: Answer, left: dict[int, list[int]], choice: int
+    ) -> Sequence[TextEvent]:
+        token = left[choice].pop(0)
+        scores = () if request.sampling.logprobs is None else (Scores(ScoredToken(token, -token / 7), ()),)
+        limited = answer.completion_tokens + 1 == request.sampling.max_tokens
+        end = FinishReason.LENGTH if limited else FinishReason.STOP
+        chunk, reason = answer.feed(Tokens(choice, (token,), scores, None if left[choice] else end))
+        if reason is None:
+            return (chunk,)
+        del left[choice]
+        return (chunk, Finished(reason, answer.completion_tokens, 0.1, 0.2, choice))
+
+
+class Breaking:
+    """A router, the connection to which can break."""
+
+    def __init__(self, service: RouterService, site: "Site") -> None:
+        self.service = service
+        self.site = site
+        self.continues = True
+        self.refused = False
+        self.connected = True
+        self.requests: list[ChatRequest] = []
+        self.refusals: list[TriptychError] = []
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+        self.requests.append(request)
+        if self.refused:
+            raise InstanceLost("nobody is there")
+        if self.refusals:
+            raise self.refusals.pop(0)
+        async with aclosing(self.service.chat(request)) as answer:
+            async for events in answer:
+                if self.site.cuts():
+                    raise InstanceLost("the connection broke")
+                yield events
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return await self.service.models()
+
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
+        return await self.service.tokenize(request, return_token_strs=return_token_strs)
+
+    def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
+        return self.service.resolve(request)
+
+    async def timeline(self, request_id: str) -> Timeline:
+        return await self.service.timeline(request_id)
+
+    async def readiness(self) -> Readiness:
+        return await self.service.readiness()
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Site:
+    """Routers over one pool, and their caller. The connection breaks before the batches of ``cut_before`` arrive, counted
+    over all routers.
+    """
+
+    text: FakeText
+    clients: list[Breaking] = field(default_factory=list)
+    cut_before: set[int] = field(default_factory=set)
+    always_cuts: bool = False
+    on_cut: Callable[[], None] = lambda: None
+    passed: int = 0
+    routers: Routers = field(init=False)
+
+    def cuts(self) -> bool:
+        is_cut = self.always_cuts or self.passed in self.cut_before
+        self.cut_before -= {self.passed}
+        self.passed += not is_cut
+        if is_cut:
+            self.on_cut()
+        return is_cut
+
+    def refuse_all(self) -> None:
+        for client in self.clients:
+            client.refused, client.connected = True, False
+
+    async def collect(self, request: ChatRequest) -> list[ChatEvent]:
+        self.passed = 0
+        async with aclosing(self.routers.chat(request)) as answer:
+            return [event async for events in answer for event in events]
+
+    @property
+    def asked(self) -> list[ChatRequest]:
+        """The requests that routers got, of the current answer."""
+        return [request for client in self.clients for request in client.requests]
+
+    def forget(self) -> None:
+        self.text.requests.clear()
+        for client in self.clients:
+            client.requests.clear()
+
+
+@asynccontextmanager
+async def site(
+    kind: type[FakeText] = FakeText, builder: PromptBuilder | None = None, routers: int = 2
+) -> AsyncIterator[Site]:
+    """Afterwards nothing runs or is held anywhere."""
+    encoder = FakeEncoder("encoder-0")
+    made = Site(kind("text-0", [encoder]))
+    builder = builder or fake_prompt_builder()
+    instances: dict[str, Any] = {"encoder-0": encoder, "text-0": made.text}
+    async with TaskScope("routers") as scope:
+        for number in range(routers):
+            service = RouterService(
+                FixedMembership(instances),
+                instances.__getitem__,
+                settings=RouterSettings(),
+                prepare=ModelPrepare(builder, MediaLimits(), Grammars(builder.tokenizer)),
+                offload=InlineOffload(),
+                clock=now_s,
+                scope=scope,
+                rng=Random(number),
+            )
+            service.start()
+            made.clients.append(Breaking(service, made))
+        await asyncio.sleep(0.1)
+        by_name = {f"router-{number}": client for number, client in enumerate(made.clients)}
+        made.routers = Routers(by_name.__getitem__, Random(7))
+        made.routers.use(by_name)
+        await made.routers.ask()
+        yield made
+        await asyncio.sleep(1)
+        assert not made.text.running
+        assert not encoder.leases
+        for client in made.clients:
+            assert (client.service.running, client.service.cluster.outstanding_credits) == (0, 0)
+            client.service.close()
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"to": "%s"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CASES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "text": (["one two three, and more words yet"], {}),
+    "to the limit": (["one two three, and more words yet"], {"max_tokens": 7}),
+    "characters of several tokens": (["h\u00e9 \u6f22\u5b57 \U0001f642 end"], {}),
+    "a stop string": (["ab cde fgh STOP no"], {"stop": ["STOP"]}),
+    "text that is held back": (["ab STO ST STOP"], {"stop": ["STOP", "T ST!"], "min_tokens": 3}),
+    "log-probabilities": (["one two, and more"], {"logprobs": 0}),
+    "choices of several lengths": (["one", "another", "\u6f22", "the third"], {"n": 4, "logprobs": 0}),
+    "tool calls": ([f"so {CALL % 'a'} {CALL % 'b'}"], {"tools": TOOLS}),
+    "one tool call only": (
+        [f"{CALL % 'a'}{CALL % 'b'}"],
+        {"tools": TOOLS, "tool_choice": ToolChoice(parallel=False)},
+    ),
+    "what is no call": (["so <tool_call> x"], {"tools": TOOLS}),
+    "tool calls in choices": ([CALL % "a", "no call", CALL % "c"], {"tools": TOOLS, "n": 3}),
+}
+
+
+@virtual
+@pytest.mark.parametrize("name", CASES)
+async def test_an_answer_goes_on_from_every_position(name: str) -> None:
+    scripts, options = CASES[name]
+    options = {"max_tokens": 400} | options
+    async with site(ScriptedText, BUILDER) as made:
+        assert isinstance(made.text, ScriptedText)
+        made.text.scripts = scripts
+
+        async def answered(cut_before: set[int]) -> Any:
+            """What the SDK shows, without what is random."""
+            made.forget()
+            made.cut_before, made.passed = cut_before, 0
+            async with AsyncClient(made.routers, model=FAKE_MODEL.model_id) as client:
+                found = await client.chat("go", **options)
+            calls = [[replace(call, call_id="") for call in choice.tool_calls] for choice in found.choices]
+            choices = [replace(choice, tool_calls=()) for choice in found.choices]
+            return choices, calls, found.usage
+
+        whole = await answered(set())
+        batches = made.passed
+        assert whole[2].completion_tokens == sum(len(choice.token_ids) for choice in whole[0])
+        assert batches >= 4
+        for position in range(batches):
+            assert await answered({position}) == whole, position
+            first, rest = made.text.requests
+            assert first.sampling == rest.sampling
+            assert len(made.asked) == 2
+        assert await answered({0, 1, 2, batches - 1}) == whole
+        assert made.routers.continuations == batches - 1 + 3
+
+
+@virtual
+async def test_the_other_router_s_timeline_tells_what_came_from_the_first() -> None:
+    async with site() as made:
+        made.cut_before = {2}
+        request = ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=2))
+        events = await made.collect(request)
+        assert shape(events) == (dict.fromkeys((0, 1), ((0, 1, 2, 3), "w0 w1 w2 w3 ", FinishReason.STOP)), 8)
+        first, second = made.asked
+        assert (first.continued, second.continued) == ((), tuple(ContinuedChoice(c, (0, 1)) for c in (0, 1)))
+        assert first.sampling.seed is not None
+        assert second == replace(first, continued=second.continued, timeout_s=second.timeout_s)
+        assert second.timeout_s < first.timeout_s
+        (client,) = (one for one in made.clients if one.requests == [second])
+        timeline = await client.timeline("r")
+        assert (timeline.outcome, timeline.completion_tokens, timeline.continued_tokens) == (Outcome.DONE, 8, 4)
+        assert (timeline.continuations, timeline.text_attempts) == (1, 1)
+        assert timeline.ttft_s == 0 < timeline.interrupted_s < timeline.total_s == timeline.decode_s
+        assert 0 < timeline.encode_s < timeline.total_s
+
+
+@virtual
+async def test_a_text_instance_and_a_router_may_be_lost_in_one_answer() -> None:
+    async with site() as made:
+        made.cut_before, made.passed = {2}, 0
+        events: list[ChatEvent] = []
+        async for batch in made.routers.chat(ask("r", sampling=SamplingParams(max_tokens=16))):
+            events += batch
+            if made.passed == 3:  # at the second router
+                made.passed += 1
+                made.text.kill()
+                await asyncio.sleep(0.2)
+                made.text.restart()
+        assert shape(events) == ({0: ((0, 1, 2, 3), "w0 w1 w2 w3 ", FinishReason.STOP)}, 4)
+        assert [one.begun[0] for one in made.text.requests] == [(), (0, 1), (0, 1, 2)]
+
+
+@virtual
+async def test_a_single_router_goes_on_when_it_is_back_in_time() -> None:
+    async with site(routers=1) as made:
+        (client,) = made.clients
+        made.cut_before, made.on_cut = {1}, made.refuse_all
+        asyncio.get_running_loop().call_later(RETURN_S - 1, lambda: setattr(client, "refused", False))
+        events = await made.collect(ask("r", sampling=SamplingParams(max_tokens=16)))
+        assert shape(events) == ({0: ((0, 1, 2, 3), "w0 w1 w2 w3 ", FinishReason.STOP)}, 4)
+
+
+@virtual
+@pytest.mark.parametrize("position", [0, 2])
+@pytest.mark.parametrize(("timeout_s", "looked_s"), [(60.0, RETURN_S), (3.0, 3.0)])
+async def test_without_a_router_the_error_is_that_of_the_lost_one(
+    position: int, timeout_s: float, looked_s: float
+) -> None:
+    async with site() as made:
+        made.cut_before, made.on_cut = {position}, made.refuse_all
+        began_s = now_s()
+        with pytest.raises(InstanceLost, match="the connection broke"):
+            await made.collect(ask("r", sampling=SamplingParams(max_tokens=16), timeout_s=timeout_s))
+        assert now_s() - began_s == pytest.approx(looked_s, abs=0.1)
+
+
+@virtual
+async def test_a_router_that_has_no_room_is_asked_again() -> None:
+    async with site(routers=1) as made:
+        (client,) = made.clients
+        still_runs = InvalidRequest("request 'r' is running already", param="request_id")
+        made.cut_before = {2}
+        made.on_cut = lambda: client.refusals.extend([Overloaded("full"), still_runs, Overloaded("full")])
+        assert shape(await made.collect(ask("r", sampling=SamplingParams(max_tokens=16))))[1] == 4
+        assert len(made.asked) == 5
+
+
+@virtual
+async def test_an_answer_that_loses_every_router_ends() -> None:
+    """It may be what kills them."""
+    async with site() as made:
+        made.always_cuts = True
+        with pytest.raises(InstanceLost, match="the connection broke"):
+            await made.collect(ask("r"))
+        assert len(made.asked) == MOST_BREAKS + 1
+
+
+@virtual
+async def test_an_error_of_a_router_that_lives_is_the_answer_s() -> None:
+    async with site() as made:
+        made.text.finishes = False
+        with pytest.raises(InstanceLost):
+            await made.collect(ask("r"))
+        told = InstanceLost("text instance text-0 was lost")
+        told.sent_by_peer = True
+        made.forget()
+        for client in made.clients:
+            client.refusals = [told]
+        with pytest.raises(InstanceLost, match="text-0"):
+            await made.collect(ask("r2"))
+        assert len(made.asked) == 1
+
+
+@virtual
+async def test_a_router_of_the_release_before_gets_no_continuation() -> None:
+    async with site() as made:
+        for client in made.clients:
+            client.continues = False
+        made.cut_before = {2}
+        began_s = now_s()
+        with pytest.raises(InstanceLost, match="the connection broke"):
+            await made.collect(ask("r"))
+        assert now_s() - began_s < 1, "there is nothing to wait for"
+        made.forget()
+        made.cut_before = {0}
+        assert shape(await made.collect(ask("r2")))[1] == 4, "what has not begun is repeated"
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("continued", "changes", "param"),
+    [
+        (((1, 0), (0, 0)), {"n": 2}, "continued"),
+        (((0, 0), (0, 0)), {"n": 2}, "continued"),
+        (((2, 0),), {"n": 2}, "continued"),
+        (((0, 0),), {"seed": None}, "seed"),
+        (((0, 16),), {}, "continued"),
+    ],
+)
+async def test_a_continuation_that_cannot_be_is_refused(
+    continued: tuple[tuple[int, int], ...], changes: dict[str, Any], param: str
+) -> None:
+    async with site() as made:
+        sampling = replace(SamplingParams(max_tokens=16, seed=1), **changes)
+        choices = tuple(ContinuedChoice(choice, (0,) * count) for choice, count in continued)
+        with pytest.raises(InvalidRequest) as raised:
+            async for _ in made.clients[0].chat(replace(ask("r", sampling=sampling), continued=choices)):
+                pass
+        assert raised.value.param == param
+        assert not made.text.requests
