@@ -14,6 +14,7 @@ from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
+from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
@@ -74,8 +75,12 @@ class Cluster:
         clock: Clock,
         scope: Scope,
         rng: Rng,
+        costs: CostsOf = lambda _: None,
     ) -> None:
-        """``connect`` makes a client for an address; it is closed once the member is gone and no call is running."""
+        """``connect`` makes a client for an address; it is closed once the member is gone and no call is running.
+
+        ``costs`` are those of profiles.
+        """
         self._membership = membership
         self._connect = connect
         self._settings = settings
@@ -87,6 +92,7 @@ class Cluster:
             rng,
             arena_retry_s=settings.attempts.arena_retry_s,
             retry_after_s=settings.capacity.retry_after_s,
+            costs=costs,
         )
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}

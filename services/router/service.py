@@ -70,7 +70,14 @@ class RouterService:
         self._clock = clock
         self._scope = scope
         self._cluster = Cluster(
-            membership, connect, settings=settings, policies=self._policies, clock=clock, scope=scope, rng=rng
+            membership,
+            connect,
+            settings=settings,
+            policies=self._policies,
+            clock=clock,
+            scope=scope,
+            rng=rng,
+            costs=self._profiles.costs,
         )
         self.attainment = Attainment(
             slo=Slo.parse(settings.slo),

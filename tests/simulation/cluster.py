@@ -1,9 +1,9 @@
 """The whole system in one process: the real services, machines and policies over fake engines and unreliable links."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -40,8 +40,9 @@ from triptych.domain.embedding import Ticket
 from triptych.domain.instance import ServedPart
 from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
 from triptych.domain.pool import Registration
+from triptych.domain.profile import Profile
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
 from triptych.media.sniff import MediaLimits
@@ -100,6 +101,12 @@ class World:
     encode_token_s: float = 0.0002
     text_step_s: float = 0.005
     """Speed of the engines."""
+    slower: Mapping[str, float] = field(default_factory=dict)
+    """By instance, how many times as long its engines take as the others'."""
+    pull_byte_s: float = 0.0
+    """Time of a pull between two instances, without its messages."""
+    profiled: bool = False
+    """Routers have the profiles of all engines."""
     router: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from their defaults; the same for the other three."""
     encoder: dict[str, Any] = field(default_factory=dict)
@@ -212,7 +219,13 @@ class EncoderNode(_Node):
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens, token_s=world.encode_token_s)
+        slower = world.slower.get(self.name, 1.0)
+        self.engine = FakeEncoderEngine(
+            tokens_of=FakeFamily().tokens,
+            prepare_s=slower * FakeEncoderEngine.prepare_s,
+            batch_s=slower * FakeEncoderEngine.batch_s,
+            token_s=slower * world.encode_token_s,
+        )
         copy = InlineOffload()
         self.store = ArenaStore(
             arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=cluster.clock, copy=copy
@@ -239,7 +252,11 @@ class EncoderNode(_Node):
             compute=compute,
             copy=copy,
             clock=cluster.clock,
-            part=ServedPart(cluster.encoder_profile.identity, settings.batches.max_batch_items, prepare_cores=2),
+            part=ServedPart(
+                cluster.profile_of(self.name, ModelPart.ENCODER).identity,
+                settings.batches.max_batch_items,
+                prepare_cores=2,
+            ),
             files=files,
         )
 
@@ -300,7 +317,13 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,
         )
-        self.engine = FakeTextEngine(WORDS, max_running=world.max_running, step_s=world.text_step_s)
+        slower = world.slower.get(self.name, 1.0)
+        self.engine = FakeTextEngine(
+            WORDS,
+            max_running=world.max_running,
+            step_s=slower * world.text_step_s,
+            prefill_token_s=slower * FakeTextEngine.prefill_token_s,
+        )
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:
@@ -321,7 +344,9 @@ class TextNode(_Node):
             rng=cluster.rng(self.name),
             clock=cluster.clock,
             scheduler=scheduler,
-            part=ServedPart(cluster.decoder_profile.identity, world.max_running, token_budget=4096),
+            part=ServedPart(
+                cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096
+            ),
         )
         self.service.start()
 
@@ -515,12 +540,15 @@ class SimCluster:
         self.world = world
         self.clock: ports.Clock = asyncio.get_running_loop().time
         self.decisions: list[tuple[float, str, str]] = []
-        self.network = MemoryNetwork(world.before_pull)
+        self.network = MemoryNetwork(world.before_pull or self._before_pull)
         self._latency = self.rng("latency")
         self.scope = TaskScope("router")
         """Of the router, and of what is outside of all processes."""
-        self.encoder_profile = profile_of_encoder(FakeEncoderEngine.batch_s, world.encode_token_s)
+        self.encoder_profile = profile_of_encoder(
+            FakeEncoderEngine.batch_s, world.encode_token_s, pull_byte_s=world.pull_byte_s
+        )
         self.decoder_profile = profile_of_decoder(world.text_step_s, FakeTextEngine.prefill_token_s)
+        self.profiles = KnownProfiles(self.profile_of(name, part) for part in ModelPart for name in ("", *world.slower))
         self.scaled = self._make_scaled() if world.scaled else None
         self.managers: dict[str, ManagerNode] = {}
         """By address."""
@@ -568,6 +596,23 @@ class SimCluster:
         Registrar(
             self.router, introduce, self.router.drain, way, access, self.scope, windows=self.router.attainment
         ).start()
+
+    async def _before_pull(self, reader: str, ticket: Ticket) -> None:
+        if ticket.holder != reader and self.world.pull_byte_s:
+            await asyncio.sleep(self.world.pull_byte_s * ticket.slot_nbytes)
+
+    def profile_of(self, name: str, part: ModelPart) -> Profile:
+        """The profile of an instance's encoder or decoder."""
+        slower = self.world.slower.get(name, 1.0)
+        if part is ModelPart.ENCODER:
+            made = self.encoder_profile
+            if slower != 1.0:
+                made = profile_of_encoder(slower * FakeEncoderEngine.batch_s, slower * self.world.encode_token_s)
+        else:
+            made = self.decoder_profile
+            if slower != 1.0:
+                made = profile_of_decoder(slower * self.world.text_step_s, slower * FakeTextEngine.prefill_token_s)
+        return made if slower == 1.0 else replace(made, identity=replace(made.identity, hardware=f"sim-{slower:g}"))
 
     def boot(self, role: Role, name: str) -> None:
         """Start an instance, or another incarnation of one that has ended."""
@@ -649,6 +694,7 @@ class SimCluster:
             clock=self.clock,
             scope=self.scope,
             rng=self.rng(name),
+            profiles=self.profiles if self.world.profiled else None,
         )
 
     async def start(self) -> None:

@@ -17,11 +17,13 @@ from triptych.domain.profile import (
     PrefillRow,
     Profile,
     ProfileIdentity,
+    TransferRow,
 )
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TriptychError, Unavailable
 from triptych.machine.process_pools import RestartRules
+from triptych.policy.transport import MEMORY
 from triptych.runtime.tasks import TaskScope
 from triptych.scaling.processes import ProcessScaler
 from triptych.store.memory import MemoryStore
@@ -49,11 +51,12 @@ class SharedStore(MemoryStore):
         self._leases.clear()
 
 
-def profile_of_encoder(batch_s: float, token_s: float) -> Profile:
-    """Of a ``FakeEncoderEngine``."""
+def profile_of_encoder(batch_s: float, token_s: float, *, pull_byte_s: float = 0.0) -> Profile:
+    """Of a ``FakeEncoderEngine``; pulls from others take ``pull_byte_s``."""
     rows = (EncodeRow(n, items, batch_s + token_s * n * items) for n in (1, 64, 256) for items in (1, 4, 16))
     identity = ProfileIdentity(ModelPart.ENCODER, "0" * 64, frozenset({Stage.ENCODE}), "sim", FAKE_MODEL.dtype)
-    return Profile(identity, _MADE_UP, encode=tuple(rows))
+    pulls = (TransferRow(MEMORY, nbytes, pull_byte_s * nbytes) for nbytes in (1, 1 << 20) if pull_byte_s)
+    return Profile(identity, _MADE_UP, encode=tuple(rows), transfer=tuple(pulls))
 
 
 def profile_of_decoder(step_s: float, token_s: float) -> Profile:

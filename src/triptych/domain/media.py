@@ -49,6 +49,11 @@ class MediaInfo:
         return self.width * self.height
 
     @property
+    def samples_or_pixels(self) -> int:
+        """Of a sound, or of all frames: the size that its preprocessing is measured by."""
+        return self.samples if self.modality is Modality.AUDIO else self.pixels * self.frames
+
+    @property
     def frames_per_s(self) -> float:
         """Average frame rate of a video; 0 without a duration."""
         return self.frames / self.duration_s if self.duration_s else 0.0

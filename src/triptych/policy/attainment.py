@@ -20,7 +20,7 @@ def arrival(items: Sequence[ItemPlan], prompt_tokens: int) -> tuple[str, ClassWi
         info = item.info
         tokens[info.modality] = tokens.get(info.modality, 0) + embedding_tokens(item.tensors)
         media_bytes += info.nbytes
-        pixels += info.samples if info.modality is Modality.AUDIO else info.pixels * info.frames
+        pixels += info.samples_or_pixels
     counts = ClassWindow(
         arrivals=1,
         items=len(items),

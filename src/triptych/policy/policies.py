@@ -8,8 +8,9 @@ from typing import Protocol, Self, TypeVar
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.rng import Rng
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
+from triptych.policy.backlog import Work
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
-from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded
+from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
 
 
@@ -52,32 +53,33 @@ class Deadlines(Protocol):
     def __call__(self, *, left_s: float, wait_s: float, service_s: float) -> None: ...
 
 
-def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
     """The fewest items or requests, whatever their size."""
-    del holders, rng
+    del holders, rng, work
     return min(candidates, key=lambda one: one.pending)
 
 
-def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
     """Each in turn, whatever its load."""
-    del holders, rng
+    del holders, rng, work
     return candidates[0]
 
 
-def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
     """The less loaded of two random ones, so that several routers with stale reports do not all choose the same."""
     if len(candidates) > 2:
         first = int(rng.random() * len(candidates))
         second = int(rng.random() * (len(candidates) - 1))
         second += second >= first
         candidates = [candidates[index] for index in sorted((first, second))]
-    return least_loaded(candidates, holders=holders, rng=rng)
+    return least_loaded(candidates, holders=holders, rng=rng, work=work)
 
 
 ROUTINGS: Mapping[str, Routing] = {
     "least-loaded": least_loaded,
     "least-requests": least_requests,
     "power-of-two": power_of_two,
+    "predicted": predicted,
     "round-robin": round_robin,
 }
 SHARDINGS: Mapping[str, Sharding] = {"earliest-end": in_shards, "never": never}
@@ -91,10 +93,11 @@ class PolicyNames:
     """The policies of a router, as its settings name them."""
 
     encoder_routing: str = "least-loaded"
-    """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two or round-robin. An encoder that
-    already has the item's embedding is preferred unless its load is much higher; with least-loaded, content decides between equals."""
+    """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two, predicted (the earliest predicted
+    end, by profiles or measured times) or round-robin. An encoder that already has the item's embedding is preferred unless its load is
+    much higher; with least-loaded and predicted, content decides between equals."""
     text_routing: str = "least-loaded"
-    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two or round-robin."""
+    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two, predicted or round-robin."""
     sharding: str = "earliest-end"
     """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
     ordering: str = "slo"
@@ -123,6 +126,11 @@ class Policies:
     ordering: Ordering
     admission: Admission
     deadlines: Deadlines
+
+    @property
+    def predict(self) -> bool:
+        """Whether one of them needs predicted seconds."""
+        return predicted in (self.encoder_routing, self.text_routing)
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:

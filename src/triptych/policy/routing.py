@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 from triptych.domain.item_plan import Content
 from triptych.domain.rng import Rng
+from triptych.policy.backlog import Backlog, EncodeBacklog, Held, Price, Speed, Work, ends_s
 
 
 class Candidate(NamedTuple):
@@ -43,9 +44,11 @@ class Candidate(NamedTuple):
     """The id it reports, by which tickets name their holder."""
     probation: bool = False
     """It is back from a backoff: it gets one item or request at a time."""
+    backlog: Backlog | None = None
+    """The same in predicted seconds; None if nothing predicts them, or no policy of the router needs them."""
 
-    def with_item(self, tokens: int, nbytes: int) -> "Candidate":
-        """A copy with one more item assigned."""
+    def with_item(self, tokens: int, nbytes: int, backlog: Backlog | None = None) -> "Candidate":
+        """A copy with one more item assigned, after which it has this backlog."""
         return Candidate(
             self.name,
             self.usable,
@@ -57,6 +60,7 @@ class Candidate(NamedTuple):
             self.backoff or self.probation,
             self.instance_id,
             self.probation,
+            backlog,
         )
 
 
@@ -92,6 +96,13 @@ class Want:
     """Encoders that failed this item: used only if there is no other."""
     exclude: frozenset[str] = frozenset()
     """Encoders that must not be used."""
+    media_nbytes: int = 0
+    pixels: int = 0
+    """Of an image or of a video's frames; samples of a sound."""
+
+    @property
+    def work(self) -> Work:
+        return Work(self.tokens, self.nbytes, self.media_nbytes, self.pixels)
 
 
 class Why(Enum):
@@ -137,12 +148,12 @@ class Routing(Protocol):
     instances (by their own ids) that already hold the request's embeddings, or else those on the host with most of them.
     """
 
-    def __call__(self, candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate: ...
+    def __call__(self, candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate: ...
 
 
-def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
     """Fewest pending tokens, then fewest items or requests, then one of ``holders``."""
-    del rng
+    del rng, work
     least = _least_loaded(candidates)
     return next((one for one in least if one.instance_id in holders), least[0]) if holders else least[0]
 
@@ -157,13 +168,24 @@ def _least_loaded(candidates: Candidates) -> Candidates:
     return [one for one in least if one.pending == fewest]
 
 
+def predicted(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
+    """The earliest predicted end of ``work``, then one of ``holders``; ``least_loaded`` where that of one is not known."""
+    found = ends_s([one.backlog for one in candidates], work)
+    if found is None:
+        return least_loaded(candidates, holders=holders, rng=rng, work=work)
+    ends, _ = found
+    first_s = min(ends)
+    first = [one for one, end_s in zip(candidates, ends, strict=True) if end_s == first_s]
+    return next((one for one in first if one.instance_id in holders), first[0])
+
+
 def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
     """Place all items of a request or none: the largest first, each given the load of those before it (LPT).
 
     Largest first keeps the longest queue within 4/3 of the optimum, and packs bytes well. An encoder that holds an
     item's embedding is preferred over the one ``routing`` chose if it has at most the item's tokens more pending: a
-    correct hint saves the encoding, and a stale one costs no more than that. Between encoders that are equal to
-    ``least_loaded`` the item's content decides (``preferred``). An encoder whose engine fails is fast and
+    correct hint saves the encoding, and a stale one costs no more than that. To ``predicted`` it is the item's time.
+    Between encoders that are equal to these two the item's content decides (``preferred``). An encoder whose engine fails is fast and
     so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
     go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
     only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing exists. Whether
@@ -242,7 +264,7 @@ def choose_hedge(pool: Pool, want: Want, routing: Routing, rng: Rng) -> Candidat
         return None
     holder = pool.held.get(want.content)
     held = next((one for one in idle if one.name == holder), None)
-    return held or routing(_in_turn(idle, pool.turn), holders=frozenset(), rng=rng)
+    return held or routing(_in_turn(idle, pool.turn), holders=frozenset(), rng=rng, work=want.work)
 
 
 def choose_text(
@@ -253,17 +275,21 @@ def choose_text(
     avoid: frozenset[str] = frozenset(),
     holders: Mapping[str, int] = MappingProxyType({}),
     hosts: Mapping[str, str] = MappingProxyType({}),
+    tokens: int = 0,
+    answer_tokens: int = 0,
 ) -> Candidate | None:
     """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none.
 
-    ``holders`` are the bytes of the request's embeddings by the ids of their encoders, ``hosts`` the hosts of instances by
+    ``tokens`` are the prompt's, ``answer_tokens`` those expected of each choice. ``holders`` are the bytes of the request's embeddings by the ids of their encoders, ``hosts`` the hosts of instances by
     their ids, as far as they are known.
     """
     able = [text for text in pool.candidates if text.usable and text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
     if not able:
         return None
-    return routing(_in_turn(able, pool.turn), holders=_nearest(able, holders, hosts), rng=rng)
+    held = Held.of(holders, hosts) if holders and able[0].backlog is not None else None
+    work = Work(tokens, answer_tokens=answer_tokens, held=held)
+    return routing(_in_turn(able, pool.turn), holders=_nearest(able, holders, hosts), rng=rng, work=work)
 
 
 def _nearest(texts: Candidates, holders: Mapping[str, int], hosts: Mapping[str, str]) -> frozenset[str]:
@@ -319,21 +345,48 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
         able = _able(candidates, want)
         if not able:
             return None
-        if routing is least_loaded:
-            chosen = preferred(_least_loaded(able), want.content)
+        holder, backlog = pool.held.get(want.content), None
+        timed = ends_s([one.backlog for one in able], want.work) if routing is predicted else None
+        if timed is not None:
+            chosen = _first_done(able, *timed, holder, want.content)
+            if isinstance(chosen.backlog, EncodeBacklog):
+                backlog = chosen.backlog.with_item(timed[1][chosen.backlog.speed])
         else:
-            chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng)
+            if routing in (least_loaded, predicted):
+                chosen = preferred(_least_loaded(able), want.content)
+            else:
+                chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng, work=want.work)
+            for one in able if holder is not None else ():
+                if one.name == holder and one.pending_tokens <= chosen.pending_tokens + want.tokens:
+                    chosen = one
         why = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED
-        holder = pool.held.get(want.content)
-        for one in able if holder is not None else ():
-            if one.name == holder and one.pending_tokens <= chosen.pending_tokens + want.tokens:
-                chosen, why = one, Why.HOLDS_EMBEDDING
-        choices.append(Choice(want.item, chosen.name, want.tokens, want.nbytes, why))
+        choices.append(
+            Choice(
+                want.item,
+                chosen.name,
+                want.tokens,
+                want.nbytes,
+                Why.HOLDS_EMBEDDING if chosen.name == holder else why,
+            )
+        )
         placed[want.content] = chosen.name
         if len(choices) < len(wants):
-            candidates[candidates.index(chosen)] = chosen.with_item(want.tokens, want.nbytes)
+            candidates[candidates.index(chosen)] = chosen.with_item(want.tokens, want.nbytes, backlog)
             turn += 1
     return tuple(sorted(choices, key=lambda choice: choice.item))
+
+
+def _first_done(
+    able: Candidates, ends: Sequence[float], prices: Mapping[Speed, Price], holder: str | None, content: Content
+) -> Candidate:
+    """Of the encoders with these predicted ends of an item, the first; or the one that is believed to hold its embedding."""
+    first_s = min(ends)
+    for one, end_s in zip(able, ends, strict=True) if holder is not None else ():
+        if one.name != holder or not isinstance(one.backlog, EncodeBacklog):
+            continue
+        if end_s <= first_s + one.backlog.tolerated_s(prices[one.backlog.speed]):
+            return one
+    return preferred([one for one, end_s in zip(able, ends, strict=True) if end_s == first_s], content)
 
 
 _MAX_SEARCH_STEPS = 500

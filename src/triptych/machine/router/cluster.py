@@ -31,6 +31,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.backlogs import Backlogs, CostsOf
 from triptych.machine.router.budget import Budget
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
@@ -48,11 +49,13 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Credit
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.machine.router.pool_health import PoolHealth
+from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.shared_events import (
     AnswerEnded,
     CallFailed,
@@ -73,7 +76,7 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.policy.policies import Policies
 from triptych.policy.queueing import Turn, longest_waits
-from triptych.policy.routing import Candidate, Shortage, Why, assign_items, choose_hedge, choose_text
+from triptych.policy.routing import Candidate, Shortage, Want, Why, assign_items, choose_hedge, choose_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +132,27 @@ class ClusterMachine:
     """Owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
     def __init__(
-        self, limits: ClusterLimits, policies: Policies, rng: Rng, *, arena_retry_s: float, retry_after_s: float
+        self,
+        limits: ClusterLimits,
+        policies: Policies,
+        rng: Rng,
+        *,
+        arena_retry_s: float,
+        retry_after_s: float,
+        costs: CostsOf = lambda _: None,
     ) -> None:
-        """An encoder whose arena is full gets no items for ``arena_retry_s``. Refusals carry ``retry_after_s``."""
+        """An encoder whose arena is full gets no items for ``arena_retry_s``. Refusals carry ``retry_after_s``.
+
+        ``costs`` are those of profiles, for policies that predict.
+        """
         self._limits = limits
         self._arena_retry_s = arena_retry_s
         self._retry_after_s = retry_after_s
         self._policies = policies
         self._rng = rng
-        self._instances = Instances(limits.max_embedding_hints)
+        encode_times, text_times = EncodeTimes(), RelativeTimes()
+        self._backlogs = Backlogs(costs, encode_times, text_times) if policies.predict else None
+        self._instances = Instances(limits.max_embedding_hints, self._backlogs)
         self._expected = ExpectedOutput()
         self._credits: dict[int, Credit] = {}
         self._next_credit = 0
@@ -150,6 +165,7 @@ class ClusterMachine:
             limits.max_failures_in_row,
             limits.max_backoff_share,
             limits.outlier_factor,
+            encode_times,
         )
         self._waiting: list[_Waiting] = []
         """In the order in which they are served."""
@@ -209,6 +225,8 @@ class ClusterMachine:
             out = [credit for credit in self._credits.values() if credit.name == name]
             assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
             assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
+            prepare_us = sum(round(1e6 * credit.prepare_s) for credit in out if credit.working)
+            assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
             for stage, one in instance.stages.items():
                 own = [credit for credit in out if credit.stage is stage]
                 working = [credit for credit in own if credit.working]
@@ -259,7 +277,7 @@ class ClusterMachine:
             case CallFailed():
                 effects = self._failed(event, now_s)
             case FirstToken(credit):
-                self._answer_began(credit)
+                self._answer_began(credit, now_s)
             case AnswerEnded():
                 self._answer_ended(event)
             case EmbeddingGone():
@@ -304,7 +322,7 @@ class ClusterMachine:
         if not self._instances.forget(name):
             return []
         self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
-        self._health.times.forget(name)
+        self._forget_times(name)
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
 
@@ -314,7 +332,7 @@ class ClusterMachine:
             return []
         restarted = self._instances.see(instance, info)
         if restarted:
-            self._health.times.forget(name)
+            self._forget_times(name)
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
@@ -376,12 +394,15 @@ class ClusterMachine:
             return self._health.failed(instance, credit.stage, BackoffReason.ENGINE, now_s)
         return []
 
-    def _answer_began(self, number: int) -> None:
+    def _answer_began(self, number: int, now_s: float) -> None:
         """The prompt has been computed: it is no work any more. What is expected of the answer remains, to its end."""
         credit = self._credits.get(number)
         if credit is None:
             return
         self._health.worked(credit)
+        if self._backlogs is not None and credit.working and credit.tokens:
+            self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
+            self._backlogs.observed()
         if credit.working and credit.answers is not None:
             self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
             credit.tokens = 0
@@ -403,6 +424,8 @@ class ClusterMachine:
         if credit.working and not cached:
             self._hedges.earn()
             effects = self._health.encoded(number, credit, now_s)
+            if self._backlogs is not None:
+                self._backlogs.observed()
         self._stop_work(number)
         return effects
 
@@ -495,6 +518,8 @@ class ClusterMachine:
         for choice in choices:
             want = by_item[choice.item]
             place = Credit(choice.encoder, Stage.ENCODE, want.content, choice.tokens, choice.nbytes)
+            if choice.tokens:
+                place.prepare_s = self._prepare_s(choice.encoder, want)
             hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
             grants.append(self._grant(place, choice.item, choice.why.value, now_s, hedge_after_s))
         return Granted(wanted.request, tuple(grants))
@@ -510,6 +535,7 @@ class ClusterMachine:
         self._instances.turns[ENCODE] += 1
         self._hedges.spend(1)
         place = Credit(chosen.name, Stage.ENCODE, want.content, want.tokens, want.nbytes)
+        place.prepare_s = self._prepare_s(chosen.name, want)
         grant = self._grant(place, want.item, Why.HEDGE.value, now_s)
         return [Granted(event.request, (replace(grant, hedges=True),))]
 
@@ -522,8 +548,17 @@ class ClusterMachine:
         self._credits[self._next_credit] = credit
         instance.probe(credit.stage, self._next_credit, now_s)
         instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
+        instance.prepares(credit.prepare_s)
         credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
         return Grant(self._next_credit, item, credit.name, instance.info.instance_id, reason, hedge_after_s)
+
+    def _prepare_s(self, encoder: str, want: Want) -> float:
+        return 0.0 if self._backlogs is None else self._backlogs.prepare_s(self._instances.by_name[encoder], want)
+
+    def _forget_times(self, name: str) -> None:
+        self._health.times.forget(name)
+        if self._backlogs is not None:
+            self._backlogs.text_times.forget(name)
 
     def _stop_work(self, number: int) -> None:
         credit = self._credits.get(number)
@@ -532,6 +567,7 @@ class ClusterMachine:
         credit.working = False
         instance = self._instances.by_name[credit.name]
         instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
+        instance.prepares(-credit.prepare_s)
         instance.probe_ended(credit.stage, number)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
@@ -545,20 +581,24 @@ class ClusterMachine:
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         unable = self._instances.without_continuations if event.continues else frozenset[str]()
-        chosen = self._choose_text(event, event.avoid | unable, now_s)
+        answers = AnswerClass(self._model_id, event.with_items)
+        each_tokens = self._expected.predict(answers, event.max_tokens)
+        chosen = self._choose_text(event, event.avoid | unable, each_tokens, now_s)
         if chosen is None and event.continues:
-            chosen = self._choose_text(event, unable, now_s)
+            chosen = self._choose_text(event, unable, each_tokens, now_s)
         if chosen is None:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = self._text_lost or (event.continues and self._instances.has_text)
             return [Refused(event.request, self._no_text(), final)]
         self._instances.turns[TEXT] += 1
-        answers = AnswerClass(self._model_id, event.with_items)
-        output_tokens = event.choices * self._expected.predict(answers, event.max_tokens)
-        place = Credit(chosen.name, TEXT[0], None, event.tokens, 0, answers, output_tokens)
+        if self._backlogs is not None:
+            self._backlogs.prompted(event.tokens)
+        place = Credit(chosen.name, TEXT[0], None, event.tokens, 0, answers, event.choices * each_tokens)
         return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value, now_s),))]
 
-    def _choose_text(self, event: TextWanted, avoid: frozenset[str], now_s: float) -> Candidate | None:
+    def _choose_text(
+        self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float
+    ) -> Candidate | None:
         return choose_text(
             self._instances.pool(TEXT, now_s),
             self._policies.text_routing,
@@ -566,6 +606,8 @@ class ClusterMachine:
             avoid=avoid,
             holders=event.holders,
             hosts=self._instances.hosts,
+            tokens=event.tokens,
+            answer_tokens=answer_tokens,
         )
 
     def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:

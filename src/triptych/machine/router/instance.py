@@ -10,6 +10,7 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.health import BackoffReason, Health
+from triptych.policy.backlog import Backlog
 from triptych.policy.routing import Candidate
 
 Stages = tuple[Stage, ...]
@@ -45,6 +46,8 @@ class Credit:
     """The class of the request's answers; None for an item."""
     output_tokens: int = 0
     """What these are expected to have, as it was when the credit was granted."""
+    prepare_s: float = 0.0
+    """Predicted preprocessing of the item, on one core; 0 if unknown."""
     report: int = 0
     """The number of the instance's last report when the credit was granted."""
     working: bool = True
@@ -87,6 +90,8 @@ class Instance:
     credits: int = 0
     """Credits not yet returned."""
     stages: dict[Stage, StageCredits] = field(default_factory=lambda: {stage: StageCredits() for stage in Stage})
+    own_prepare_us: int = 0
+    """Predicted preprocessing of the router's items there, on one core."""
     changed_in: tuple[set[str], ...] = ()
     """Where it notes its name when it changes: each pool makes its candidate again."""
 
@@ -198,6 +203,10 @@ class Instance:
         # Reported load of prefill and decode shrinks bit by bit.
         return stage is Stage.ENCODE or report == self.reports
 
+    def prepares(self, prepare_s: float) -> None:
+        """A credit adds so much preprocessing; or with a negative number ends it."""
+        self.own_prepare_us += round(1e6 * prepare_s)
+
     def take_back(self, stage: Stage, nbytes: int) -> None:
         one = self.stages[stage]
         self.credits -= 1
@@ -232,6 +241,24 @@ class Instance:
         reported = 0 if one.load is None else one.load.pending_tokens + one.new_tokens
         return max(one.own_tokens, reported)
 
+    def pending(self, stage: Stage) -> int:
+        """Items or requests given to it for this stage, by this router and, as reported, by others."""
+        one = self.stages[stage]
+        return max(one.own_pending, 0 if one.load is None else one.load.pending + one.new_pending)
+
+    @property
+    def requests(self) -> int:
+        """Requests that wait or run at a text instance."""
+        waiting, running = self.stages[Stage.PREFILL], self.stages[Stage.DECODE]
+        reported = sum(one.load.pending for one in (waiting, running) if one.load is not None)
+        return max(waiting.own_pending, reported + waiting.new_pending)
+
+    @property
+    def prepare_s(self) -> float:
+        """Predicted preprocessing of the items that an encoder has. Other routers' items count as much as this one's."""
+        own = self.stages[Stage.ENCODE].own_pending
+        return self.own_prepare_us / 1e6 * self.pending(Stage.ENCODE) / own if own else 0.0
+
     def probe(self, stage: Stage, credit: int, now_s: float) -> None:
         """A credit is about to be granted: on probation it is the only one."""
         health = self.stages[stage].health
@@ -252,8 +279,8 @@ class Instance:
 
     # --- for policies ------------------------------------------------------------------------------------------------
 
-    def candidate(self, stages: Stages, now_s: float) -> tuple[Candidate, float]:
-        """What policies see of it, and until when that holds if nothing happens to it."""
+    def candidate(self, stages: Stages, now_s: float, backlog: Backlog | None = None) -> tuple[Candidate, float]:
+        """What policies see of it, with this backlog, and until when that holds if nothing happens to it."""
         info, encodes = self.info, Stage.ENCODE in stages
         tokens = pending = nbytes = 0
         estimated_tokens = estimated_pending = estimated_nbytes = 0
@@ -297,5 +324,6 @@ class Instance:
             backoff,
             "" if info is None else info.instance_id,
             probation,
+            backlog,
         )
         return made, until_s

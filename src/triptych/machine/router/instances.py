@@ -13,6 +13,7 @@ from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Readiness
+from triptych.machine.router.backlogs import Backlogs
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.kept_pool import KeptPool
 from triptych.policy.routing import Pool
@@ -27,15 +28,15 @@ class Instances:
     """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
 
     max_hints: int
+    backlogs: Backlogs | None = None
+    """What they have to do in predicted seconds; None if no policy needs that."""
     by_name: dict[str, Instance] = field(default_factory=dict)
     """By address, in this order."""
     hosts: dict[str, str] = field(default_factory=dict)
     """The hosts of those that offer a transport, by their own ids."""
     model: ModelInfo | None = None
     """The model that they serve; None until one has been seen."""
-    pools: dict[Stages, KeptPool] = field(
-        default_factory=lambda: {stages: KeptPool(stages) for stages in (ENCODE, TEXT)}
-    )
+    pools: dict[Stages, KeptPool] = field(init=False)
     turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0})
     """Decisions over each pool."""
     hints: OrderedDict[Content, str] = field(default_factory=OrderedDict)
@@ -51,6 +52,13 @@ class Instances:
     """Of all usable encoders together."""
     parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
     """The parts of the model, as a usable instance runs them, or ran them last."""
+
+    def __post_init__(self) -> None:
+        predicted = self.backlogs
+        self.pools = {
+            ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder),
+            TEXT: KeptPool(TEXT, None if predicted is None else predicted.of_text),
+        }
 
     # --- membership: ``review`` follows --------------------------------------------------------------------------------
 
@@ -119,6 +127,8 @@ class Instances:
             for one in instances
             if one.info is not None and one.info.offers
         }
+        if self.backlogs is not None:
+            self.backlogs.review(self.by_name, self.hosts)
         self.arena_bytes = sum(one.info.arena_bytes for one in encoders if one.info is not None and one.usable)
         kept = [one.info.kv_tokens for one in texts if one.info is not None and one.usable]
         self.has_text = bool(kept)
@@ -166,6 +176,9 @@ class Instances:
 
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
+        if self.backlogs is not None and self.backlogs.refresh():
+            for pool in self.pools.values():
+                pool.predict_again()
         return Pool(self.pools[stages].candidates(now_s), self.turns[stages], MappingProxyType(self.hints))
 
     def states(self) -> dict[tuple[Role | None, str], int]:

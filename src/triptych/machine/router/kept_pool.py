@@ -1,9 +1,10 @@
 """The instances of one pool, with the candidates that policies see of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 
 from triptych.machine.router.instance import Instance, Stages
+from triptych.policy.backlog import Backlog
 from triptych.policy.routing import Candidate
 
 
@@ -13,12 +14,14 @@ class KeptPool:
     A candidate is kept until its instance changes, which the instance notes in ``changed``, or until its time is up.
     """
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Stages, backlog_of: Callable[[Instance], Backlog | None] | None = None) -> None:
+        """``backlog_of`` predicts what an instance has to do; None if no policy needs that."""
         self.members: dict[str, Instance] = {}
         """By name, in this order."""
         self.changed: set[str] = set()
         """Members whose kept candidates no longer hold."""
         self._stages = stages
+        self._backlog_of = backlog_of
         self._kept: dict[str, Candidate] = {}
         """By name, in the order of ``members``; empty until they are asked for."""
         self._until_s: dict[str, float] = {}
@@ -47,8 +50,16 @@ class KeptPool:
             self._candidates = tuple(self._kept.values())
         return self._candidates
 
+    def predict_again(self) -> None:
+        """Predictions have changed."""
+        self.changed.update(self.members)
+
+    def _candidate(self, name: str, now_s: float) -> tuple[Candidate, float]:
+        instance = self.members[name]
+        return instance.candidate(self._stages, now_s, self._backlog_of(instance) if self._backlog_of else None)
+
     def _make(self, name: str, now_s: float) -> None:
-        self._kept[name], until_s = self.members[name].candidate(self._stages, now_s)
+        self._kept[name], until_s = self._candidate(name, now_s)
         if until_s < inf:
             self._until_s[name] = until_s
         elif self._until_s:
@@ -62,5 +73,5 @@ class KeptPool:
         for name, kept in self._kept.items():
             until_s = self._until_s.get(name, inf)
             if name not in self.changed and until_s > self._at_s:
-                made = self.members[name].candidate(self._stages, self._at_s)
+                made = self._candidate(name, self._at_s)
                 assert made == (kept, until_s), f"{name}: its candidate is out of date"  # noqa: S101

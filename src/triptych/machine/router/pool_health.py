@@ -48,7 +48,7 @@ class PoolHealth:
         if not credit.tokens:
             return []
         if health.reason is None:
-            relative = self.times.took(encoder.name, credit.tokens, credit.pending_tokens, time_s)
+            relative = self.times.encoded(encoder.name, credit.tokens, credit.pending_tokens, time_s)
             if relative is None or relative < _SUSPICIOUS:
                 encoder.worked(Stage.ENCODE, BackoffReason.LATENCY)
                 return []

@@ -56,7 +56,17 @@ class RequestItem:
     @property
     def want(self) -> Want:
         plan = self.plan
-        return Want(self.index, plan.tokens, plan.nbytes, plan.content, self.avoid, self.exclude)
+        info = plan.info
+        return Want(
+            self.index,
+            plan.tokens,
+            plan.nbytes,
+            plan.content,
+            self.avoid,
+            self.exclude,
+            info.nbytes,
+            info.samples_or_pixels,
+        )
 
     @property
     def placement(self) -> Placement:

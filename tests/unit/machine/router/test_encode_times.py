@@ -45,7 +45,7 @@ def test_old_times_fade() -> None:
 def test_each_size_has_its_own_percentile() -> None:
     times = EncodeTimes()
     for _ in range(ENOUGH):
-        times.took("a", 1000, 1000, 2.0)
+        times.encoded("a", 1000, 1000, 2.0)
         times.took_at_least(100, 0.5)
     assert 2.0 <= times.tail_s(600) <= 2.2
     assert 0.5 <= times.tail_s(127) <= 0.55
@@ -60,7 +60,7 @@ def pool(times: EncodeTimes, slow: float, *, rounds: int = 40, names: str = "abc
     for _ in range(rounds):
         for name in names:
             pending = rng.choice((100, 1000, 10_000))
-            times.took(
+            times.encoded(
                 name, 100, pending, pending / 10_000 * (slow if name == names[0] else 1.0) * rng.uniform(0.7, 1.3)
             )
 
@@ -80,14 +80,14 @@ def test_equal_encoders_are_not_slow_whatever_they_were_given() -> None:
     times, rng = EncodeTimes(), Random(4)
     for _ in range(100):
         for name, pending in (("a", 10_000), ("b", 100)):
-            times.took(name, 100, pending, pending / 10_000 * rng.uniform(0.5, 1.5))
+            times.encoded(name, 100, pending, pending / 10_000 * rng.uniform(0.5, 1.5))
     assert not times.is_slow("a", "b", 1.5)
 
 
 def test_one_item_that_takes_long_makes_no_encoder_slow() -> None:
     times = EncodeTimes()
     pool(times, 1.0)
-    times.took("a", 100, 1000, 100.0)
+    times.encoded("a", 100, 1000, 100.0)
     assert not times.is_slow("a", "bcd", 5.0)
 
 

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad
 from triptych.domain.membership import Member
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import ArenaFull, EngineFailure, Unavailable
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
@@ -32,18 +33,26 @@ from triptych.machine.router.shared_events import (
     ItemEncoded,
     TextWanted,
 )
+from triptych.policy.costs import Costs
 from triptych.policy.policies import Policies, PolicyNames
 from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 ROLES = {"a": Role.E, "b": Role.E, "h": Role.EPD, "t": Role.PD}
+PROFILES = {ModelPart.ENCODER: ENCODER, ModelPart.DECODER: DECODER}
 POOLS = {"encode": ENCODE, "text": TEXT}
 
 
-def cluster() -> ClusterMachine:
+def cluster(routing: str = "least-loaded", *, profiled: bool = False) -> ClusterMachine:
     """All instances have been seen, in both pools, and both pools have been looked at."""
-    policies = Policies.named(PolicyNames())
-    machine = ClusterMachine(ClusterLimits(), policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
+    machine = ClusterMachine(
+        ClusterLimits(),
+        Policies.named(PolicyNames(encoder_routing=routing, text_routing=routing)),
+        Random(7),
+        arena_retry_s=0.5,
+        retry_after_s=2.0,
+        costs=lambda identity: Costs(PROFILES[identity.part]) if profiled else None,
+    )
     for name in ROLES:
         machine.handle(MemberJoined(Member(name)), 0.0)
         machine.handle(seen(name), 0.0)
@@ -53,7 +62,8 @@ def cluster() -> ClusterMachine:
 
 
 def seen(name: str, *, epoch: int = 1, model: ModelInfo = MODEL) -> InstanceSeen:
-    return InstanceSeen(name, InstanceInfo(f"i-{name}", epoch, ROLES[name], model, 100, (), max_items=3))
+    parts = tuple(ServedPart(profile.identity, 4) for profile in PROFILES.values())
+    return InstanceSeen(name, InstanceInfo(f"i-{name}", epoch, ROLES[name], model, 100, (), max_items=3, parts=parts))
 
 
 def load(number: int, *, draining: bool = False) -> InstanceLoad:
@@ -72,7 +82,9 @@ def kept(machine: ClusterMachine, stages: Stages, now_s: float = 0.0) -> tuple[C
 
 def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Candidate, ...]:
     members = machine.instances.pools[stages].members.values()
-    return tuple(member.candidate(stages, now_s)[0] for member in members)
+    backlogs = machine.instances.backlogs
+    backlog_of = None if backlogs is None else backlogs.of_encoder if stages is ENCODE else backlogs.of_text
+    return tuple(member.candidate(stages, now_s, backlog_of and backlog_of(member))[0] for member in members)
 
 
 def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> ClusterEvent:  # noqa: C901, PLR0911, PLR0912
@@ -128,11 +140,15 @@ KINDS = (
 @given(
     st.lists(
         st.tuples(st.sampled_from(KINDS), st.sampled_from(sorted(ROLES)), st.integers(0, 2000)), min_size=5, max_size=60
-    )
+    ),
+    st.sampled_from(["least-loaded", "predicted"]),
+    st.booleans(),
 )
-def test_what_is_kept_is_always_what_would_be_made_anew(steps: list[tuple[str, str, int]]) -> None:
+def test_what_is_kept_is_always_what_would_be_made_anew(
+    steps: list[tuple[str, str, int]], routing: str, profiled: bool
+) -> None:
     """Pools are looked at now and then only, so that several changes lie between two looks."""
-    machine, now_s = cluster(), 0.0
+    machine, now_s = cluster(routing, profiled=profiled), 0.0
     for kind, name, number in steps:
         if kind in POOLS:
             assert kept(machine, POOLS[kind], now_s) == made_anew(machine, POOLS[kind], now_s)
