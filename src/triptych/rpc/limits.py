@@ -17,6 +17,9 @@ BATCH_NBYTES = 256 << 10
 least value of the setting ``max_message_bytes``."""
 MAX_BATCHED_REQUESTS = 4096
 """Requests in one message of ``Calls.Exchange``."""
+MOST_AT_ONCE = 64
+"""Requests or answers of one message of ``Calls.Exchange`` that are passed on before the event loop does other work. Each wakes a
+task: with thousands of streams a message has one answer of each, and nothing else would run until all were handled."""
 WINDOW_NBYTES = 256 << 10
 """A call's answers that were sent in ``Calls.Exchange`` and not read by the client's caller; one message may exceed it."""
 MAX_UNSENT_ANSWERS = 1024

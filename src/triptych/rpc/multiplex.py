@@ -162,9 +162,11 @@ class _Stream:
         """Read until the stream is over. Returns the error of its calls."""
         try:
             while isinstance(message := await stream.read(), calls_pb2.CallAnswers):
-                for answer in message.answers:
+                for number, answer in enumerate(message.answers, 1):
                     if (call := self._calls.get(answer.call)) is not None:
                         self._take(call, answer)
+                    if number % limits.MOST_AT_ONCE == 0:
+                        await asyncio.sleep(0)
         except grpc.aio.AioRpcError as raised:
             lost = raised  # unlike ``raised``, it outlives this block
             return lambda: calls.translate(lost)

@@ -94,8 +94,10 @@ class _Exchange:
         """
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                for request in message.requests:
+                for number, request in enumerate(message.requests, 1):
                     self._take(request, group)
+                    if number % limits.MOST_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                 await self._unsent.settle()
         except errors.InvalidRequest as error:
             return error

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from triptych.wire.bounds import MAX_CALL_NBYTES
 HOST = "127.0.0.1"
 WAIT_S = 10.0
 MOST_WRITES = 500
+CALLS = 400
 END = Finished(FinishReason.STOP, 1, 0.0, 0.0)
 METHOD = "/triptych.v1.Text/Generate"
 
@@ -97,6 +99,35 @@ async def until(holds: Any) -> None:
 
 async def answer(stub: InstanceStub, asked: TextRequest) -> list[TextEvent]:
     return [event async for events in stub.generate(asked) for event in events]
+
+
+async def test_a_message_for_many_calls_lets_other_work_run_in_between() -> None:
+    go, turn, got = asyncio.Event(), 0, list[int]()
+
+    class Held(Script):
+        async def generate(self, asked: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+            self.sent += 1
+            await go.wait()
+            yield (END,)
+
+    async def ask(stub: InstanceStub, number: int) -> None:
+        async for _ in stub.generate(request(f"r{number}")):
+            got.append(turn)
+
+    async def turns() -> None:
+        nonlocal turn
+        while len(got) < CALLS:
+            await asyncio.sleep(0)
+            turn += 1
+
+    script = Held()
+    async with pair(script) as (stub, _), asyncio.TaskGroup() as group:
+        for number in range(CALLS):
+            group.create_task(ask(stub, number))
+        await until(lambda: script.sent == CALLS)
+        group.create_task(turns())
+        go.set()
+    assert max(Counter(got).values()) <= limits.MOST_AT_ONCE
 
 
 async def test_a_call_carries_its_request_id_and_what_is_left_of_its_time() -> None:
