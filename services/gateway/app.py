@@ -14,6 +14,7 @@ from triptych.media.fetch import Fetcher
 from triptych.ports import Router
 from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
+from triptych.runtime import open_files
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.managed_membership import ManagedMembership, membership_gauges
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 _ABORT_S = 2.0
 """How long answers may take to report that the shutdown ended them."""
 _BACKLOG = 2048
+_OTHER_FILES = 128
+"""Files that are open beside clients' connections, at most."""
 
 
 class GatewayApp:
@@ -168,6 +171,12 @@ async def serve(
             if not settings.is_loopback and settings.keys is None:
                 logger.warning(
                     "%s is not a loopback address and no keys are set: anyone can send requests", settings.host
+                )
+            if (most := open_files.allowed()) is not None and most < settings.max_connections + _OTHER_FILES:
+                logger.warning(
+                    "max_connections is %d, but this process may have %d files open: raise its hard limit (ulimit -Hn)",
+                    settings.max_connections,
+                    most,
                 )
             logger.info("listening on %s://%s:%d", "http" if certificate is None else "https", settings.host, port)
             try:

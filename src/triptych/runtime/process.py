@@ -20,7 +20,7 @@ import uvloop
 
 from triptych.domain.profile import BadProfile
 from triptych.errors import TriptychError
-from triptych.runtime import logs
+from triptych.runtime import logs, open_files
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.settings import ServiceSettings, SettingsT, load_or_exit
 from triptych.runtime.telemetry import Telemetry
@@ -103,6 +103,7 @@ def run(
     part failed. A thread that hangs in foreign code does not keep the process alive.
     """
     logs.configure(log_level, log_format)
+    open_files.allow_many()
     status = 1
     try:
         failure = uvloop.run(_serve(name, app, drain_s, telemetry or Telemetry()), debug=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.process
@@ -36,9 +37,13 @@ run("test", app(), log_level="INFO", drain_s=float(sys.argv[2]))
 """
 
 
-def _start(drain_takes_s: float, drain_limit_s: float, fails_after_s: float = 3600.0) -> subprocess.Popen[str]:
+def _start(
+    drain_takes_s: float, drain_limit_s: float, fails_after_s: float = 3600.0, *, open_files: int = 1000
+) -> subprocess.Popen[str]:
+    """``open_files`` is the soft limit; the hard one is 1,000."""
+    times = map(str, (drain_takes_s, drain_limit_s, fails_after_s))
     process = subprocess.Popen(
-        [sys.executable, "-c", APP, str(drain_takes_s), str(drain_limit_s), str(fails_after_s)],
+        ["prlimit", f"--nofile={open_files}:1000", sys.executable, "-c", APP, *times],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -56,6 +61,14 @@ def test_a_signal_drains_and_closes(number: int) -> None:
     assert out.split() == ["drain", "drained", "closed"]
     assert process.returncode == 0
     assert "test is down" in err
+
+
+def test_as_many_files_may_be_open_as_the_hard_limit_allows() -> None:
+    process = _start(0.0, 1.0, open_files=100)
+    limits = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert limits == (1000, 1000)
 
 
 def test_the_drain_ends_at_its_deadline() -> None:

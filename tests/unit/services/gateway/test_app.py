@@ -36,6 +36,16 @@ async def official(router: FakeRouter) -> AsyncGenerator[openai.AsyncOpenAI]:
         yield client
 
 
+async def test_a_limit_of_files_below_that_of_connections_is_told(
+    router: FakeRouter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, told in ((None, False), (4096 + 128, False), (4096, True)):
+        monkeypatch.setattr("triptych.runtime.open_files.allowed", lambda most=most: most)
+        caplog.clear()
+        async with served(router):
+            assert ("ulimit -Hn" in caplog.text) == told
+
+
 async def test_the_official_client_gets_an_answer(router: FakeRouter) -> None:
     async with official(router) as client:
         answer = await client.chat.completions.create(**ASK)
