@@ -42,6 +42,10 @@ class Attainment:
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
 
+    def least_s(self, priority: int, *, media: bool) -> tuple[float, float]:
+        """How long a new request of unknown class would wait, and then take at least."""
+        return self._waits.wait_s(priority, self._clock(), media=media), self._waits.least_answer_s
+
     def predicted_s(self, items: Sequence[ItemPlan], prompt_tokens: int, priority: int) -> tuple[float, float]:
         """How long a prepared request would wait, and then take to its last token; both 0 if it would not wait."""
         wait_s = self._waits.wait_s(priority, self._clock(), media=bool(items))

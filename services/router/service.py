@@ -272,6 +272,9 @@ class RouterService:
         model = self._model(request.model)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
+        # Before anything is computed for it; once its class is known it is judged by the time of that class.
+        wait_s, service_s = self.attainment.least_s(request.priority, media=bool(request.media))
+        self._policies.deadlines(left_s=timeout_s, wait_s=wait_s, service_s=service_s)
         admitted = self._admitted(
             request,
             model,

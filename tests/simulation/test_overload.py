@@ -1,6 +1,7 @@
 """More requests than the cluster can serve, with deadlines: the real services under virtual time."""
 
 import asyncio
+from contextlib import suppress
 from random import Random
 from statistics import median
 
@@ -10,7 +11,7 @@ from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.test_ordering import asked
 from tests.simulation.workload import Ask, Reply, play
-from triptych.errors import DeadlineExceeded, Overloaded
+from triptych.errors import DeadlineExceeded, NotFound, Overloaded
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.policies import PolicyNames
 
@@ -57,11 +58,17 @@ class Run:
         self.began_s = 0.0
         self.counted = 0
         """Refusals that the router reports with its load."""
+        self.prepared = 0
+        """Refused requests that had been prepared."""
 
         async def scenario(cluster: SimCluster) -> None:
             self.began_s = now_s()
             self.replies = await play(cluster.router, asks)
             cluster.router.attainment.validate()
+            for reply in self.refused:
+                with suppress(NotFound):
+                    await cluster.router.timeline(reply.ask.request.request_id)
+                    self.prepared += 1
             await asyncio.sleep(2.0)
             self.counted = sum(one.refusals.overloaded for one in cluster.router.attainment.reports())
 
@@ -94,6 +101,7 @@ def test_goodput_stays_at_its_peak_under_overload_and_the_rest_is_refused_at_onc
         assert run.late + len(run.refused) == len(failed)
         assert run.counted == len(run.refused)
         assert run.late <= 0.1 * len(run.replies), (load, run.late, len(run.replies))
+        assert run.prepared <= 0.1 * len(run.refused), "most are refused before anything is computed"
         assert median(reply.ended_s - run.began_s - reply.ask.at_s for reply in run.refused) < 0.05
         assert all(reply.error is not None and (reply.error.retry_after_s or 0) > 0 for reply in run.refused)
 

@@ -23,9 +23,11 @@ from triptych.machine.text.tensor_events import (
     Leave,
     Pulled,
     PullFailed,
+    PullStopped,
     Refused,
     ReleaseLease,
     StartPull,
+    StopPull,
     Tick,
     TransferStats,
     Waiting,
@@ -98,6 +100,10 @@ class TensorReceiver:
     cache: TensorCache = field(init=False)
     """The cache's state. Read-only."""
     _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)
+    _pulling: dict[int, asyncio.Timeout | None] = field(init=False, default_factory=dict)
+    """Running pulls, each with what ends it in time; None until its task has begun."""
+    _stopped: set[int] = field(init=False, default_factory=set)
+    """Running pulls that nobody needs."""
 
     def __post_init__(self) -> None:
         self.cache = TensorCache(self.limits, self.pulls, start=self.arena.base, end=self.arena.nbytes)
@@ -151,7 +157,10 @@ class TensorReceiver:
         for effect in self.cache.handle(event, self.clock()):
             match effect:
                 case StartPull():
+                    self._pulling[effect.pull_id] = None
                     self.scope.spawn(self._pull(effect), name="pull")
+                case StopPull(pull_id):
+                    self._stop(pull_id)
                 case Acquired(request_id, slots):
                     if (wanted := self._waits(request_id)) is not None:
                         wanted.set_result(slots)
@@ -171,33 +180,46 @@ class TensorReceiver:
         wanted = self._wanted.get(request_id)
         return None if wanted is None or wanted.done() else wanted
 
-    async def _pull(self, start: StartPull) -> None:
-        """Pull and verify one tensor set.
+    def _stop(self, pull_id: int) -> None:
+        if pull_id not in self._stopped and pull_id in self._pulling:
+            self._stopped.add(pull_id)
+            if (limit := self._pulling[pull_id]) is not None:
+                limit.reschedule(asyncio.get_running_loop().time())
 
-        The encoder checks that embeddings are finite before it computes the checksum; the text engine checks again.
-        """
-        ticket, started_s, backend = start.ticket, self.clock(), ""
+    async def _pull(self, start: StartPull) -> None:
+        """Pull and verify one tensor set."""
+        pull_id, began_s = start.pull_id, self.clock()
+        backend = ""
         try:
-            async with asyncio.timeout(self.max_pull_s):
-                async with self.peers.use(ticket.held_by) as peer:
+            async with asyncio.timeout(0 if pull_id in self._stopped else self.max_pull_s) as self._pulling[pull_id]:
+                async with self.peers.use(start.ticket.held_by) as peer:
                     backend = peer.backend
-                    await peer.pull(ticket, start.offset)
-                await self.offload.run(verify, self.arena, start.offset, ticket)
+                    await peer.pull(start.ticket, start.offset)
+                # The encoder checks that embeddings are finite before it computes the checksum; the text engine checks again.
+                await self.offload.run(verify, self.arena, start.offset, start.ticket)
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.max_pull_s:g} s")
+            if pull_id in self._stopped:
+                self._ended(pull_id, PullStopped(pull_id, self.transport.quarantined()))
+                return
         except TriptychError as reason:
             error = reason
         except Exception:
             logger.exception("a pull failed")
             error = TransferFailed("an embedding could not be pulled")
         else:
-            stats = TransferStats(backend, ticket.slot_nbytes, self.clock() - started_s)
+            stats = TransferStats(backend, start.ticket.slot_nbytes, self.clock() - began_s)
             self.record.pulled(stats.backend, stats.nbytes, stats.duration_s)
-            self._handle(Pulled(start.pull_id, stats))
+            self._ended(pull_id, Pulled(pull_id, stats))
             return
-        logger.info("a pull from %s failed: %s", ticket.holder, error)
+        logger.info("a pull from %s failed: %s", start.ticket.holder, error)
         self.record.pull_failed(backend, error)
-        self._handle(PullFailed(start.pull_id, error, self.transport.quarantined()))
+        self._ended(pull_id, PullFailed(pull_id, error, self.transport.quarantined()))
+
+    def _ended(self, pull_id: int, event: Pulled | PullFailed | PullStopped) -> None:
+        del self._pulling[pull_id]
+        self._stopped.discard(pull_id)
+        self._handle(event)
 
 
 def _report(placement: Placement, slot: CachedSlot) -> PullReport:

@@ -149,6 +149,11 @@ class WaitPredictor:
         """How long an answer to a request of this class takes from its first token to its last; 0 if unknown."""
         return self._answer_s.get(class_name, 0.0)
 
+    @property
+    def least_answer_s(self) -> float:
+        """The shortest of these times over all classes; 0 if none is known."""
+        return min(self._answer_s.values(), default=0.0)
+
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         for stage, queue in self._queues.items():

@@ -41,10 +41,12 @@ from triptych.machine.text.tensor_events import (
     Leave,
     Pulled,
     PullFailed,
+    PullStopped,
     Range,
     Refused,
     ReleaseLease,
     StartPull,
+    StopPull,
     Tick,
     TransferStats,
     Waiting,
@@ -192,6 +194,8 @@ class TensorCache:
                 effects = self._pulled(event, now_s)
             case PullFailed():
                 effects = self._pull_failed(event, now_s)
+            case PullStopped():
+                effects = self._pull_stopped(event, now_s)
             case Leave(request_id):
                 effects = self._leave(request_id, now_s)
             case CopiesGone(request_id):
@@ -396,19 +400,26 @@ class TensorCache:
         key = self._ended(event.pull_id, failed=True)
         entry = self._entries[key]
         used = entry.ticket
-        effects: list[Effect] = []
-        if entry.orphan is not None:
-            effects.append(ReleaseLease(entry.orphan, "its pull failed"))
-            entry.orphan = None
+        effects = _orphaned(entry, "its pull failed")
         lost = isinstance(event.error, LeaseLost)
         for request_id in [i for i, t in entry.tickets.items() if t is used or not (lost or other_slot(t, used))]:
             effects += self._fail(request_id, key, event.error, now_s)
+        return effects + self._not_pulled(key, entry, event.quarantined, now_s)
+
+    def _pull_stopped(self, event: PullStopped, now_s: float) -> list[Effect]:
+        """Requests that have come for it since then get a pull of their own."""
+        key = self._ended(event.pull_id)
+        entry = self._entries[key]
+        return _orphaned(entry, "its pull was stopped") + self._not_pulled(key, entry, event.quarantined, now_s)
+
+    def _not_pulled(self, key: Key, entry: _Entry, quarantined: tuple[Range, ...], now_s: float) -> list[Effect]:
+        """Set its memory aside, which a late write may reach, and pull again for those who need it."""
         self._set_aside[entry.offset] = self._extents.size(entry.offset)
-        self._end_quarantine(event.quarantined)
+        self._end_quarantine(quarantined)
         if not entry.tickets:
             del self._entries[key]
-            return effects + self._admit(now_s)
-        return effects + self._pull_again(entry, now_s) + self._admit(now_s)
+            return self._admit(now_s)
+        return self._pull_again(entry, now_s) + self._admit(now_s)
 
     def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
         """Retry with another request's ticket for the same embedding, in memory that nothing else writes to."""
@@ -419,7 +430,7 @@ class TensorCache:
         if offset is not None:
             entry.offset = offset
             self._pinned_bytes += self._extents.size(offset)
-            self._want(entry, ticket, request_id, "the pull with another ticket failed")
+            self._want(entry, ticket, request_id, "the pull with another ticket ended without it")
             return []
         error = TransferFailed("the embedding could not be pulled, and there was no room for another try")
         for request_id in list(entry.tickets):
@@ -452,10 +463,8 @@ class TensorCache:
 
     def _release_tickets(self, entry: _Entry, reason: str) -> list[Effect]:
         effects: list[Effect] = [ReleaseLease(ticket, reason) for ticket in entry.tickets.values()]
-        if entry.orphan is not None:
-            effects.append(ReleaseLease(entry.orphan, reason))
-        entry.tickets, entry.orphan = {}, None
-        return effects
+        entry.tickets = {}
+        return effects + _orphaned(entry, reason)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -472,11 +481,14 @@ class TensorCache:
         return effects + self._admit(now_s) if self._waiting else effects
 
     def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
-        """Cancel waiting pulls that no request needs any more."""
+        """Cancel pulls that no request needs any more."""
         effects: list[Effect] = []
         for key in keys:
             entry = self._entries.get(key)
-            if entry is None or entry.pins or entry.state is not CacheState.WAITING:
+            if entry is None or entry.pins or entry.state is CacheState.READY:
+                continue
+            if entry.state is CacheState.PULLING:
+                effects.append(StopPull(entry.pull_id, "nobody needs it any more"))
                 continue
             self._turns.drop(entry.pull_id)
             for one in self._failing.values():
@@ -557,6 +569,12 @@ class TensorCache:
         assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
         assert self._held.keys() >= self._requests.keys(), "the bytes of a request are not counted"  # noqa: S101 - invariant
         assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"  # noqa: S101 - invariant
+
+
+def _orphaned(entry: _Entry, reason: str) -> list[Effect]:
+    """Return the lease of a ticket in use whose request has left."""
+    orphan, entry.orphan = entry.orphan, None
+    return [] if orphan is None else [ReleaseLease(orphan, reason)]
 
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:

@@ -65,6 +65,14 @@ class PullFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PullStopped:
+    """A pull ended because of ``StopPull``. ``quarantined`` as in ``PullFailed``."""
+
+    pull_id: int
+    quarantined: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The request no longer reads its tensor sets. Unknown ids are ignored.
 
@@ -88,18 +96,26 @@ class Tick:
     quarantined: tuple[Range, ...]
 
 
-Event = Acquire | Pulled | PullFailed | Leave | CopiesGone | Tick
+Event = Acquire | Pulled | PullFailed | PullStopped | Leave | CopiesGone | Tick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StartPull:
-    """Pull and verify now; ``Pulled`` or ``PullFailed`` must follow."""
+    """Pull and verify now; ``Pulled``, ``PullFailed`` or ``PullStopped`` must follow."""
 
     pull_id: int
     ticket: Ticket
     offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopPull:
+    """No request needs this running pull any more: end it now, by ``PullStopped`` if it has not ended already."""
+
+    pull_id: int
     reason: str
 
 
@@ -149,4 +165,4 @@ class WakeAt:
     reason: str
 
 
-Effect = StartPull | Acquired | Waiting | Refused | ReleaseLease | Evicted | WakeAt
+Effect = StartPull | StopPull | Acquired | Waiting | Refused | ReleaseLease | Evicted | WakeAt

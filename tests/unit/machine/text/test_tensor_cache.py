@@ -18,9 +18,11 @@ from triptych.machine.text.tensor_events import (
     Leave,
     Pulled,
     PullFailed,
+    PullStopped,
     Refused,
     ReleaseLease,
     StartPull,
+    StopPull,
     Tick,
     TransferStats,
     Waiting,
@@ -180,6 +182,21 @@ def test_the_most_urgent_waiting_request_is_admitted_first_and_not_overtaken() -
     assert machine.waiting == 2
 
 
+def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_another() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    acquire(machine, "b", ticket(b"k"))
+    assert not [one for one in machine.handle(Leave("a"), 0.0) if isinstance(one, StopPull)], "b needs it"
+    [stop] = [one for one in machine.handle(Leave("b"), 0.0) if isinstance(one, StopPull)]
+    assert stop.pull_id == pull.pull_id
+    assert acquire(machine, "c", ticket(b"k")) == []
+    effects = machine.handle(PullStopped(pull.pull_id, ((pull.offset, 1024),)), 0.0)
+    [again] = pulls(effects)
+    assert again.offset != pull.offset, "a late write may still reach the memory"
+    assert not [one for one in effects if isinstance(one, Refused)]
+    machine.validate()
+
+
 def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
@@ -250,10 +267,11 @@ def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
     assert (machine.waiting, machine.turns.waiting) == (0, 1)
 
 
-def test_a_running_pull_continues_when_no_request_needs_it() -> None:
+def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
-    assert machine.handle(Leave("a"), 0.0) == []
+    [stop] = machine.handle(Leave("a"), 0.0)
+    assert isinstance(stop, StopPull)
     machine.handle(Pulled(pull.pull_id, STATS), 0.0)
     assert machine.cached == 1
 
@@ -413,6 +431,7 @@ class CacheModel(RuleBasedStateMachine):
         self.copied: list[str] = []
         self.inside: dict[str, None] = {}
         self.pulling: dict[int, StartPull] = {}
+        self.unwanted: set[int] = set()
         self.quarantined: list[tuple[int, int]] = []
         self.given: Counter[bytes] = Counter()
         self.back: Counter[bytes] = Counter()
@@ -426,6 +445,9 @@ class CacheModel(RuleBasedStateMachine):
                     for at, nbytes in self.quarantined:
                         assert end <= at or at + nbytes <= effect.offset
                     self.pulling[effect.pull_id] = effect
+                case StopPull(pull_id):
+                    assert pull_id in self.pulling
+                    self.unwanted.add(pull_id)
                 case Refused(request_id, _):
                     self.inside.pop(request_id, None)
                 case ReleaseLease():
@@ -457,6 +479,14 @@ class CacheModel(RuleBasedStateMachine):
             self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
         error = LeaseLost("gone") if outcome == "lost" else TransferFailed("broken")
         self.apply(self.machine.handle(PullFailed(pull.pull_id, error, tuple(self.quarantined)), self.now_s))
+
+    @precondition(lambda self: self.unwanted & self.pulling.keys())
+    @rule(data=st.data(), late=st.booleans())
+    def stop_pull(self, data: st.DataObject, late: bool) -> None:
+        pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.unwanted & self.pulling.keys()))))
+        if late:
+            self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
+        self.apply(self.machine.handle(PullStopped(pull.pull_id, tuple(self.quarantined)), self.now_s))
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
