@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+def test_the_benchmark_of_where_to_encode_measures_every_cluster(tmp_path: Path) -> None:
+    rows = {row["cluster"]: row for row in figures_of("where_to_encode", tmp_path)["rows"]}
+    assert rows["apart"]["here"] == 0.0
+    assert 0.0 < rows["tokens"]["here"] < rows["predicted"]["here"] < 1.0
+    assert rows["predicted"]["ttft_mean_ms"] < rows["apart"]["ttft_mean_ms"]
