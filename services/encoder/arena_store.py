@@ -30,6 +30,7 @@ class ArenaStore:
         self.arena = arena
         self._copy = copy
         self._on_change: Callable[[], None] = lambda: None
+        self._on_evicted: Callable[[bytes], None] = lambda _: None
         self._clock = clock
         self.memory = ArenaMachine(
             start=arena.base,
@@ -44,6 +45,10 @@ class ArenaStore:
     def on_change(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever embeddings or leases may have changed."""
         self._on_change = on_change
+
+    def on_evicted(self, on_evicted: Callable[[bytes], None]) -> None:
+        """Call ``on_evicted`` with the key of each embedding that is evicted."""
+        self._on_evicted = on_evicted
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
         """``ports.LeaseCheck`` for this instance's transports."""
@@ -112,6 +117,7 @@ class ArenaStore:
         for effect in self.memory.handle(event, self._clock()):
             match effect:
                 case arena_events.Evicted(slot, reason):
+                    self._on_evicted(slot.key)
                     logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
                 case arena_events.Lapsed(_, reason):
                     logger.warning("%s", reason)

@@ -24,6 +24,7 @@ from triptych.errors import (
 )
 from triptych.machine.encoder import batch_queue
 from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
@@ -79,11 +80,12 @@ class Batcher(Generic[PreparedT]):
         compute: Offload,
         clock: Clock,
         on_change: Callable[[], None],
+        published: PublishedEmbeddings,
         on_encoded: Callable[[Slot, Sequence[Tensor]], None] = lambda *_: None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time.
 
-        ``on_change`` signals load; ``on_encoded`` gets each embedding once its callers are answered.
+        ``on_change`` signals load; ``published`` is told what is being encoded; ``on_encoded`` gets each embedding once its callers are answered.
         """
         self._engine = engine
         self._store = store
@@ -95,6 +97,7 @@ class Batcher(Generic[PreparedT]):
         self._clock = clock
         self._on_change = on_change
         self._on_encoded = on_encoded
+        self._published = published
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
         self._waiter_ids = itertools.count()
         self._on_ready: Callable[[], None] = lambda: None
@@ -171,10 +174,13 @@ class Batcher(Generic[PreparedT]):
             due_in_s=request.due_in_s,
             lost_in_s=request.lost_in_s,
         )
-        if key not in self._flights:
+        is_new = key not in self._flights
+        if is_new:
             self._flights[key] = _Flight(key, request)
         self._flights[key].waiters[waiter_id] = waiter
         self._handle(arrive)
+        if is_new:
+            self._published.encoding(key, request.content)
         self._on_change()
 
     def _handle(self, event: batch_queue.Event) -> list[_Flight[PreparedT]]:
@@ -352,6 +358,7 @@ class Batcher(Generic[PreparedT]):
             self._store.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
+        self._published.over(flight.key, held=self._store.tokens(flight.key) is not None)
         self._handle(batch_queue.Done(flight.key))
         self._on_change()
 

@@ -18,7 +18,9 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.encoder.published_embeddings import HintReader, PublishedEmbeddings
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
+from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
 
@@ -66,6 +68,8 @@ class EncoderService(Generic[PreparedT]):
         self._clock = clock
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         store.on_change(self._watched_load.notify)
+        self._published = PublishedEmbeddings(settings.published_embeddings)
+        store.on_evicted(self._published.gone)
         self._batcher = Batcher(
             engine,
             store,
@@ -76,6 +80,7 @@ class EncoderService(Generic[PreparedT]):
             compute=compute,
             clock=clock,
             on_change=self._watched_load.notify,
+            published=self._published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
         )
         self._received_bytes = 0
@@ -139,7 +144,11 @@ class EncoderService(Generic[PreparedT]):
         self._store.release(lease_ids)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._watched_load.watch()
+        return watch_with_hints(self._watched_load, self.hints())
+
+    def hints(self) -> HintReader:
+        """What it holds and is encoding, for one watcher."""
+        return self._published.reader()
 
     def load(self) -> InstanceLoad:
         """The current load."""
@@ -170,6 +179,7 @@ class EncoderService(Generic[PreparedT]):
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         self._store.memory.validate()
+        self._published.validate()
         self._batcher.queue.validate()
 
     def _check(self, request: EncodeRequest) -> None:
@@ -200,6 +210,7 @@ class EncoderService(Generic[PreparedT]):
             return await self._batcher.encode(key, request)
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
+        self._published.held(key, request.content)
         ticket = self._store.grant_pair(key, request)
         return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 

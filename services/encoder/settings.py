@@ -27,6 +27,8 @@ class EncoderSettings(InstanceSettings):
     """Registered memory for embeddings: leased ones, and a cache in the rest."""
     leases: LeaseLimits = LeaseLimits()
     """Limits of leases."""
+    published_embeddings: int = Field(default=16_384, ge=0, le=1 << 20)
+    """Most embeddings that routers are told of, those used last; 0 for none. It should exceed what the arena holds."""
     embedding_files: Path | None = None
     """Directory for files of embeddings, which outlive this process; it is made, and must be this user's alone. Encoders of
     one host may share it."""

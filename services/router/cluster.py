@@ -31,6 +31,7 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
     Tick,
     WakeAt,
+    WatchAgain,
 )
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
@@ -278,7 +279,7 @@ class Cluster:
         for credit in credits_:
             self.feed(CreditReturned(credit))
 
-    def _apply(self, effects: list[ClusterEffect]) -> None:
+    def _apply(self, effects: list[ClusterEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         for effect in effects:
             match effect:
                 case Granted(request) | Refused(request) if request in self._requesters:
@@ -295,6 +296,9 @@ class Cluster:
                 case DescribeAgain(name):
                     if (connection := self._connections.get(name)) is not None:
                         connection.suspect.set()
+                case WatchAgain(name):
+                    if (connection := self._connections.get(name)) is not None:
+                        connection.out_of_step = True
                 case WakeAt(at_s, reason):
                     logger.debug("wake at %g s: %s", at_s, reason)
                     self._wake(at_s)
@@ -362,6 +366,7 @@ class Cluster:
         while True:
             # A new description settles earlier suspicions; a later one ends the watch below.
             connection.suspect.clear()
+            connection.out_of_step = False
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
                     info = await connection.client.describe()
@@ -400,13 +405,15 @@ class Cluster:
         return not reading.cancelled() and reading.result()
 
     async def _read_reports(self, connection: Connection) -> bool:
-        """Returns whether the reports ended at the call's deadline."""
+        """Returns whether the reports ended at the call's deadline, or start over as one is missing."""
         name, limit_s, loop = connection.name, self._settings.heartbeat_timeout_s, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s) as heartbeat, aclosing(connection.client.watch_load()) as loads:
                 async for load in loads:
                     heartbeat.reschedule(loop.time() + limit_s)
                     self.feed(LoadReported(name, load))
+                    if connection.out_of_step:
+                        return True
         except DeadlineExceeded:
             return True  # every call has a deadline: start the watch again
         except TriptychError as error:

@@ -18,6 +18,8 @@ class Connection:
         """A call failed as if the instance were down: describe it again."""
         self.wanted = asyncio.Event()
         """A request needs the instance: retry at once if it is unreachable."""
+        self.out_of_step = False
+        """A report of what the instance holds is missing: start its watch again."""
         self.over = asyncio.Event()
         """The cluster has forgotten the member."""
         self._calls: set[asyncio.Task[object]] = set()

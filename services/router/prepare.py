@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
 from triptych.domain.instance import ModelInfo
-from triptych.domain.item_plan import ItemPlan
+from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.media import MediaInfo
 from triptych.domain.resolving import ResolveRequest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
@@ -145,7 +145,7 @@ class ModelPrepare:
             param=param,
             media=part.data,
             info=info,
-            content=(info.digest, salt),
+            content=content_of(info.digest, None, salt),
             start=span.start,
             tokens=span.tokens,
             tensors=tensors,

@@ -10,6 +10,8 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
+from triptych.machine.encoder.published_embeddings import HintReader
+from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.watched_value import WatchedValue
 
@@ -20,7 +22,8 @@ class _Reporting(Protocol):
     def on_change(self, listener: Callable[[], None]) -> None: ...
 
 
-class ReportingEncoder(ports.Encoder, _Reporting, Protocol): ...
+class ReportingEncoder(ports.Encoder, _Reporting, Protocol):
+    def hints(self) -> HintReader: ...
 
 
 class ReportingText(ports.Text, _Reporting, Protocol): ...
@@ -56,7 +59,7 @@ class HybridInstance:
         self._watched_load.on_change(listener)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._watched_load.watch()
+        return watch_with_hints(self._watched_load, self._encoder.hints())
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         return await self._encoder.encode(request)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.item_plan import Content, content_of
 from triptych.domain.media import MediaInfo, Shard
 
 
@@ -37,6 +38,11 @@ class EncodeRequest:
     """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
     lost_in_s: float | None = None
     """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
+
+    @property
+    def content(self) -> Content:
+        """What routers know the item, or shard, by."""
+        return content_of(self.info.digest, self.shard, self.tenant_salt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.domain.embedding import DType
+from triptych.domain.embedding_hints import EmbeddingHints
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
 
@@ -88,6 +89,8 @@ class InstanceLoad:
 
     stages: Mapping[Stage, StageLoad]
     draining: bool = False
+    hints: EmbeddingHints | None = None
+    """What has changed of the embeddings that it holds; None without a change, and where it does not say."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

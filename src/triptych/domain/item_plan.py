@@ -9,6 +9,11 @@ Content = tuple[bytes, bytes]
 """Identifies an item's embedding within one model: (digest of the media, tenant's salt)."""
 
 
+def content_of(media_digest: bytes, shard: Shard | None, tenant_salt: bytes) -> Content:
+    """Shards of one item have different contents."""
+    return (media_digest if shard is None else media_digest + str(shard).encode(), tenant_salt)
+
+
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
     """An item or shard: its placeholders in the prompt, and the size of its embedding."""

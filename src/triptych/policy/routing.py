@@ -7,8 +7,8 @@ pending tokens (text and image together, for decoder-only families).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 from triptych.domain.item_plan import Content
 from triptych.domain.rng import Rng
+from triptych.policy.affinity import Having, Holding, counted, nothing_held, pays
 from triptych.policy.backlog import Backlog, EncodeBacklog, Held, Price, Speed, Work, ends_s
 
 
@@ -76,8 +77,8 @@ class Pool:
 
     candidates: tuple[Candidate, ...] = ()
     turn: int = 0
-    held: Mapping[Content, str] = field(default_factory=dict)
-    """Which instances are believed to hold embeddings. These hints may be stale."""
+    held: Having = nothing_held
+    """Which instances are believed to hold embeddings, or to be encoding them. These hints may be stale."""
 
     @property
     def usable(self) -> list[Candidate]:
@@ -110,6 +111,7 @@ class Why(Enum):
 
     ROUTED = "chosen by the routing policy"
     HOLDS_EMBEDDING = "holds the embedding"
+    ENCODES_ALREADY = "is encoding the same content already"
     ONLY_PACKING = "the items fit in no simpler way"
     SAME_CONTENT = "encodes the same content for this request"
     LAST_RESORT = "the only one, though it failed this item before"
@@ -183,9 +185,9 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     """Place all items of a request or none: the largest first, each given the load of those before it (LPT).
 
     Largest first keeps the longest queue within 4/3 of the optimum, and packs bytes well. An encoder that holds an
-    item's embedding is preferred over the one ``routing`` chose if it has at most the item's tokens more pending: a
-    correct hint saves the encoding, and a stale one costs no more than that. To ``predicted`` it is the item's time.
-    Between encoders that are equal to these two the item's content decides (``preferred``). An encoder whose engine fails is fast and
+    item's embedding, or else one that is encoding it, is preferred over the one ``routing`` chose if that ``pays``
+    (``policy.affinity``), in tokens, or to ``predicted`` in seconds. Between encoders that are equal to
+    ``least_loaded`` and ``predicted`` the item's content decides (``preferred``). An encoder whose engine fails is fast and
     so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
     go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
     only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing exists. Whether
@@ -251,20 +253,36 @@ def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tu
     return Shortage.NEVER_FITS if _place(uncounted, wants, least_loaded, rng) is None else Shortage.TOO_MANY_ITEMS
 
 
-def choose_hedge(pool: Pool, want: Want, routing: Routing, rng: Rng) -> Candidate | None:
-    """A second encoder for an item that takes long at another, which ``want`` excludes; None unless one has nothing to do.
+def choose_hedge(pool: Pool, want: Want, routing: Routing, rng: Rng) -> tuple[Candidate, int] | None:
+    """A second encoder for an item that takes long at another, which ``want`` excludes, and the tokens that it adds there.
 
-    Under overload all have, so that hedges do not add to it (Dean and Barroso, The Tail at Scale).
+    It is one that has the embedding or is encoding it, or else one that has nothing to do; None if there is neither. Under
+    overload all have, so that hedges do not add to it (Dean and Barroso, The Tail at Scale).
     """
-    idle = [
-        one for one in _roomy(pool.usable, want.nbytes) if one.pending == 0 and not one.backoff and not one.probation
-    ]
-    idle = [one for one in idle if one.name not in want.exclude and one.name not in want.avoid]
+    able = [one for one in _roomy(pool.usable, want.nbytes) if not one.backoff and not one.probation]
+    able = [one for one in able if one.name not in want.exclude and one.name not in want.avoid]
+    holdings = pool.held(want.content)
+    if (having := _having(holdings, able, lambda at: (able[at].pending_tokens, 0, want.tokens))) is not None:
+        chosen, holding = having
+        return chosen, counted(holding, want.tokens)
+    idle = [one for one in able if one.pending == 0]
     if not idle:
         return None
-    holder = pool.held.get(want.content)
-    held = next((one for one in idle if one.name == holder), None)
-    return held or routing(_in_turn(idle, pool.turn), holders=frozenset(), rng=rng, work=want.work)
+    return routing(_in_turn(idle, pool.turn), holders=frozenset(), rng=rng, work=want.work), want.tokens
+
+
+def _having(
+    holdings: Sequence[Holding], able: Candidates, costs: Callable[[int], tuple[float, float, float]]
+) -> tuple[Candidate, Holding] | None:
+    """The encoder with the item's embedding, or that is encoding it, where that ``pays``.
+
+    ``costs``, of an encoder's place in ``able``, are what it has to do, what the chosen one has, and the item's own.
+    """
+    for holding in holdings:
+        for at, one in enumerate(able):
+            if one.name == holding.name and pays(holding, *costs(at)):
+                return one, holding
+    return None
 
 
 def choose_text(
@@ -345,48 +363,52 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
         able = _able(candidates, want)
         if not able:
             return None
-        holder, backlog = pool.held.get(want.content), None
         timed = ends_s([one.backlog for one in able], want.work) if routing is predicted else None
         if timed is not None:
-            chosen = _first_done(able, *timed, holder, want.content)
-            if isinstance(chosen.backlog, EncodeBacklog):
-                backlog = chosen.backlog.with_item(timed[1][chosen.backlog.speed])
+            chosen = preferred(_first_done(able, timed[0]), want.content)
+        elif routing in (least_loaded, predicted):
+            chosen = preferred(_least_loaded(able), want.content)
         else:
-            if routing in (least_loaded, predicted):
-                chosen = preferred(_least_loaded(able), want.content)
-            else:
-                chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng, work=want.work)
-            for one in able if holder is not None else ():
-                if one.name == holder and one.pending_tokens <= chosen.pending_tokens + want.tokens:
-                    chosen = one
-        why = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED
-        choices.append(
-            Choice(
-                want.item,
-                chosen.name,
-                want.tokens,
-                want.nbytes,
-                Why.HOLDS_EMBEDDING if chosen.name == holder else why,
-            )
-        )
+            chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng, work=want.work)
+        why, tokens = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED, want.tokens
+        if holdings := pool.held(want.content):
+            costs = _tokens(able, chosen, want) if timed is None else _seconds(able, *timed)
+            if (having := _having(holdings, able, costs)) is not None:
+                chosen, holding = having
+                why = Why.ENCODES_ALREADY if holding.encoding else Why.HOLDS_EMBEDDING
+                tokens = counted(holding, want.tokens)
+        choices.append(Choice(want.item, chosen.name, tokens, want.nbytes, why))
         placed[want.content] = chosen.name
         if len(choices) < len(wants):
-            candidates[candidates.index(chosen)] = chosen.with_item(want.tokens, want.nbytes, backlog)
+            backlog = chosen.backlog
+            if tokens and timed is not None and isinstance(backlog, EncodeBacklog):
+                backlog = backlog.with_item(timed[1][backlog.speed])
+            candidates[candidates.index(chosen)] = chosen.with_item(tokens, want.nbytes, backlog)
             turn += 1
     return tuple(sorted(choices, key=lambda choice: choice.item))
 
 
-def _first_done(
-    able: Candidates, ends: Sequence[float], prices: Mapping[Speed, Price], holder: str | None, content: Content
-) -> Candidate:
-    """Of the encoders with these predicted ends of an item, the first; or the one that is believed to hold its embedding."""
+def _first_done(able: Candidates, ends: Sequence[float]) -> Candidates:
+    """Those with the first of these predicted ends of an item."""
     first_s = min(ends)
-    for one, end_s in zip(able, ends, strict=True) if holder is not None else ():
-        if one.name != holder or not isinstance(one.backlog, EncodeBacklog):
-            continue
-        if end_s <= first_s + one.backlog.tolerated_s(prices[one.backlog.speed]):
-            return one
-    return preferred([one for one, end_s in zip(able, ends, strict=True) if end_s == first_s], content)
+    return [one for one, end_s in zip(able, ends, strict=True) if end_s == first_s]
+
+
+def _tokens(able: Candidates, chosen: Candidate, want: Want) -> Callable[[int], tuple[float, float, float]]:
+    return lambda at: (able[at].pending_tokens, chosen.pending_tokens, want.tokens)
+
+
+def _seconds(
+    able: Candidates, ends: Sequence[float], prices: Mapping[Speed, Price]
+) -> Callable[[int], tuple[float, float, float]]:
+    first_s = min(ends)
+
+    def costs(at: int) -> tuple[float, float, float]:
+        backlog = able[at].backlog
+        item_s = backlog.tolerated_s(prices[backlog.speed]) if isinstance(backlog, EncodeBacklog) else 0.0
+        return ends[at] - item_s, first_s - item_s, item_s
+
+    return costs
 
 
 _MAX_SEARCH_STEPS = 500

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from triptych.domain.bounds import Between
 from triptych.domain.embedding import with_rows
-from triptych.domain.item_plan import ItemPlan
+from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.limits import Count, check_limits
 from triptych.domain.media import Shard
 from triptych.policy.routing import Pool, slot_nbytes
@@ -63,7 +63,7 @@ def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tup
     for item, largest in zip(items, most, strict=True):
         numbers = range(1, largest + 1)
         held = frozenset(
-            number for number in numbers if all(part.content in pool.held for part in cut_into(item, number))
+            number for number in numbers if all(pool.held(part.content) for part in cut_into(item, number))
         )
         divisible.append(Divisible(item.units, held))
     numbers_chosen = cut(divisible, pool, limits)
@@ -80,7 +80,7 @@ def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
     """The item split into ``number`` shards."""
     if number == 1:
         return (item,)
-    digest, salt = item.content
+    _, salt = item.content
     parts: list[ItemPlan] = []
     for shard in shards_of(item.units, number):
         units = slice(shard.first, shard.first + shard.count)
@@ -88,7 +88,7 @@ def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
         parts.append(
             replace(
                 item,
-                content=(digest + str(shard).encode(), salt),
+                content=content_of(item.info.digest, shard, salt),
                 start=item.unit_starts[shard.first],
                 tokens=sum(item.units[units]),
                 tensors=tensors,

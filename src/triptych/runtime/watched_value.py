@@ -52,7 +52,8 @@ class WatchedValue(Generic[T]):
         """Call ``listener`` on every ``notify``."""
         self._listeners.append(listener)
 
-    async def watch(self) -> AsyncGenerator[T]:
+    async def watch(self, more: Callable[[], bool] = lambda: False) -> AsyncGenerator[T]:
+        """While ``more()`` the value is sent again without a change."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
@@ -60,6 +61,8 @@ class WatchedValue(Generic[T]):
                 changed.clear()
                 yield self._read()
                 await asyncio.sleep(max(self._intervals.load_min_interval_s, len(self._watchers) / self._most_per_s))
+                if more():
+                    continue
                 try:
                     async with asyncio.timeout(self._intervals.load_max_interval_s):
                         await changed.wait()

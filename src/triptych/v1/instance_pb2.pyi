@@ -142,10 +142,24 @@ class StageLoad(_message.Message):
     leased_bytes: int
     def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ...) -> None: ...
 
+class EmbeddingHints(_message.Message):
+    __slots__ = ("sequence", "held", "encoding", "dropped")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    held: _containers.RepeatedScalarFieldContainer[bytes]
+    encoding: _containers.RepeatedScalarFieldContainer[bytes]
+    dropped: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, sequence: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., encoding: _Optional[_Iterable[bytes]] = ..., dropped: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class InstanceLoad(_message.Message):
-    __slots__ = ("stages", "draining")
+    __slots__ = ("stages", "draining", "hints")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
     draining: bool
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    hints: EmbeddingHints
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ...) -> None: ...

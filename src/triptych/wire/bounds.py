@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from triptych.domain.bounds import Anything, Between, Bound, Many, OneOf, Pair, Size
 from triptych.domain.chat import PRIORITY
 from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
+from triptych.domain.embedding_hints import HINT_NBYTES, MAX_HINTS
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.membership import MAX_MEMBERS
@@ -38,6 +39,7 @@ _LEFT_S = Between(-1e9, 1e9)
 _ID = Size(512)
 _LEASE = Size(LEASE_ID_NBYTES, low=LEASE_ID_NBYTES, unit="bytes")
 _KEY = Size(KEY_NBYTES, low=KEY_NBYTES, unit="bytes")
+_HINT = Size(HINT_NBYTES, low=HINT_NBYTES, unit="bytes")
 _SALT = Size(256, unit="bytes")
 _MEDIA = Size(MAX_MESSAGE_NBYTES, unit="bytes")
 _PLACE = Between(0, MAX_TOKENS)
@@ -187,6 +189,12 @@ TABLE: Mapping[str, Rows] = {
         "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
     },
     "InstanceLoad": {"stages": Many(3, unit="stages")},
+    "EmbeddingHints": {
+        "sequence": Anything(),
+        "held": Many(MAX_HINTS, _HINT, "hints"),
+        "encoding": Many(MAX_HINTS, _HINT, "hints"),
+        "dropped": Many(MAX_HINTS, _HINT, "hints"),
+    },
     "WatchRequest": {
         "incarnation": Anything(),
         "version": Anything(),

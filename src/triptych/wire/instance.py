@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from triptych.domain.embedding_hints import EmbeddingHints
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest
 from triptych.v1 import instance_pb2
+from triptych.wire.bounds import checker
 from triptych.wire.common import MODEL
 from triptych.wire.flat import EnumPair, Pair
 
@@ -52,5 +54,23 @@ INSTANCE = Pair(
     instance_pb2.InstanceInfo,
     nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer), SERVED_PART),
 )
-LOAD = Pair(InstanceLoad, instance_pb2.InstanceLoad, special={"stages": (_stages_to_wire, _stages_from_wire)})
-"""Raises InvalidRequest for an unknown or duplicate stage."""
+_check_hints = checker(instance_pb2.EmbeddingHints.DESCRIPTOR)
+
+
+def _hints_from_wire(message: instance_pb2.InstanceLoad) -> EmbeddingHints | None:
+    if not message.HasField("hints"):
+        return None
+    _check_hints(message.hints)  # a report is an answer, so nothing has checked it
+    return _HINTS.from_wire(message.hints)
+
+
+_HINTS = Pair(EmbeddingHints, instance_pb2.EmbeddingHints)
+LOAD = Pair(
+    InstanceLoad,
+    instance_pb2.InstanceLoad,
+    special={
+        "stages": (_stages_to_wire, _stages_from_wire),
+        "hints": (lambda load: None if load.hints is None else _HINTS.to_wire(load.hints), _hints_from_wire),
+    },
+)
+"""Raises InvalidRequest for an unknown or duplicate stage, and for hints out of bounds."""

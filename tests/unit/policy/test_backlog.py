@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.policy.affinity import Holding
 from triptych.policy.backlog import (
     NO_WORK,
     Alone,
@@ -51,8 +52,8 @@ def one(name: str, backlog: Backlog | None = None, tokens: int = 0) -> Candidate
     return Candidate(name, True, tokens, 1 if tokens else 0, 1000, 1000, instance_id=f"i-{name}", backlog=backlog)
 
 
-def placed(*encoders: Candidate, want: Want, held: str = "") -> tuple[str, Why]:
-    pool = Pool(encoders, held={want.content: held} if held else {})
+def placed(*encoders: Candidate, want: Want, held: Holding | None = None) -> tuple[str, Why]:
+    pool = Pool(encoders, held=lambda _: () if held is None else (held,))
     choices = assign_items(pool, [want], predicted, Random(7))
     assert not isinstance(choices, Shortage)
     return choices[0].encoder, choices[0].why
@@ -128,8 +129,24 @@ def test_the_first_predicted_end_wins_whatever_the_tokens() -> None:
 def test_a_holder_is_preferred_by_at_most_what_encoding_the_item_takes() -> None:
     want = Want(0, 5, 0, CAT)
     free, busy = one("a", EncodeBacklog(SPEED)), [one("b", EncodeBacklog(SPEED, wait)) for wait in (7.5, 7.6)]
-    assert placed(free, busy[0], want=want, held="b") == ("b", Why.HOLDS_EMBEDDING)
-    assert placed(free, busy[1], want=want, held="b") == ("a", Why.ROUTED)
+    assert placed(free, busy[0], want=want, held=Holding("b")) == ("b", Why.HOLDS_EMBEDDING)
+    assert placed(free, busy[1], want=want, held=Holding("b")) == ("a", Why.ROUTED)
+
+
+@pytest.mark.parametrize(
+    ("holding", "most_s", "why"),
+    [
+        (Holding("b", published=True), 47.5, Why.HOLDS_EMBEDDING),
+        (Holding("b", encoding=True), 7.5, Why.ENCODES_ALREADY),
+    ],
+)
+def test_what_is_held_or_being_encoded_is_weighed_in_seconds(holding: Holding, most_s: float, why: Why) -> None:
+    want = Want(0, 5, 0, CAT)
+    for wait_s, expected in ((most_s, ("b", why)), (most_s + 0.1, ("a", Why.ROUTED))):
+        assert (
+            placed(one("a", EncodeBacklog(SPEED)), one("b", EncodeBacklog(SPEED, wait_s)), want=want, held=holding)
+            == expected
+        )
 
 
 def test_items_of_a_request_spread_by_the_time_of_those_before_them() -> None:

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from triptych.policy.affinity import Holding
 from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
@@ -84,7 +85,7 @@ def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(r
     wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
     for turn in range(9):
         assert isinstance(assign_items(replace(pool, turn=turn), wants, routing, Random(turn)), tuple)
-    held = replace(Pool((one("a"), one("b"), one("c"))), held={(b"0", b""): "c"})
+    held = replace(Pool((one("a"), one("b"), one("c"))), held=lambda _: (Holding("c"),))
     choices = assign_items(held, wants[:1], routing, Random(7))
     assert isinstance(choices, tuple)
     assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.item_plan import Content
 from triptych.policy import routing
+from triptych.policy.affinity import Having, Holding
 from triptych.policy.routing import (
     Candidate,
     Choice,
@@ -50,6 +52,10 @@ def want(item: int = 0, tokens: int = 10, nbytes: int = 10, **fields: object) ->
 
 def view(*encoders: Candidate, turn: int = 0) -> Pool:
     return Pool(encoders, turn)
+
+
+def held_at(content: Content, *holdings: Holding) -> Having:
+    return lambda asked: holdings if asked == content else ()
 
 
 def chosen(choice: Choice | None) -> str:
@@ -147,11 +153,38 @@ def test_the_refusal_names_the_missing_resource(pool: Pool, shortage: Shortage) 
     assert assign_items(pool, [want()]) is shortage
 
 
-@pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.ROUTED)])
-def test_the_holder_is_preferred_while_its_queue_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
-    choice = choose_encoder(replace(view(encoder("a"), encoder("b", backlog)), held={(b"0", b""): "b"}), want())
+@pytest.mark.parametrize(
+    ("holding", "most"),
+    [(Holding("b"), 10), (Holding("b", published=True), 90), (Holding("b", encoding=True), 10)],
+    ids=["held", "held as published", "being encoded"],
+)
+def test_an_encoder_with_the_embedding_is_preferred_while_that_takes_no_longer(holding: Holding, most: int) -> None:
+    why = Why.ENCODES_ALREADY if holding.encoding else Why.HOLDS_EMBEDDING
+    for backlog, expected in ((most, why), (most + 1, Why.ROUTED)):
+        pool = replace(view(encoder("a"), encoder("b", backlog)), held=held_at((b"0", b""), holding))
+        choice = choose_encoder(pool, want())
+        assert isinstance(choice, Choice)
+        assert choice.why is expected
+
+
+def test_what_an_encoder_says_it_has_or_is_encoding_adds_no_work() -> None:
+    def tokens(holding: Holding) -> int:
+        choice = choose_encoder(replace(view(encoder("a"), encoder("b")), held=held_at((b"0", b""), holding)), want())
+        assert isinstance(choice, Choice)
+        assert (choice.encoder, choice.nbytes) == ("b", 10)
+        return choice.tokens
+
+    assert tokens(Holding("b")) == 10, "how often such a hint is wrong is not known"
+    assert tokens(Holding("b", published=True)) == tokens(Holding("b", encoding=True)) == 0
+
+
+def test_a_holder_without_room_or_that_failed_the_item_is_passed_over() -> None:
+    both = held_at((b"0", b""), Holding("a", published=True), Holding("b", encoding=True))
+    pool = replace(view(encoder("a", available=5), encoder("b", 10), encoder("c")), held=both)
+    choice = choose_encoder(pool, want())
     assert isinstance(choice, Choice)
-    assert choice.why is expected
+    assert (choice.encoder, choice.why) == ("b", Why.ENCODES_ALREADY)
+    assert chosen(choose_encoder(pool, want(exclude=frozenset("b")))) == "c"
 
 
 def test_an_encoder_that_failed_the_item_is_the_last_resort() -> None:
@@ -279,18 +312,26 @@ def test_a_hedge_goes_to_an_encoder_without_work_or_to_none() -> None:
     idle[2] = idle[2]._replace(backoff=True)
     idle[3] = idle[3]._replace(probation=True)
     idle[4] = idle[4]._replace(available_bytes=0)
-    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is idle[5]
+    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) == (idle[5], 10)
     idle[5] = idle[5]._replace(pending=1, pending_tokens=1)
     assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is None
 
 
-def test_a_hedge_goes_to_an_idle_encoder_that_holds_the_embedding() -> None:
-    pool = view(*(encoder(name) for name in "abc"))
+def test_a_hedge_goes_to_an_encoder_that_has_the_embedding_or_soon_will() -> None:
     one = want(exclude=frozenset("a"))
-    pool = replace(pool, held={one.content: "c"})
-    chosen = routing.choose_hedge(pool, one, least_loaded, RNG)
-    assert chosen is not None
-    assert chosen.name == "c"
+    encoders = [encoder("a"), encoder("b"), encoder("c", 10, items=1)]
+
+    def hedged(*holdings: Holding) -> tuple[str, int]:
+        pool = replace(view(*encoders), held=held_at(one.content, *holdings))
+        chosen = routing.choose_hedge(pool, one, least_loaded, RNG)
+        assert chosen is not None
+        return chosen[0].name, chosen[1]
+
+    assert hedged(Holding("a", encoding=True)) == ("b", 10), "not to the one where it takes long"
+    assert hedged(Holding("c", published=True)) == ("c", 0)
+    assert hedged(Holding("c", encoding=True)) == ("c", 0), "it joins another hedge"
+    encoders[2] = encoder("c", 11, items=2)
+    assert hedged(Holding("c", encoding=True)) == ("b", 10)
 
 
 def test_the_same_content_is_encoded_once() -> None:

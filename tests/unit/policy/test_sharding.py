@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.policy.affinity import Holding
 from triptych.policy.routing import Candidate, Pool, slot_nbytes
 from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
 
@@ -133,5 +134,6 @@ def test_items_are_planned_in_shards_where_it_pays_or_shards_are_cached() -> Non
     assert in_shards((small, whole), pool(0), LIMITS) == (small, whole)
     assert in_shards((whole,), pool(0, 0), replace(LIMITS, max_shards=1)) == (whole,)
     assert in_shards((whole,), pool(0, 0), LIMITS) == cut_into(whole, 2)
-    held = {part.content: "e0" for part in cut_into(whole, 3)}
-    assert in_shards((whole,), replace(pool(0, 0), held=held), LIMITS) == cut_into(whole, 3)
+    held = {part.content: (Holding("e0"),) for part in cut_into(whole, 3)}
+    known = replace(pool(0, 0), held=lambda content: held.get(content, ()))
+    assert in_shards((whole,), known, LIMITS) == cut_into(whole, 3)

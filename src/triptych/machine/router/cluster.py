@@ -48,6 +48,7 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
     Tick,
     WakeAt,
+    WatchAgain,
 )
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
@@ -254,7 +255,7 @@ class ClusterMachine:
         effects: list[ClusterEffect] = []
         match event:
             case LoadReported(name, load):  # the most frequent
-                self._reported(name, load, now_s)
+                effects = self._reported(name, load, now_s)
             case MemberJoined(member):
                 effects = self._joined(member, now_s)
             case MemberLeaving(name):
@@ -321,7 +322,8 @@ class ClusterMachine:
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
         if not self._instances.forget(name):
             return []
-        self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
+        for number in [number for number, credit in self._credits.items() if credit.name == name]:
+            self._call_ended(self._credits.pop(number))
         self._forget_times(name)
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
@@ -336,12 +338,15 @@ class ClusterMachine:
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
-    def _reported(self, name: str, load: InstanceLoad, now_s: float) -> None:
+    def _reported(self, name: str, load: InstanceLoad, now_s: float) -> list[ClusterEffect]:
         instance = self._instances.by_name.get(name)
         if instance is None or instance.info is None:
-            return
+            return []
         if instance.reported(self._as_expected(load)):
             self._review(now_s)
+        if load.hints is None or instance.leaving:
+            return []
+        return [WatchAgain(name)] if self._instances.directory.told(name, load.hints) else []
 
     def _as_expected(self, load: InstanceLoad) -> InstanceLoad:
         """The report with the tokens that are expected to be decoded, instead of the most that may be.
@@ -418,8 +423,8 @@ class ClusterMachine:
             return []
         self._health.worked(credit)
         self._retries.earn()
-        if credit.content is not None:
-            self._instances.remember(credit.content, self._instances.by_name[credit.name])
+        if credit.content is not None and not self._instances.by_name[credit.name].leaving:
+            self._instances.directory.remember(credit.content, credit.name)
         effects: list[ClusterEffect] = []
         if credit.working and not cached:
             self._hedges.earn()
@@ -430,11 +435,11 @@ class ClusterMachine:
         return effects
 
     def _embedding_gone(self, event: EmbeddingGone, now_s: float) -> list[ClusterEffect]:
-        credit, hints = self._credits.get(event.credit), self._instances.hints
+        credit = self._credits.get(event.credit)
         if credit is None:
             return []
-        if credit.content is not None and hints.get(credit.content) == credit.name:
-            del hints[credit.content]
+        if credit.content is not None:
+            self._instances.directory.gone(credit.content, credit.name)
         if not event.unusable:
             return []
         instance = self._instances.by_name[credit.name]
@@ -532,10 +537,11 @@ class ClusterMachine:
         chosen = choose_hedge(self._instances.pool(ENCODE, now_s), want, routing, self._rng)
         if chosen is None:
             return []
+        encoder, tokens = chosen
         self._instances.turns[ENCODE] += 1
         self._hedges.spend(1)
-        place = Credit(chosen.name, Stage.ENCODE, want.content, want.tokens, want.nbytes)
-        place.prepare_s = self._prepare_s(chosen.name, want)
+        place = Credit(encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes)
+        place.prepare_s = self._prepare_s(encoder.name, want) if tokens else 0.0
         grant = self._grant(place, want.item, Why.HEDGE.value, now_s)
         return [Granted(event.request, (replace(grant, hedges=True),))]
 
@@ -545,6 +551,8 @@ class ClusterMachine:
             raise AssertionError("a chosen instance has been described")
         self._next_credit += 1
         credit.report = instance.reports
+        if credit.content is not None:
+            self._instances.directory.began(credit.content, credit.name)
         self._credits[self._next_credit] = credit
         instance.probe(credit.stage, self._next_credit, now_s)
         instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
@@ -564,11 +572,16 @@ class ClusterMachine:
         credit = self._credits.get(number)
         if credit is None or not credit.working:
             return
+        self._call_ended(credit)
         credit.working = False
         instance = self._instances.by_name[credit.name]
         instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
         instance.prepares(-credit.prepare_s)
         instance.probe_ended(credit.stage, number)
+
+    def _call_ended(self, credit: Credit) -> None:
+        if credit.working and credit.content is not None:
+            self._instances.directory.ended(credit.content, credit.name)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._stop_work(number)

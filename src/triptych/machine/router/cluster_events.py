@@ -117,6 +117,13 @@ class DescribeAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchAgain:
+    """Start the watch of its load again: a report of what it holds is missing. It is no failure."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send a Tick at that time. Replaces any earlier WakeAt."""
 
@@ -132,4 +139,4 @@ class Logged:
     what: str
 
 
-ClusterEffect = Answer | Connect | Disconnect | DescribeAgain | WakeAt | Logged
+ClusterEffect = Answer | Connect | Disconnect | DescribeAgain | WatchAgain | WakeAt | Logged

@@ -3,17 +3,16 @@
 A pool is a query: the instances that serve certain stages. One process is used under one address.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from triptych.domain.instance import InstanceInfo, ModelInfo
-from triptych.domain.item_plan import Content
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Readiness
 from triptych.machine.router.backlogs import Backlogs
+from triptych.machine.router.embedding_directory import EmbeddingDirectory
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.kept_pool import KeptPool
 from triptych.policy.routing import Pool
@@ -39,8 +38,8 @@ class Instances:
     pools: dict[Stages, KeptPool] = field(init=False)
     turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0})
     """Decisions over each pool."""
-    hints: OrderedDict[Content, str] = field(default_factory=OrderedDict)
-    """Which instance is believed to hold an embedding."""
+    directory: EmbeddingDirectory = field(init=False)
+    """Which instances are believed to hold embeddings."""
     ready_encoders: frozenset[str] = frozenset()
     encoder_lost_s: float = float("-inf")
     """When an encoder was lost last."""
@@ -59,6 +58,7 @@ class Instances:
             ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder),
             TEXT: KeptPool(TEXT, None if predicted is None else predicted.of_text),
         }
+        self.directory = EmbeddingDirectory(self.max_hints)
 
     # --- membership: ``review`` follows --------------------------------------------------------------------------------
 
@@ -75,14 +75,14 @@ class Instances:
     def leave(self, instance: Instance) -> None:
         """It gets no new work."""
         instance.leaving = True
-        self._forget_hints(instance.name)
+        self.directory.forget(instance.name)
         self.adopt_model()
 
     def forget(self, name: str) -> bool:
         """Returns whether it was known."""
         if self.by_name.pop(name, None) is None:
             return False
-        self._forget_hints(name)
+        self.directory.forget(name)
         self.adopt_model()
         return True
 
@@ -90,7 +90,7 @@ class Instances:
         """Store its description. Returns whether the process has restarted."""
         restarted = instance.seen(info)
         if restarted:
-            self._forget_hints(instance.name)
+            self.directory.forget(instance.name)
         self.adopt_model()
         return restarted
 
@@ -146,21 +146,6 @@ class Instances:
             if process is not None:
                 used.add(process)
 
-    # --- embeddings --------------------------------------------------------------------------------------------------
-
-    def remember(self, content: Content, instance: Instance) -> None:
-        """It holds this embedding."""
-        if instance.leaving:
-            return
-        self.hints[content] = instance.name
-        self.hints.move_to_end(content)
-        while len(self.hints) > self.max_hints:
-            self.hints.popitem(last=False)
-
-    def _forget_hints(self, name: str) -> None:
-        for content in [content for content, held_by in self.hints.items() if held_by == name]:
-            del self.hints[content]
-
     # --- readers -----------------------------------------------------------------------------------------------------
 
     @property
@@ -179,7 +164,7 @@ class Instances:
         if self.backlogs is not None and self.backlogs.refresh():
             for pool in self.pools.values():
                 pool.predict_again()
-        return Pool(self.pools[stages].candidates(now_s), self.turns[stages], MappingProxyType(self.hints))
+        return Pool(self.pools[stages].candidates(now_s), self.turns[stages], self.directory.holders)
 
     def states(self) -> dict[tuple[Role | None, str], int]:
         """Number of instances by role (None: not seen yet) and state."""
@@ -214,5 +199,5 @@ class Instances:
             pool.validate()
         used = Counter(one.process for one in self.by_name.values() if one.process and not one.duplicate)
         assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
-        assert set(self.hints.values()) <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101
-        assert len(self.hints) <= self.max_hints, "hints above their bound"  # noqa: S101
+        self.directory.validate()
+        assert self.directory.encoders <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 from math import inf
 from random import Random
 
@@ -61,6 +61,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.policy.affinity import Holding
 from triptych.policy.policies import ROUTINGS, Policies, PolicyNames
 from triptych.policy.queueing import Turn
 from triptych.policy.routing import Candidate, Want
@@ -97,6 +98,9 @@ def cluster(*seen: str, policies: Policies = POLICIES) -> ClusterMachine:
         machine.handle(InstanceSeen(name, info(name)), 0)
     machine.handle(Tick(), 0)  # requested before there was a text instance
     return machine
+
+
+NUMBERS = count(1000)
 
 
 def wants(*nbytes: int, first: int = 0) -> tuple[Want, ...]:
@@ -233,9 +237,9 @@ def encoders(*names: str, limits: ClusterLimits = LIMITS) -> ClusterMachine:
 
 
 def given_to(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Grant:
-    """An item that only this encoder may get."""
+    """An item, unlike all others, that only this encoder may get."""
     others = frozenset(machine.instances.by_name) - {name}
-    want = Want(0, 1, 1, (name.encode(), b""), exclude=others)
+    want = Want(0, 1, 1, (b"%d" % next(NUMBERS), b""), exclude=others)
     return granted(machine.handle(CreditsWanted(99, (want,), wait=False), now_s)).grants[0]
 
 
@@ -367,7 +371,7 @@ def test_without_a_factor_slow_encoders_are_used() -> None:
 
 def hedged(machine: ClusterMachine, grant: Grant, now_s: float = 0.0) -> list[str]:
     """Which encoder is granted as a hedge of this one."""
-    want = Want(0, 1, 1, (b"hedged", b""), exclude=frozenset({grant.name}))
+    want = Want(0, 1, 1, (b"hedged %d" % next(NUMBERS), b""), exclude=frozenset({grant.name}))
     effects = machine.handle(HedgeWanted(7, want), now_s)
     grants = [grant for effect in effects if isinstance(effect, Granted) for grant in effect.grants]
     assert all(grant.hedges and (grant.item, grant.hedge_after_s) == (0, inf) for grant in grants)
@@ -939,7 +943,7 @@ def test_a_leaving_member_without_work_is_removed_at_once() -> None:
     machine = cluster("a", "b", "t")
     machine.handle(CreditReturned(hold(machine, "a", b"0").credit), 0)
     assert Disconnect("a") in machine.handle(MemberLeaving("a"), 0)
-    assert not machine.instances.pool(ENCODE, 0).held
+    assert not machine.instances.directory
     assert machine.instances.readiness().instances == ("i-b: ready", "i-t: ready")
 
 
@@ -954,7 +958,7 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
     machine.handle(encoded(grants[0]), 0)
-    assert not machine.instances.pool(ENCODE, 0).held, "its cached embeddings attract no request"
+    assert not machine.instances.directory, "its cached embeddings attract no request"
     machine.handle(CreditReturned(grants[0].credit), 0)
     assert Disconnect("a") in machine.handle(CreditReturned(grants[1].credit), 0)
     machine.handle(CallFailed(dispatch.credit, "t", Unavailable("draining")), 0)
@@ -976,7 +980,7 @@ def test_a_member_that_left_loses_its_credits_and_hints() -> None:
     first, second = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
     machine.handle(encoded(first), 0)
     assert Disconnect("a") in machine.handle(MemberLeft("a"), 0)
-    assert (machine.outstanding, dict(machine.instances.pool(ENCODE, 0).held)) == (0, {})
+    assert (machine.outstanding, len(machine.instances.directory)) == (0, 0)
     for event in (
         CreditReturned(first.credit),
         encoded(second),
@@ -1088,24 +1092,27 @@ def hold(machine: ClusterMachine, name: str, digest: bytes) -> Grant:
 def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
 
-    def known() -> list[bytes]:
-        return sorted(digest for digest, _ in machine.instances.pool(ENCODE, 0).held)
+    def known(name: str) -> list[int]:
+        return [
+            number for number in range(9) if Holding(name) in machine.instances.directory.holders((b"%d" % number, b""))
+        ]
 
     for number in range(5):
         hold(machine, "a", b"%d" % number)
         hold(machine, "a", b"0")
-    assert known() == [b"0", b"4"]
+    assert known("a") == [0, 4]
     hold(machine, "a", b"4")
     hold(machine, "a", b"5")
-    assert known() == [b"4", b"5"], "the oldest is evicted"
-    elsewhere = hold(machine, "b", b"0")
+    assert known("a") == [4, 5], "the oldest is evicted"
     hold(machine, "a", b"0")
+    elsewhere = hold(machine, "b", b"0")
+    assert (known("a"), known("b")) == ([0], [0])
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
-    assert b"0" in known(), "its loss on another encoder has no effect"
+    assert (known("a"), known("b")) == ([0], []), "its loss on another encoder has no effect"
     machine.handle(CreditReturned(elsewhere.credit), 0)
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
     machine.handle(encoded(elsewhere), 0)
-    assert machine.instances.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does an event for a returned credit"
+    assert known("b") == [], "nor does an event for a returned credit"
 
 
 @pytest.mark.parametrize(

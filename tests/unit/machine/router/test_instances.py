@@ -9,7 +9,7 @@ from triptych.machine.router.instances import ENCODE, TEXT, Instances
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 OTHER = replace(MODEL, revision="s")
 ROLES = {"e": Role.E, "t": Role.PD, "h": Role.EPD}
-CAT, DOG, FOX = ((name, b"") for name in (b"cat", b"dog", b"fox"))
+CAT = (b"cat", b"")
 
 
 def info(name: str, *, model: ModelInfo = MODEL, epoch: int = 1, kv_tokens: int = 10) -> InstanceInfo:
@@ -53,17 +53,15 @@ def test_a_member_joins_once() -> None:
     assert usable(made) == (["e"], [])
 
 
-def test_hints_are_bounded_and_end_with_what_they_name() -> None:
+def test_hints_end_with_the_process_that_they_name_or_when_it_leaves() -> None:
     made = instances("e", "h")
-    e, h = made.by_name["e"], made.by_name["h"]
-    for content, instance in ((CAT, e), (DOG, h), (CAT, e), (FOX, e)):
-        made.remember(content, instance)
-    assert made.hints == {CAT: "e", FOX: "e"}
-    assert made.see(e, info("e", epoch=2)), "it has restarted"
-    assert made.hints == {}
-    made.leave(h)
-    made.remember(DOG, h)
-    assert made.hints == {}, "what leaves is not remembered"
+    for name in ("e", "h"):
+        made.directory.remember(CAT, name)
+    assert {one.name for one in made.pool(ENCODE, 0.0).held(CAT)} == {"e", "h"}
+    assert made.see(made.by_name["e"], info("e", epoch=2)), "it has restarted"
+    assert [one.name for one in made.pool(ENCODE, 0.0).held(CAT)] == ["h"]
+    made.leave(made.by_name["h"])
+    assert not made.pool(ENCODE, 0.0).held(CAT)
 
 
 def test_another_model_is_adopted_once_nothing_serves_the_known_one() -> None:

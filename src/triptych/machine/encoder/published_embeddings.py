@@ -1,0 +1,147 @@
+"""What an encoder tells routers of the embeddings that it holds and of those that it is encoding.
+
+Every change goes to a log of bounded length. Each watcher has a reader with a place in it. A reader that is new, or that
+the log has left behind, starts over with all that is published now.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+
+from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
+from triptych.domain.item_plan import Content
+
+_LOG = 8 * MAX_HINTS
+"""Changes that a reader may be behind."""
+
+
+class PublishedEmbeddings:
+    """The embeddings that were encoded or used last, at most ``limit``; 0 publishes nothing at all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._hints: OrderedDict[bytes, bytes] = OrderedDict()
+        """By key, those used longest ago first."""
+        self._encoding: dict[bytes, bool] = {}
+        """By hint: whether it is being encoded, else it is held."""
+        self._log: deque[bytes] = deque(maxlen=_LOG)
+        """The hints that have changed."""
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._hints)
+
+    def encoding(self, key: bytes, content: Content) -> None:
+        """It is being encoded; ``over`` follows."""
+        self._set(key, content, encoding=True)
+
+    def held(self, key: bytes, content: Content) -> None:
+        """It is held and has been used."""
+        hint = self._hints.get(key)
+        if hint is None or self._encoding.get(hint) is not False:
+            self._set(key, content, encoding=False)
+        else:
+            self._hints.move_to_end(key)
+
+    def over(self, key: bytes, *, held: bool) -> None:
+        """Its encoding is over."""
+        hint = self._hints.get(key)
+        if hint is None or not held:
+            self.gone(key)
+        elif self._encoding.get(hint) is not False:
+            self._encoding[hint] = False
+            self._changed(hint)
+
+    def gone(self, key: bytes) -> None:
+        """It is not held."""
+        hint = self._hints.pop(key, None)
+        if hint is not None and self._encoding.pop(hint, None) is not None:
+            self._changed(hint)
+
+    def reader(self) -> "HintReader":
+        """For one watcher."""
+        return HintReader(self)
+
+    def _set(self, key: bytes, content: Content, *, encoding: bool) -> None:
+        if not self._limit:
+            return
+        hint = self._hints[key] = hint_of(content)
+        self._hints.move_to_end(key)
+        self._encoding[hint] = encoding
+        self._changed(hint)
+        while len(self._hints) > self._limit:
+            self.gone(next(iter(self._hints)))
+
+    def _changed(self, hint: bytes) -> None:
+        self._log.append(hint)
+        self._changes += 1
+
+    # --- for readers -------------------------------------------------------------------------------------------------
+
+    @property
+    def publishes(self) -> bool:
+        return self._limit > 0
+
+    @property
+    def changes(self) -> int:
+        """All so far."""
+        return self._changes
+
+    def all(self) -> list[bytes]:
+        """What is published now, used longest ago first."""
+        return list(self._hints.values())
+
+    def logged_since(self, change: int, most: int) -> list[bytes] | None:
+        """The hints of the ``most`` changes after that one; None if the log no longer has all of them."""
+        behind = self._changes - change
+        if behind > len(self._log):
+            return None
+        return [self._log[-place] for place in range(behind, max(0, behind - most), -1)]
+
+    def states(self, hints: Iterable[bytes]) -> Iterator[tuple[bytes, bool | None]]:
+        """Each once, with whether it is being encoded; None if it is not published any more."""
+        return ((hint, self._encoding.get(hint)) for hint in dict.fromkeys(hints))
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        assert len(self._hints) <= self._limit, "more is published than the limit"  # noqa: S101
+        assert self._encoding.keys() <= set(self._hints.values()), "a hint without a key"  # noqa: S101
+
+
+class HintReader:
+    """The reports to one watcher."""
+
+    def __init__(self, source: PublishedEmbeddings) -> None:
+        self._source = source
+        self._sequence = 0
+        self._change = 0
+        """The last one that has been told or is in ``_first``."""
+        self._first: list[bytes] | None = None
+        """What there was at the start and has not been told yet, the last one first; None before the start."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to tell at once."""
+        return self._source.publishes and (bool(self._first) or self._change < self._source.changes)
+
+    def report(self) -> EmbeddingHints | None:
+        """The next report; None if nothing has changed since the last one."""
+        if not self._source.publishes:
+            return None
+        logged = self._source.logged_since(self._change, MAX_HINTS)
+        if self._first is None or logged is None:
+            self._sequence, self._change = 0, self._source.changes
+            self._first, logged = self._source.all()[::-1], []
+        told = [self._first.pop() for _ in range(min(len(self._first), MAX_HINTS))]
+        logged = logged[: MAX_HINTS - len(told)]
+        self._change += len(logged)
+        told += logged
+        if not told and self._sequence:
+            return None
+        self._sequence += 1
+        states = list(self._source.states(told))
+        return EmbeddingHints(
+            self._sequence,
+            held=tuple([hint for hint, encoding in states if encoding is False]),
+            encoding=tuple([hint for hint, encoding in states if encoding]),
+            dropped=tuple([hint for hint, encoding in states if encoding is None]),
+        )

@@ -1,0 +1,166 @@
+"""Which encoders hold which embeddings, or are encoding them, as a router knows it.
+
+Two sources: what encoders publish in their load reports (``domain.embedding_hints``), and what the router has sent them
+itself and they have not reported yet. All of it are hints; nothing depends on their being right.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+
+from triptych.domain.embedding_hints import EmbeddingHints, hint_of
+from triptych.domain.item_plan import Content
+from triptych.policy.affinity import Holding
+
+_OUT_OF_STEP = 0
+"""A report is missing: nothing is believed until the reports start over at 1."""
+
+
+class EmbeddingDirectory:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+
+    It remembers at most ``limit`` embeddings, one at two encoders counting twice; those told or encoded longest ago are
+    forgotten first. What the router's own calls are encoding is not counted: its credits bound it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._held: OrderedDict[bytes, tuple[Holding, ...]] = OrderedDict()
+        """By hint, at most one for each encoder."""
+        self._of: dict[str, set[bytes]] = {}
+        """The hints with an entry of this encoder."""
+        self._sequences: dict[str, int] = {}
+        """The number of the last report of each encoder that publishes."""
+        self._calls: dict[Content, dict[str, int]] = {}
+        """The router's own calls that encode a content, by encoder."""
+
+    def __len__(self) -> int:
+        """Embeddings remembered."""
+        return self._size
+
+    def holders(self, content: Content) -> Sequence[Holding]:
+        """The encoders that hold it first, then those that are encoding it."""
+        known = self._held.get(hint_of(content), ()) if self._held else ()
+        own = self._calls.get(content)
+        if not own:
+            return known if len(known) < 2 else sorted(known, key=_encoding_last)
+        holders = {one.name: one for one in known}
+        for name in own:
+            holders.setdefault(name, _holding(name, encoding=True, published=name in self._sequences))
+        return sorted(holders.values(), key=_encoding_last)
+
+    # --- what encoders publish ---------------------------------------------------------------------------------------
+
+    def told(self, name: str, hints: EmbeddingHints) -> bool:
+        """Apply a report. Returns whether the reports must start over, as one is missing; this is returned once."""
+        known = self._sequences.get(name)
+        if hints.sequence == 1:
+            self.forget(name)
+        elif known is not None and (hints.sequence <= known or known == _OUT_OF_STEP):
+            return False  # it comes late
+        elif known is None or hints.sequence != known + 1:
+            self.forget(name)
+            self._sequences[name] = _OUT_OF_STEP
+            return True
+        self._sequences[name] = hints.sequence
+        for hint in hints.dropped:
+            self._drop(hint, name)
+        for hints_, encoding in ((hints.held, False), (hints.encoding, True)):
+            one = _holding(name, encoding=encoding, published=True)
+            for hint in hints_:
+                self._put(hint, one)
+        self._evict()
+        return False
+
+    # --- what the router knows by itself -----------------------------------------------------------------------------
+
+    def began(self, content: Content, name: str) -> None:
+        """A call that encodes it there begins."""
+        calls = self._calls.setdefault(content, {})
+        calls[name] = calls.get(name, 0) + 1
+
+    def ended(self, content: Content, name: str) -> None:
+        """The call is over, whatever came of it."""
+        calls = self._calls.get(content, {})
+        if name in calls:
+            calls[name] -= 1
+            if not calls[name]:
+                del calls[name]
+            if not calls:
+                del self._calls[content]
+
+    def remember(self, content: Content, name: str) -> None:
+        """It holds this embedding."""
+        self._put(hint_of(content), _holding(name, encoding=False, published=name in self._sequences))
+        self._evict()
+
+    def gone(self, content: Content, name: str) -> None:
+        """It does not hold it."""
+        self._drop(hint_of(content), name)
+
+    def forget(self, name: str) -> None:
+        """It holds nothing that is known of."""
+        self._sequences.pop(name, None)
+        for hint in self._of.pop(name, ()):
+            self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def _put(self, hint: bytes, holding: Holding) -> None:
+        self._of.setdefault(holding.name, set()).add(hint)
+        if hint not in self._held:
+            self._held[hint] = _alone(holding)
+            self._size += 1
+            return
+        others = tuple([one for one in self._held[hint] if one.name != holding.name])
+        self._keep(hint, (*others, holding) if others else _alone(holding))
+        self._held.move_to_end(hint)
+
+    def _drop(self, hint: bytes, name: str) -> None:
+        if hint in (hints := self._of.get(name, set())):
+            hints.remove(hint)
+            self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
+
+    def _keep(self, hint: bytes, holdings: tuple[Holding, ...]) -> None:
+        self._size += len(holdings) - len(self._held.get(hint, ()))
+        if holdings:
+            self._held[hint] = holdings
+        else:
+            self._held.pop(hint, None)
+
+    def _evict(self) -> None:
+        while self._size > self._limit:
+            hint, holdings = self._held.popitem(last=False)
+            self._size -= len(holdings)
+            for one in holdings:
+                self._of[one.name].remove(hint)
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        entries = {(one.name, hint) for hint, holdings in self._held.items() for one in holdings}
+        assert entries == {(name, hint) for name, hints in self._of.items() for hint in hints}, "entries and index"  # noqa: S101
+        assert len(entries) == self._size <= self._limit, "remembered embeddings above their bound"  # noqa: S101
+        assert all(self._held.values()), "an entry without an encoder"  # noqa: S101
+        assert all(count > 0 for calls in self._calls.values() for count in calls.values()), "ended calls"  # noqa: S101
+        assert all(self._calls.values()), "a content without calls"  # noqa: S101
+
+    @property
+    def encoders(self) -> set[str]:
+        """The encoders of which anything is known."""
+        return {*self._of, *self._sequences}
+
+
+def _encoding_last(holding: Holding) -> bool:
+    return holding.encoding
+
+
+@lru_cache(maxsize=4096)
+def _holding(name: str, *, encoding: bool, published: bool) -> Holding:
+    """One object for all entries that say the same, as there may be many."""
+    return Holding(name, encoding, published)
+
+
+@lru_cache(maxsize=4096)
+def _alone(holding: Holding) -> tuple[Holding, ...]:
+    return (holding,)
