@@ -185,6 +185,10 @@ class Cluster:
         """The instances that prefill and decode, with their estimated load."""
         return self._machine.instances.pool(TEXT, self._clock())
 
+    def drains(self, name: str) -> bool:
+        """Whether an instance is to end: it says so, or its member leaves or has left."""
+        return self._machine.instances.drains(name)
+
     def readiness(self) -> Readiness:
         return self._machine.instances.readiness()
 

@@ -257,7 +257,7 @@ class RequestTask(ABC):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:
-        self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error)))
+        self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error), self._cluster.drains(name)))
 
     async def _encode(self, effect: Encode) -> None:
         plan, now_s = effect.plan, self._clock()

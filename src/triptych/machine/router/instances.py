@@ -78,6 +78,11 @@ class Instances:
         self.directory.forget(instance.name)
         self.adopt_model()
 
+    def drains(self, name: str) -> bool:
+        """Whether it is to end, or is none any more."""
+        instance = self.by_name.get(name)
+        return instance is None or instance.leaving or instance.draining
+
     def forget(self, name: str) -> bool:
         """Returns whether it was known."""
         if self.by_name.pop(name, None) is None:

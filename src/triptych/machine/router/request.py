@@ -111,7 +111,8 @@ class RequestLimits:
     max_encode_attempts: Positive = 3
     """Attempts to encode an item before the request fails."""
     max_text_attempts: Positive = 3
-    """Attempts at text instances before a request fails, those that go on with its answer included."""
+    """Attempts at text instances before a request fails, those that go on with its answer included. One whose instance
+    drains does not count."""
     arena_retry_s: PositiveSeconds = 0.1
     """How long an encoder whose arena is full gets no items, and the first pause before an item it refused is retried."""
     longest_pause_s: PositiveSeconds = 2.0
@@ -253,8 +254,8 @@ class RequestMachine:
             case Refused():
                 wants_text = self._phase is Phase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
-            case CallFailed(credit, _, error):
-                return self._call_failed(credit, error, now_s)
+            case CallFailed(credit, _, error, drains):
+                return self._call_failed(credit, error, now_s, drains=drains)
             case Resumed(number):
                 return self._resumed(number, now_s)
             case Signal.LEASES_DUE:
@@ -401,9 +402,9 @@ class RequestMachine:
         item.served, item.encoder_id = result, held.grant.instance_id
         return [*item.won_by(held), *self._set_alarm(now_s), *self._advance(now_s)]
 
-    def _call_failed(self, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _call_failed(self, credit: int, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         if self._text.has(credit):
-            return self._text_failed(error, now_s)
+            return self._text_failed(error, now_s, drains=drains)
         item, held = self._call_of(credit)
         if item is None or held is None or not held.pending:
             return []
@@ -611,24 +612,24 @@ class RequestMachine:
         self._stats.finished[what.choice] = what
         return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
 
-    def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         if self._phase is Phase.STREAMING:
-            return self._stream_broke(error, now_s)
+            return self._stream_broke(error, now_s, drains=drains)
         named = error.items if isinstance(error, TransferFailed) else ()
         lost = [item for item in self._items if item.index in named]
         alive = [item for item in lost if item.held is not None and item.held.reader_until_s > now_s]
         if lost and not alive:
             self._text.expire(error)
             return self._again(now_s)
-        if not self._text.fail(error):
+        if not self._text.fail(error, drains=drains):
             return self._end(Phase.FAILED, self._text.error, now_s)
         if isinstance(error, TransferFailed) and self._items:
             return self._encode_again(alive or self._items, error, now_s)
         return self._again(now_s)
 
-    def _stream_broke(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _stream_broke(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         """Go on with the answer at another text instance, which needs the items again: their leases were released."""
-        if not self._text.fail(error):
+        if not self._text.fail(error, drains=drains):
             return self._end(Phase.FAILED, self._text.error, now_s)
         self._stats.broke(now_s)
         if not self._items:

@@ -139,6 +139,8 @@ class CallFailed:
     credit: int
     name: str
     error: TriptychError
+    drains: bool = False
+    """The instance drains, or has left: it ends for a reason that the request has no part in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from triptych.errors import (
 )
 from triptych.machine.router.shared_events import Grant
 
+MOST_DRAINED = 16
+"""Attempts that end because their instance drains and do not count: more than an answer lives through in a rolling restart."""
+
 
 @dataclass(slots=True)
 class TextAttempts:
@@ -22,6 +25,8 @@ class TextAttempts:
     sent: int = 0
     expired: int = 0
     """Attempts that ended because leases expired in the text instance's queue."""
+    drained: int = 0
+    """Attempts that ended because their instance drained."""
     refusals: int = 0
     """Times that no instance was available."""
     current: Grant | None = None
@@ -34,7 +39,7 @@ class TextAttempts:
     @property
     def counted(self) -> int:
         """Attempts that count against ``most``."""
-        return self.sent - self.expired
+        return self.sent - self.expired - self.drained
 
     def has(self, credit: int) -> bool:
         """Whether this credit belongs to the current attempt."""
@@ -49,16 +54,22 @@ class TextAttempts:
         self.current, self.error = None, error
         self.expired += 1
 
-    def fail(self, error: TriptychError) -> bool:
-        """Record a failed attempt. Returns whether another may follow."""
+    def fail(self, error: TriptychError, *, drains: bool = False) -> bool:
+        """Record a failed attempt. Returns whether another may follow.
+
+        One whose instance ``drains`` does not count, and the instance is not avoided once it is back.
+        """
         retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
         if isinstance(error, EngineFailure):
             retryable = not self._engine_failed
             self._engine_failed = True
         name = self.current.name if self.current is not None else ""
-        if not isinstance(error, TransferFailed | LeaseLost):
+        lost = isinstance(error, Unavailable) and not isinstance(error, TransferFailed)
+        if lost and drains and self.drained < MOST_DRAINED:
+            self.drained += 1
+        elif not isinstance(error, TransferFailed | LeaseLost):
             self.avoid |= {name}
-        if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+        if lost:
             instance_id = self.current.instance_id if self.current is not None else ""
             error = InstanceLost(f"text instance {instance_id} was lost while it worked on the request")
         self.current, self.error = None, error

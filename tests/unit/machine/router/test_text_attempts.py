@@ -13,7 +13,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.shared_events import Grant
-from triptych.machine.router.text_attempts import TextAttempts
+from triptych.machine.router.text_attempts import MOST_DRAINED, TextAttempts
 
 
 def sent(most: int = 3) -> TextAttempts:
@@ -43,6 +43,32 @@ def test_the_error_decides_whether_another_instance_is_tried(
     assert not attempts.has(7)
     assert attempts.avoid == avoided
     assert type(attempts.error) is told
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (Unavailable("shutting down"), False),
+        (InstanceLost("ended"), False),
+        (TransferFailed("broken"), True),
+        (EngineFailure("failed"), True),
+        (Overloaded("full"), True),
+    ],
+)
+def test_an_attempt_whose_instance_drains_does_not_count(error: TriptychError, counts: bool) -> None:
+    attempts = sent()
+    assert attempts.fail(error, drains=True)
+    assert attempts.counted == counts
+    assert counts or not attempts.avoid, "the instance may be back"
+
+
+def test_drains_do_not_keep_a_request_alive_for_ever() -> None:
+    attempts = TextAttempts(2)
+    for _ in range(MOST_DRAINED + 1):
+        attempts.send(Grant(7, None, "t1", "text-1"))
+        assert attempts.fail(InstanceLost("ended"), drains=True)
+    attempts.send(Grant(7, None, "t1", "text-1"))
+    assert not attempts.fail(InstanceLost("ended"), drains=True)
 
 
 def test_a_lost_instance_is_named() -> None:

@@ -186,6 +186,7 @@ class FakeText(KillableInstance):
         self.tokens = 4
         self.finishes = True
         self.continues = True
+        self.drains = False
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         self.requests.append(request)
@@ -218,7 +219,7 @@ class FakeText(KillableInstance):
 
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
-            yield InstanceLoad({Stage.DECODE: StageLoad(self.running * 10, self.running)})
+            yield InstanceLoad({Stage.DECODE: StageLoad(self.running * 10, self.running)}, self.drains)
             await self.spend(0.05)
 
 

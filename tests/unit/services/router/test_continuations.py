@@ -182,6 +182,32 @@ async def test_the_only_text_instance_goes_on_once_it_is_back() -> None:
 
 
 @virtual
+@pytest.mark.parametrize(("drains", "is_answered"), [(True, True), (False, False)])
+async def test_a_rolling_restart_of_text_instances_costs_an_answer_no_attempts(drains: bool, is_answered: bool) -> None:
+    """It outlasts the drain of each, so that each ends with it. Those that only died may have died of it."""
+    async with bench(texts=6) as made:
+        for text in made.texts:
+            text.tokens, text.token_s = 10, 0.2
+        asked = asyncio.Task(collect(made.router, ask("r", sampling=SEEDED)))
+        for _ in made.texts:
+            if asked.done():
+                break
+            text = await serving(made)
+            text.drains = drains
+            await asyncio.sleep(0.3)
+            text.kill()
+            await asyncio.sleep(0.05)
+            text.drains = False
+            text.restart()
+        if is_answered:
+            assert shape(await asked)[1] == 10
+            assert (await made.router.timeline("r")).text_attempts > 4
+        else:
+            with pytest.raises(InstanceLost):
+                await asked
+
+
+@virtual
 @pytest.mark.parametrize("images", [0, 1])
 async def test_a_stream_ends_soon_with_a_clear_error_if_no_text_instance_is_left(images: int) -> None:
     async with bench() as made:

@@ -210,7 +210,7 @@ async def site(
             client.service.close()
 
 
-CALL = '<tool_call>\n{"name": "f", "arguments": {"to": "%s"}}\n</tool_call>'
+CALL = '<tool_call>{"name": "f", "arguments": {"%s": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CASES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
     "text": (["one two three, and more words yet"], {}),
