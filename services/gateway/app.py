@@ -1,10 +1,11 @@
 """Wires up the gateway: a router stub behind it, uvicorn in front of it."""
 
+import asyncio
 import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 
 import uvicorn
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _ABORT_S = 2.0
 """How long answers may take to report that the shutdown ended them."""
 _BACKLOG = 2048
+_LISTED_S = 3.0
+"""How long the start waits for a pool manager's list of routers."""
 _OTHER_FILES = 128
 """Files that are open beside clients' connections, at most."""
 
@@ -106,9 +109,13 @@ async def _routers(settings: GatewaySettings, tls: TlsIdentity | None, metrics: 
                 metrics.watch(membership.metrics)
                 metrics.watch(lambda: membership_gauges(membership.version, membership.fault))
                 scope.spawn(routers.follow(membership), name="membership", vital=True)
+                # Clients that wait for the port, as after a restart, would be told that there is no router.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LISTED_S):
+                        await routers.listed()
             else:
                 routers.use(settings.router)
-                await routers.ask()
+            await routers.ask()
             metrics.watch(
                 lambda: [
                     total(

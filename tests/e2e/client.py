@@ -1,6 +1,8 @@
 """Clients of a cluster of real processes: REST, and gRPC where token ids matter."""
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.reference import DIGITS, Question, answer, questions
+from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
@@ -41,6 +44,70 @@ def text_of(response: httpx.Response) -> str:
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
     text: str = response.json()["choices"][0]["message"]["content"]
     return text
+
+
+class Refused(Exception):
+    """A clear error instead of an answer, or within its stream: the API's code and message. ``code`` is empty if it has none."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        try:
+            self.code = str(json.loads(said)["error"]["code"])
+        except (ValueError, KeyError, TypeError):
+            self.code = ""
+
+
+async def asked(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str:
+    """The text of a whole answer, which is streamed if the body says so. Raises Refused, and AssertionError for a stream that
+    ends without an end.
+    """
+    url = f"{url}/v1/chat/completions"
+    if not body.get("stream"):
+        response = await client.post(url, json=body)
+        if response.status_code != httpx.codes.OK:
+            raise Refused(response.text)
+        return text_of(response)
+    text, data = "", ""
+    async with client.stream("POST", url, json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            raise Refused((await response.aread()).decode())
+        async for line in response.aiter_lines():
+            if line.startswith("data: ") and data != "[DONE]":
+                data = line.removeprefix("data: ")
+                if '"error"' in data:
+                    raise Refused(data)
+                if data != "[DONE]":
+                    text += json.loads(data)["choices"][0]["delta"].get("content") or ""
+    assert data == "[DONE]", f"the stream ended after {text!r}"
+    return text
+
+
+PROBER = """
+import http.client, select, sys, time
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    began = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    print(time.perf_counter() - began)
+    connection.close()
+"""
+
+
+@asynccontextmanager
+async def probed(cluster: LocalCluster) -> AsyncIterator[list[float]]:
+    """A process that asks the gateway for ``/health`` about every 20 ms; at the end the seconds that each answer took."""
+    port = cluster.targets["gateway"].rpartition(":")[2]
+    prober = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROBER, port, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    took_s: list[float] = []
+    try:
+        yield took_s
+    finally:
+        out, _ = await prober.communicate(b"")
+    assert prober.returncode == 0
+    took_s += map(float, out.split())
 
 
 async def timeline_of(client: httpx.AsyncClient, response: httpx.Response) -> dict[str, Any]:

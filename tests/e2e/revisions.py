@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from triptych.cli import ports
+from triptych.demo import MODEL_DIR, MODEL_ID
 
 ROOT = Path(__file__).parents[2]
 BEFORE = "ad69bdbf7e3f3ed68668ebfde18a86c86e38202b"
@@ -64,6 +65,14 @@ def before(directory: Path) -> Tree:
     where = tree.run("import services, triptych; print(*services.__path__, *triptych.__path__)")
     assert where.split() == [str(directory / "services"), str(directory / "src" / "triptych")], where
     return tree
+
+
+def settings_of(kind: str, name: str, manager: str = "") -> tuple[str, ...]:
+    """The flags of a process of the demo model that registers with the pool manager at an address, or takes its routers from it."""
+    follow = ("--pool-manager", manager) if manager else ()
+    member = ("--instance-id", name, "--model", str(MODEL_DIR), "--model-id", MODEL_ID)
+    told = {"router": member, "encoder": (*member, "--torch-threads", "1"), "text": (*member, "--torch-threads", "1")}
+    return (*told.get(kind, ()), *follow)
 
 
 @dataclass

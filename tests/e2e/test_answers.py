@@ -3,7 +3,6 @@
 import asyncio
 import json
 import statistics
-import sys
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from tests.e2e.client import post, rest, stream, text_of, timeline_of
+from tests.e2e.client import post, probed, rest, stream, text_of, timeline_of
 from tests.e2e.reference import DIGITS, Question, answer, data_url, questions
 from triptych.cli.cluster import LocalCluster
 from triptych.rpc.stubs import RouterStub
@@ -179,18 +178,6 @@ async def test_a_1x1_image_is_answered(http: httpx.AsyncClient) -> None:
 
 
 # Polls /health until its input ends, in a separate process, since the one that makes the load is busy.
-PROBER = """
-import http.client, select, sys, time
-while not select.select([sys.stdin], [], [], 0.02)[0]:
-    began = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
-    connection.request("GET", "/health")
-    assert connection.getresponse().status == 200
-    print(time.perf_counter() - began)
-    connection.close()
-"""
-
-
 def with_image(image: bytes) -> dict[str, Any]:
     return with_url(data_url(image))
 
@@ -255,15 +242,8 @@ async def test_health_answers_at_once_under_load(cluster: LocalCluster, http: ht
         for _ in range(6):
             await post(http, EIGHT.body())
 
-    port = cluster.targets["gateway"].rpartition(":")[2]
-    prober = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROBER, port, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    async with asyncio.TaskGroup() as clients:
+    async with probed(cluster) as probes, asyncio.TaskGroup() as clients:
         for _ in range(24):
             clients.create_task(keep_busy())
-    out, _ = await prober.communicate(b"")
-    probes = [float(line) for line in out.split()]
-    assert prober.returncode == 0
     assert len(probes) >= 20
     assert statistics.quantiles(probes, n=10)[-1] < 0.1, f"health took {sorted(probes)[-5:]} s"

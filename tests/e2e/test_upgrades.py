@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,11 +13,10 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from tests.contract.store_kit import RedisServer
-from tests.e2e.client import REST_TIMEOUT_S
+from tests.e2e.client import REST_TIMEOUT_S, asked
 from tests.e2e.reference import Question, answer, questions
-from tests.e2e.revisions import THIS, Processes, Service, Tree, before
+from tests.e2e.revisions import THIS, Processes, Service, Tree, before, settings_of
 from tests.integration.store.manager_kit import Managers
-from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.pool import MemberCondition
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
@@ -47,19 +45,7 @@ class Load:
     answers: list[tuple[Question, str]] = field(default_factory=list)
 
     async def ask(self, http: httpx.AsyncClient, question: Question, *, streamed: bool) -> None:
-        url, body = f"{self.url}/v1/chat/completions", question.body(stream=streamed)
-        if streamed:
-            async with http.stream("POST", url, json=body) as response:
-                said = (await response.aread()).decode()
-            lines = [line for line in said.splitlines() if line.startswith("data: ")]
-            assert (response.status_code, lines[-1:]) == (200, ["data: [DONE]"]), said
-            deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-1]]
-            text = "".join(delta.get("content") or "" for delta in deltas)
-        else:
-            response = await http.post(url, json=body)
-            assert response.status_code == 200, response.text
-            text = response.json()["choices"][0]["message"]["content"]
-        self.answers.append((question, text))
+        self.answers.append((question, await asked(http, self.url, question.body(stream=streamed))))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -68,11 +54,11 @@ class Load:
 
             async def keep_asking() -> None:
                 for question, streamed in zip(cycle(questions((1, 2, 0, 4), 24)), cycle((True, False)), strict=False):
-                    asked.create_task(self.ask(http, question, streamed=streamed))
+                    group.create_task(self.ask(http, question, streamed=streamed))
                     await asyncio.sleep(PAUSE_S)
 
-            async with asyncio.TaskGroup() as asked:
-                asking = asked.create_task(keep_asking())
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(keep_asking())
                 yield
                 asking.cancel()
         for question, text in self.answers:
@@ -96,18 +82,8 @@ class Cluster:
 
     async def start(self, kind: str, tree: Tree, *arguments: str, port: int = 0) -> Service:
         name = f"{kind.replace('_', '-')}-{next(self._numbers)}-{tree.name}"
-        model = ("--model", str(MODEL_DIR), "--model-id", MODEL_ID)
-        identity = ("--instance-id", name)
-        follow = () if kind == "pool_manager" else ("--pool-manager", self.now["pool_manager"].target)
-        torch = ("--torch-threads", "1")
-        told = {
-            "pool_manager": (),
-            "gateway": (),
-            "router": (*identity, *model),
-            "encoder": (*identity, *model, *torch),
-            "text": (*identity, *model, *torch),
-        }
-        return await self.processes.start(kind, name, tree, *told[kind], *follow, *arguments, port=port)
+        manager = "" if kind == "pool_manager" else self.now["pool_manager"].target
+        return await self.processes.start(kind, name, tree, *settings_of(kind, name, manager), *arguments, port=port)
 
     @asynccontextmanager
     async def manager(self) -> AsyncIterator[PoolManagerStub]:

@@ -100,6 +100,7 @@ class Routers:
         self._routers: dict[str, _Router] = {}
         self._follows = False
         self._turns = 0
+        self._listed = asyncio.Event()
         self._asked = asyncio.Event()
         self._added = asyncio.Event()
         self._named = asyncio.Event()
@@ -123,6 +124,11 @@ class Routers:
             async for snapshot in snapshots:
                 leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
                 self.use((one.address for one in snapshot.members), leaving)
+                self._listed.set()
+
+    async def listed(self) -> None:
+        """Return when the source that is followed has named its routers, if any."""
+        await self._listed.wait()
 
     @property
     def reached(self) -> bool:

@@ -235,6 +235,25 @@ class Source:
             yield MembershipSnapshot(version + 1, tuple(members))
 
 
+@pytest.mark.parametrize("states", [{"a": MemberState.ACTIVE}, {}], ids=["one", "none"])
+def test_the_first_list_of_a_membership_can_be_waited_for(states: dict[str, MemberState]) -> None:
+    async def test() -> None:
+        here, began_s = Site(), asyncio.get_running_loop().time()
+        here._models = {"a": MODEL}
+
+        async def follow() -> None:
+            await asyncio.sleep(1)
+            await here.routers.follow(Source(states))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow())
+            await here.routers.listed()
+            assert asyncio.get_running_loop().time() == began_s + 1
+        assert list(here.clients) == list(states)
+
+    virtual_time.run(test())
+
+
 async def test_routers_come_and_go_with_the_membership() -> None:
     here, active, leaving = Site(), MemberState.ACTIVE, MemberState.LEAVING
     here._models = {"a": MODEL, "b": MODEL}
