@@ -135,6 +135,7 @@ class ChatTask(RequestTask):
             tenant_salt=self.request.tenant_salt,
             due_in_s=effect.turn.due_s - now_s,
             lost_in_s=effect.turn.lost_in_s(now_s),
+            aged_in_s=effect.turn.aged_in_s(now_s),
             continued=answer.continued() if effect.continues else (),
         )
         try:

@@ -277,6 +277,7 @@ class RequestTask(ABC):
             priority=self.request.priority,
             due_in_s=effect.turn.due_s - now_s,
             lost_in_s=effect.turn.lost_in_s(now_s),
+            aged_in_s=effect.turn.aged_in_s(now_s),
         )
         try:
             with self._cluster.call(effect.name) as encoder:

@@ -43,6 +43,7 @@ from triptych.domain.pool import Registration
 from triptych.domain.profile import Profile
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.families.base import Family
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
 from triptych.media.sniff import MediaLimits
@@ -68,6 +69,22 @@ from triptych.transport.releases import Releases
 from triptych.transport.transport_set import TransportSet
 
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What instances run, where the fake engines are not enough. Of the model ``FAKE_MODEL.model_id``."""
+
+    encoder: Callable[[str], Any]
+    """A new ``ports.EncoderEngine`` of the instance with this name."""
+    text: Callable[[str], Any]
+    """A new ``ports.StagedTextEngine``, likewise."""
+    family: Family
+    encoder_profile: Profile
+    decoder_profile: Profile
+    """What they cost."""
+    prepare_workers: int = 2
+    """Of each encoder."""
 
 
 @dataclass
@@ -107,6 +124,8 @@ class World:
     """Time of a pull between two instances, without its messages."""
     profiled: bool = False
     """Routers have the profiles of all engines."""
+    engines: Engines | None = None
+    """None: the fake ones, with answers that can be checked."""
     router: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from their defaults; the same for the other three."""
     encoder: dict[str, Any] = field(default_factory=dict)
@@ -219,13 +238,8 @@ class EncoderNode(_Node):
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        slower = world.slower.get(self.name, 1.0)
-        self.engine = FakeEncoderEngine(
-            tokens_of=FakeFamily().tokens,
-            prepare_s=slower * FakeEncoderEngine.prepare_s,
-            batch_s=slower * FakeEncoderEngine.batch_s,
-            token_s=slower * world.encode_token_s,
-        )
+        self.engine = cluster.engines.encoder(self.name)
+        workers = cluster.engines.prepare_workers
         copy = InlineOffload()
         self.store = ArenaStore(
             arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=cluster.clock, copy=copy
@@ -247,15 +261,15 @@ class EncoderNode(_Node):
             settings,
             offers=lambda: (self.transport.offer(),),
             scope=scope,
-            prepare=InlineOffload(2),
-            max_preparing=2,
+            prepare=InlineOffload(workers),
+            max_preparing=workers,
             compute=compute,
             copy=copy,
             clock=cluster.clock,
             part=ServedPart(
                 cluster.profile_of(self.name, ModelPart.ENCODER).identity,
                 settings.batches.max_batch_items,
-                prepare_cores=2,
+                prepare_cores=workers,
             ),
             files=files,
         )
@@ -317,13 +331,7 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,
         )
-        slower = world.slower.get(self.name, 1.0)
-        self.engine = FakeTextEngine(
-            WORDS,
-            max_running=world.max_running,
-            step_s=slower * world.text_step_s,
-            prefill_token_s=slower * FakeTextEngine.prefill_token_s,
-        )
+        self.engine = cluster.engines.text(self.name)
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:
@@ -416,6 +424,36 @@ class HybridNode(TextNode):
     async def end(self) -> None:
         await super().end()
         await self.encoder.end()
+
+
+def _fake_engines(world: World) -> Engines:
+    def encoder(name: str) -> FakeEncoderEngine:
+        slower = world.slower.get(name, 1.0)
+        return FakeEncoderEngine(
+            tokens_of=FakeFamily().tokens,
+            prepare_s=slower * FakeEncoderEngine.prepare_s,
+            batch_s=slower * FakeEncoderEngine.batch_s,
+            token_s=slower * world.encode_token_s,
+        )
+
+    def text(name: str) -> FakeTextEngine:
+        slower = world.slower.get(name, 1.0)
+        return FakeTextEngine(
+            WORDS,
+            max_running=world.max_running,
+            step_s=slower * world.text_step_s,
+            prefill_token_s=slower * FakeTextEngine.prefill_token_s,
+        )
+
+    return Engines(
+        encoder,
+        text,
+        FakeFamily(),
+        encoder_profile=profile_of_encoder(
+            FakeEncoderEngine.batch_s, world.encode_token_s, pull_byte_s=world.pull_byte_s
+        ),
+        decoder_profile=profile_of_decoder(world.text_step_s, FakeTextEngine.prefill_token_s),
+    )
 
 
 @dataclass(frozen=True)
@@ -544,10 +582,9 @@ class SimCluster:
         self._latency = self.rng("latency")
         self.scope = TaskScope("router")
         """Of the router, and of what is outside of all processes."""
-        self.encoder_profile = profile_of_encoder(
-            FakeEncoderEngine.batch_s, world.encode_token_s, pull_byte_s=world.pull_byte_s
-        )
-        self.decoder_profile = profile_of_decoder(world.text_step_s, FakeTextEngine.prefill_token_s)
+        self.engines = world.engines or _fake_engines(world)
+        self.encoder_profile = self.engines.encoder_profile
+        self.decoder_profile = self.engines.decoder_profile
         self.profiles = KnownProfiles(self.profile_of(name, part) for part in ModelPart for name in ("", *world.slower))
         self.scaled = self._make_scaled() if world.scaled else None
         self.managers: dict[str, ManagerNode] = {}
@@ -689,7 +726,7 @@ class SimCluster:
             membership,
             connect,
             settings=RouterSettings(**self.world.router),
-            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
+            prepare=ModelPrepare(fake_prompt_builder(self.engines.family), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self.scope,

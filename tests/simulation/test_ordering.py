@@ -108,17 +108,17 @@ def test_a_small_image_passes_large_requests_that_wait_for_room_and_for_the_enco
 
 
 def test_requests_that_are_lost_do_not_make_those_behind_them_late_and_are_served_later() -> None:
-    """60 requests at once are 20 s of work; of those that come later most can still be served in time."""
-    asks = [asked("burst", seed=number) for number in range(60)]
+    """20 requests at once are 7 s of work; of those that come later most can still be served in time."""
+    asks = [asked("burst", seed=number) for number in range(20)]
     asks += [asked("later", 1.0 + number, seed=100 + number) for number in range(20)]
 
     def in_time(ordering: str) -> int:
         world = World(seed=3, max_running=1, text_step_s=STEP_S, router=routed(ordering, "text:ttft=3s"))
         found = latencies_s(world, asks)
-        assert max(found["burst"]) < AGEING_S + 10.0
+        assert max(found["burst"]) < 10.0
         return sum(one < 3.0 for one in found["later"])
 
-    assert in_time("deadline") == 0
+    assert in_time("deadline") <= 14
     assert in_time("slo") >= 18
 
 

@@ -58,6 +58,8 @@ class TextRequest:
     """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
     lost_in_s: float | None = None
     """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
+    aged_in_s: float | None = None
+    """Time left until it is due again if it is lost. None if the caller does not say."""
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
 

@@ -1,8 +1,8 @@
 """Which sequences of a text instance run in its next step, and how many tokens of each (HydraInfer, algorithm 1).
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
-the token budget then leaves goes to prompts that are already being prefilled, in the order of their turns, and
-after them to prompts that wait. The budget bounds the time of a step, and with it the time between two tokens.
+the token budget then leaves goes to prompts in the order of their turns, begun or not: a prompt of many chunks is passed
+between two of them by one that is due earlier. The budget bounds the time of a step, and with it the time between two tokens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,41 +42,24 @@ class StepPlan:
         return len(self.decodes) + sum(prefill.tokens for prefill in self.prefills)
 
 
-def plan_step(
-    decoding: Sequence[str],
-    prefilling: Sequence[Prefill],
-    waiting: Iterable[Prefill],
-    *,
-    token_budget: int,
-    max_sequences: int,
-) -> StepPlan:
+def plan_step(decoding: Sequence[str], prompts: Iterable[Prefill], *, token_budget: int) -> StepPlan:
     """Fill one step.
 
-    ``decoding`` and ``prefilling`` already hold KV blocks, each in queue order. ``waiting`` is a lazy iterator: its next
-    element is taken only when it can start, may allocate blocks then, and the iterator ends when there are none. All of
-    ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit. Only a bidirectional span that is
-    the first prefill of a step may exceed the budget, as it could never run otherwise.
+    ``decoding`` already hold KV blocks, and all of them run; callers keep their number within ``token_budget``.
+    ``prompts`` come in queue order, those that hold blocks and those that can start. It is a lazy iterator: the next element is
+    taken only when there is budget for it, and may allocate blocks then. Only a bidirectional span that is the first prefill of a
+    step may exceed the budget, as it could never run otherwise.
     """
     left = token_budget - len(decoding)
-    places = max_sequences - len(decoding) - sum(work.sequences for work in prefilling)
     prefills: list[Prefill] = []
-
-    def cut(work: Prefill) -> int:
+    coming = iter(prompts)
+    while left > 0 and (work := next(coming, None)) is not None:
         tokens = chunk(work, left)
         if not tokens and not prefills:
             tokens = chunk(work, _first_end(work) - work.first)
         if tokens:
             prefills.append(Prefill(work.sequence_id, tokens, work.first, work.bidirectional, work.sequences))
-        return tokens
-
-    for work in prefilling:
-        if left <= 0:
-            break
-        left -= cut(work)
-    new = iter(waiting)
-    while left > 0 and places > 0 and (one := next(new, None)) is not None:
-        places -= one.sequences
-        left -= cut(one)
+        left -= tokens
     return StepPlan(tuple(decoding), tuple(prefills))
 
 

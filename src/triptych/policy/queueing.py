@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 AGEING_S = 30.0
 """A request that has waited this long is not overtaken by later arrivals of its priority."""
+AGEING_FACTOR = 2.0
+"""A request that has missed its objective passes later arrivals again after this many times its objective ..."""
 AGEING_SHARE = 0.5
-"""Share of its time after which a request that has missed its objective passes later arrivals again, if that is sooner."""
+"""... or this share of its time, if that is sooner."""
 SHOWN_PRIORITIES = 8
 """Largest absolute priority with a label of its own in metrics."""
 SHARE_NBYTES_PER_S = 100 << 20
@@ -41,6 +43,10 @@ class Turn(NamedTuple):
         """Time left to begin, negative if it is too late; None if it is never too late."""
         return None if self.lost_s == inf else self.lost_s - now_s
 
+    def aged_in_s(self, now_s: float) -> float | None:
+        """Time until it is due if it is lost; None if it is never lost."""
+        return None if self.aged_s == inf else self.aged_s - now_s
+
 
 FIRST_COME = Turn(0, 0.0, 0)
 """The same for all, so that they go in order of arrival."""
@@ -56,20 +62,21 @@ def by_slo(
     to itself. All times are on the clock of one process; ``arrival`` is a counter there.
     """
     due_s = min(due_s, deadline_s)
-    aged_s = _aged_s(due_s, deadline_s, arrived_s)
+    aged_s = _aged_s(due_s, deadline_s, arrived_s, AGEING_FACTOR * (due_s - arrived_s))
     return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, due_s - needs_s, aged_s)
 
 
-def _aged_s(due_s: float, deadline_s: float, arrived_s: float) -> float:
+def _aged_s(due_s: float, deadline_s: float, arrived_s: float, patience_s: float = inf) -> float:
     """When a request is due that is lost.
 
-    One that has missed only its objective is due again after half of its time, so that it is served and does not end
-    by its deadline. One whose deadline cannot be met has the last place.
+    One that has missed only its objective is due again after ``patience_s``, and after half of its time at the latest, so
+    that it does not end by its deadline. One whose deadline cannot be met has the last place.
     """
     oldest_s = arrived_s + AGEING_S
     if due_s >= deadline_s:
         return oldest_s
-    return min(oldest_s, max(due_s, arrived_s + AGEING_SHARE * (deadline_s - arrived_s)))
+    within_s = min(patience_s, AGEING_SHARE * (deadline_s - arrived_s))
+    return min(oldest_s, max(due_s, arrived_s + within_s))
 
 
 def by_deadline(
@@ -96,16 +103,18 @@ def as_called(
     arrival: int,
     due_in_s: float | None,
     lost_in_s: float | None,
+    aged_in_s: float | None = None,
 ) -> Turn:
     """The position of a call at an instance, which gets durations from its caller, counted from ``arrived_s``.
 
-    ``due_in_s`` is negative for what is overdue, and None if the caller does not say: then by deadline. The ageing
-    counts from the arrival here.
+    ``due_in_s`` is negative for what is overdue, and None if the caller does not say: then by deadline. Without
+    ``aged_in_s``, from a router of the release before, the ageing counts from the arrival here.
     """
     if due_in_s is None:
         return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=arrival)
     due_s, lost_s = arrived_s + due_in_s, inf if lost_in_s is None else arrived_s + lost_in_s
-    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, _aged_s(due_s, deadline_s, arrived_s))
+    aged_s = _aged_s(due_s, deadline_s, arrived_s) if aged_in_s is None else arrived_s + aged_in_s
+    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s)
 
 
 def after_share(waiting: Turn, had_nbytes: int) -> Turn:

@@ -6,7 +6,7 @@ those of the real model; embeddings are zeros, and answers repeat one token.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from triptych.runtime.profiles import the_profile
 logger = logging.getLogger(__name__)
 
 Sleep = Callable[[float], None]
+Length = Callable[[EngineRequest], int]
 _MANY_TOKENS = 1 << 20
 """KV memory where the profile does not say the size of a token."""
 
@@ -90,6 +91,8 @@ class _Sequence:
     choices: tuple[int, ...] = ()
     begun: int = 0
     """Tokens that each choice had when it came."""
+    length: int = 0
+    """Tokens at which each choice ends by itself."""
 
     @property
     def left(self) -> int:
@@ -104,7 +107,7 @@ class _Sequence:
 class DelayTextEngine:
     """``ports.StagedTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
 
-    Every answer has ``max_tokens`` tokens. KV memory bounds the length of one sequence, not their number.
+    Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number.
     """
 
     prefix_queries_tokens = 0
@@ -118,6 +121,7 @@ class DelayTextEngine:
         costs: Costs,
         options: EngineOptions,
         *,
+        length: Length | None = None,
         sleep: Sleep = time.sleep,
     ) -> None:
         token_nbytes = costs.profile.measured.kv_token_nbytes
@@ -127,6 +131,7 @@ class DelayTextEngine:
         self._costs = costs
         self._max_sequences = options.max_sequences
         self._token_budget = options.token_budget
+        self._length = length
         self._sleep = sleep
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
         self._waiting: dict[str, _Sequence] = {}
@@ -152,6 +157,7 @@ class DelayTextEngine:
             raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + one.limit} tokens of {longest}")
         if len(one.choices) > self._max_sequences:
             raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
+        one.length = one.limit if self._length is None else min(one.limit, max(1, self._length(request)))
         self._waiting[request.request_id] = one
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -176,16 +182,18 @@ class DelayTextEngine:
         return sum(len(one.choices) for one in self._running.values())
 
     def step(self) -> list[EngineOutput]:
-        waiting = sorted(self._waiting.values(), key=lambda one: one.request.turn)
-        return self._run(
-            plan_step(
-                self._decoding(),
-                [_prefill(one) for one in self._running.values() if one.left],
-                iter([_prefill(one) for one in waiting]),
-                token_budget=self._token_budget,
-                max_sequences=self._max_sequences,
-            )
-        )
+        return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
+
+    def _prompts(self) -> Iterator[Prefill]:
+        """Those that have begun and those for which there is a place, by their turns."""
+        places = self._max_sequences - self._places()
+        begun = [one for one in self._running.values() if one.left]
+        for one in sorted([*begun, *self._waiting.values()], key=lambda one: one.request.turn):
+            if one.request.request_id in self._waiting:
+                if places <= 0:
+                    continue
+                places -= len(one.choices)
+            yield _prefill(one)
 
     def decode_step(self) -> list[EngineOutput]:
         return self._run(StepPlan(tuple(self._decoding()), ()))
@@ -213,8 +221,9 @@ class DelayTextEngine:
 
     def _advance(self, one: _Sequence) -> list[EngineOutput]:
         one.sent += 1
-        reason = FinishReason.LENGTH if one.sent == one.limit else None
-        if reason is not None:
+        reason = None
+        if one.sent >= one.length:
+            reason = FinishReason.LENGTH if one.sent >= one.limit else FinishReason.STOP
             del self._running[one.request.request_id]
         certain = ScoredToken(self._token, 0.0)
         scores = () if one.request.sampling.logprobs is None else (Scores(certain, ()),)

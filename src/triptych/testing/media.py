@@ -20,5 +20,10 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
 
 
+def png_outline(width: int, height: int, mark: bytes) -> bytes:
+    """A PNG of this size that passes inspection but has no pixels, for engines that decode nothing; unique by ``mark``."""
+    return png_header(width, height) + _chunk(b"tEXt", b"mark\0" + mark) + _chunk(b"IEND", b"")
+
+
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
+from triptych.families.base import Family, Placeholders, PromptReplacement, refuse_unless
 from triptych.families.model_files import ModelFiles
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, fake_tensors
 from triptych.tokens.prompt import PromptBuilder
@@ -86,7 +86,7 @@ def fake_tokenizer() -> Tokenizer:
     return Tokenizer(backend, special_tokens={}, eos_ids=frozenset({SPECIAL.index("<end>")}))
 
 
-def fake_prompt_builder(family: FakeFamily | None = None) -> PromptBuilder:
+def fake_prompt_builder(family: Family | None = None) -> PromptBuilder:
     """Template, tokenizer and family for the router."""
     targets = {Modality.IMAGE: PLACEHOLDER}
     return PromptBuilder(

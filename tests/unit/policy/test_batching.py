@@ -16,60 +16,46 @@ def works(prefix: str, sizes: list[int]) -> list[Prefill]:
     return [Prefill(f"{prefix}{index}", size) for index, size in enumerate(sizes)]
 
 
-def test_decodes_go_first_then_ongoing_prefills_then_new_ones() -> None:
-    plan = plan_step(["d0", "d1"], works("p", [5]), works("w", [4, 9]), token_budget=16, max_sequences=8)
-    assert plan == StepPlan(("d0", "d1"), (Prefill("p0", 5), Prefill("w0", 4), Prefill("w1", 5)))
+def test_decodes_go_first_then_prompts_in_their_order() -> None:
+    plan = plan_step(["d0", "d1"], works("p", [5, 4, 9]), token_budget=16)
+    assert plan == StepPlan(("d0", "d1"), (Prefill("p0", 5), Prefill("p1", 4), Prefill("p2", 5)))
     assert plan.tokens == 16
 
 
 def test_a_prefill_is_cut_to_the_remaining_budget() -> None:
-    plan = plan_step(["d0"], works("p", [100, 3]), [], token_budget=8, max_sequences=8)
+    plan = plan_step(["d0"], works("p", [100, 3]), token_budget=8)
     assert plan.prefills == (Prefill("p0", 7),)
 
 
 def test_the_last_token_of_a_budget_is_used() -> None:
-    plan = plan_step(["d0"], works("p", [5]), [], token_budget=2, max_sequences=8)
+    plan = plan_step(["d0"], works("p", [5]), token_budget=2)
     assert plan.prefills == (Prefill("p0", 1),)
-    plan = plan_step(["d0"], [], works("w", [5]), token_budget=2, max_sequences=8)
-    assert plan.prefills == (Prefill("w0", 1),)
 
 
 def test_nothing_is_left_for_prefills_when_decodes_fill_the_budget() -> None:
-    plan = plan_step(["d0", "d1"], works("p", [3]), works("w", [3]), token_budget=2, max_sequences=8)
+    plan = plan_step(["d0", "d1"], works("p", [3, 3]), token_budget=2)
     assert plan == StepPlan(("d0", "d1"), ())
 
 
-def test_new_sequences_join_only_while_places_are_free() -> None:
-    plan = plan_step(["d0"], works("p", [1]), works("w", [1, 1, 1]), token_budget=99, max_sequences=3)
-    assert [prefill.sequence_id for prefill in plan.prefills] == ["p0", "w0"]
+def test_the_queue_is_read_no_further_than_needed() -> None:
+    prompts = iter(works("p", [10] * 1000))
+    plan_step([], prompts, token_budget=15)
+    assert len(list(prompts)) == 998
 
 
-def test_the_waiting_queue_is_read_no_further_than_needed() -> None:
-    waiting = iter(works("w", [10] * 1000))
-    plan_step([], [], waiting, token_budget=15, max_sequences=8)
-    assert len(list(waiting)) >= 997
-
-
-sizes = st.lists(st.integers(1, 50), max_size=10)
-
-
-@given(st.integers(0, 8), sizes, sizes, st.integers(8, 64), st.integers(0, 12))
-def test_a_plan_is_within_its_bounds_and_makes_progress(
-    decoding: int, prefilling: list[int], waiting: list[int], token_budget: int, extra: int
-) -> None:
+@given(st.integers(0, 8), st.lists(st.integers(1, 50), max_size=20), st.integers(8, 64))
+def test_a_plan_is_within_its_bounds_and_makes_progress(decoding: int, sizes: list[int], token_budget: int) -> None:
     ids = [f"d{index}" for index in range(decoding)]
-    ongoing, new = works("p", prefilling), works("w", waiting)
-    max_sequences = decoding + len(prefilling) + extra
-    plan = plan_step(ids, ongoing, new, token_budget=token_budget, max_sequences=max_sequences)
+    prompts = works("p", sizes)
+    plan = plan_step(ids, prompts, token_budget=token_budget)
     assert list(plan.decodes) == ids
     assert plan.tokens <= token_budget
-    order = [work.sequence_id for work in (*ongoing, *new)]
+    order = [work.sequence_id for work in prompts]
     assert [prefill.sequence_id for prefill in plan.prefills] == order[: len(plan.prefills)]
-    left = {work.sequence_id: work.tokens for work in (*ongoing, *new)}
+    left = {work.sequence_id: work.tokens for work in prompts}
     assert all(1 <= prefill.tokens <= left[prefill.sequence_id] for prefill in plan.prefills)
     assert all(prefill.tokens == left[prefill.sequence_id] for prefill in plan.prefills[:-1])
-    assert sum(prefill.sequence_id.startswith("w") for prefill in plan.prefills) <= extra
-    assert plan.tokens or not (ids or ongoing or (new and extra))
+    assert plan.tokens == min(token_budget, decoding + sum(sizes))
 
 
 # --- bidirectional spans --------------------------------------------------------------------------------------------
@@ -100,19 +86,13 @@ def test_a_chunk_does_not_cut_a_bidirectional_span(
 
 def test_a_span_larger_than_the_budget_runs_first_or_waits() -> None:
     large = Prefill("large", 30, bidirectional=(Span(0, 20),))
-    plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
+    plan = plan_step(["d"], [large], token_budget=8)
     assert plan.prefills == (Prefill("large", 20, bidirectional=(Span(0, 20),)),)
     rest = Prefill("rest", 30, 10, bidirectional=(Span(10, 20),))
-    plan = plan_step(["d"], [rest], [], token_budget=8, max_sequences=8)
+    plan = plan_step(["d"], [rest], token_budget=8)
     assert plan.prefills == (Prefill("rest", 20, 10, bidirectional=(Span(10, 20),)),)
-    plan = plan_step(["d"], [Prefill("p", 3), large], works("w", [9]), token_budget=8, max_sequences=8)
+    plan = plan_step(["d"], [Prefill("p", 3), large, *works("w", [9])], token_budget=8)
     assert [(one.sequence_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
-
-
-def test_choices_take_a_place_each() -> None:
-    waiting = [Prefill("w", 1, sequences=3), Prefill("v", 1)]
-    plan = plan_step([], [Prefill("p", 1, sequences=2)], waiting, token_budget=9, max_sequences=5)
-    assert [one.sequence_id for one in plan.prefills] == ["p", "w"]
 
 
 # --- memory, budgets -------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_the_orderings_differ_in_what_comes_first() -> None:
     def first(name: str, now_s: float) -> str:
         ordering = ORDERINGS[name]
         turns = {
-            "long": ordering(priority=0, deadline_s=900.0, arrived_s=0.0, arrival=0, due_s=20.0, needs_s=2.0),
+            "long": ordering(priority=0, deadline_s=900.0, arrived_s=0.0, arrival=0, due_s=8.0, needs_s=2.0),
             "short": ordering(priority=0, deadline_s=900.0, arrived_s=1.0, arrival=1, due_s=5.0, needs_s=1.0),
             "hurried": ordering(priority=0, deadline_s=10.0, arrived_s=2.0, arrival=2, due_s=20.0, needs_s=9.5),
         }

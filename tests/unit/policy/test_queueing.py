@@ -39,21 +39,24 @@ def test_with_equal_timeouts_a_short_request_passes_a_long_one_that_came_before_
 
 
 def test_what_is_lost_goes_behind_what_can_still_be_met_and_keeps_its_order() -> None:
-    turns = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 9.0, 2)]
+    turns = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 5.5, 2)]
     assert in_order(turns, 2.5) == [1, 0, 2], "at the last moment to begin it is not lost"
     assert in_order(turns, 2.6) == [0, 2, 1]
-    assert in_order(turns, 3.1) == [2, 0, 1], "those that are lost go in order of arrival"
+    assert in_order(turns, 3.1) == [2, 1, 0], "those that are lost go by arrival and twice their objectives"
 
 
 def test_what_is_lost_is_not_overtaken_by_what_came_much_later() -> None:
     lost = objective(0.0, 1.0, 0)
+    assert in_order([lost, objective(1.1, 1.9, 1)], 1.1) == [1, 0]
+    assert in_order([lost, objective(1.1, 2.1, 1)], 1.1) == [0, 1], "it is due again after twice its objective"
+    lost = objective(0.0, 20.0, 0)
     assert in_order([lost, objective(AGEING_S - 2, AGEING_S - 1, 1)], AGEING_S - 2) == [1, 0]
     assert in_order([lost, objective(AGEING_S, AGEING_S + 1, 1)], AGEING_S) == [0, 1]
 
 
 def test_what_has_missed_its_objective_ages_with_its_deadline_and_does_not_starve_until_then() -> None:
-    lost = objective(0.0, 0.5, 0, deadline_s=4.0)
-    assert in_order([lost, objective(1.4, 1.9, 1)], 1.4) == [1, 0]
+    lost = objective(0.0, 1.5, 0, deadline_s=4.0)
+    assert in_order([lost, objective(1.4, 1.9, 1)], 1.6) == [1, 0]
     assert in_order([lost, objective(1.6, 2.1, 1)], 1.6) == [0, 1], "half of its time has passed"
 
 
@@ -84,7 +87,9 @@ def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
         arrival=7,
         due_in_s=here.due_s - now_s,
         lost_in_s=here.lost_in_s(now_s),
+        aged_in_s=here.aged_in_s(now_s),
     )
+    assert there.aged_s == pytest.approx(here.aged_s + ahead_s)
     assert there.due_s == pytest.approx(here.due_s + ahead_s)
     assert there.lost_s == pytest.approx(here.lost_s + ahead_s)
 

@@ -75,6 +75,25 @@ def test_a_prompt_is_prefilled_in_chunks_beside_the_decodes() -> None:
     assert len(slept) == 4
 
 
+def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier() -> None:
+    engine = text_engine(slept := Slept())
+    engine.add(request("long", prompt=160, tokens=1, turn=2))
+    engine.step()
+    engine.add(request("short", prompt=10, tokens=1, turn=1))
+    assert [[output.request_id for output in engine.step()] for _ in range(3)] == [["short"], ["long"], []]
+    assert slept[2] == pytest.approx(1.0 + 0.1 + 1.0 + 0.54)
+
+
+def test_answers_are_as_long_as_it_is_told_up_to_their_limits() -> None:
+    engine = DelayTextEngine(
+        FAKE_MODEL, FakeFamily(), Costs(DECODER), OPTIONS, length=lambda asked: len(asked.token_ids), sleep=Slept()
+    )
+    engine.add(request("stops", prompt=2, tokens=3))
+    engine.add(request("is cut", prompt=9, tokens=3))
+    ends = [(one.request_id, one.finish_reason) for _ in range(3) for one in engine.step() if one.finish_reason]
+    assert ends == [("stops", FinishReason.STOP), ("is cut", FinishReason.LENGTH)]
+
+
 def test_every_choice_gets_max_tokens_tokens_and_the_last_says_so() -> None:
     engine = text_engine(Slept())
     engine.add(request("a", prompt=3, tokens=2, n=2))

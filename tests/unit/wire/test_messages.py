@@ -218,6 +218,7 @@ TEXT_REQUEST = st.builds(
     priority=I64,
     due_in_s=st.none() | LEFT_S,
     lost_in_s=st.none() | LEFT_S,
+    aged_in_s=st.none() | LEFT_S,
     continued=CONTINUED,
 )
 ENCODE = st.builds(
@@ -236,6 +237,7 @@ ENCODE = st.builds(
     shard=st.none() | SHARD,
     due_in_s=st.none() | LEFT_S,
     lost_in_s=st.none() | LEFT_S,
+    aged_in_s=st.none() | LEFT_S,
 )
 ITEM_TIMELINE = st.builds(
     ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64, shard=TEXT

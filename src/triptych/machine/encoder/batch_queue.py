@@ -50,6 +50,7 @@ class Arrive:
     modality: Modality = Modality.IMAGE
     due_in_s: float | None = None
     lost_in_s: float | None = None
+    aged_in_s: float | None = None
     """Time left, for its turn (``policy.queueing.as_called``)."""
 
 
@@ -225,6 +226,7 @@ class BatchQueue:
             arrival=self._arrivals,
             due_in_s=event.due_in_s,
             lost_in_s=event.lost_in_s,
+            aged_in_s=event.aged_in_s,
         )
         self._arrivals += 1
         waiter = _Waiter(waits, now_s, event.deadline_s)

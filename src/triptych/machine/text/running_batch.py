@@ -176,10 +176,8 @@ class RunningBatch(Generic[S]):
         units = {one.sequence_id: one for one in self._running}
         step = plan_step(
             [name for name, one in units.items() if one.is_decoding],
-            [self._prefill(one) for one in self._running if prefill and not one.is_decoding],
-            self._starting(units, copies) if prefill else (),
+            self._prompts(units, copies) if prefill else (),
             token_budget=self.limits.token_budget,
-            max_sequences=self.limits.max_sequences,
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
@@ -253,15 +251,21 @@ class RunningBatch(Generic[S]):
         insort(self._waiting, one, key=_order)
         return everyone
 
-    def _starting(self, units: dict[str, S], copies: list[Copy]) -> Iterator[Prefill]:
-        """Start waiting sequences, one per iteration, while there are batch slots and blocks."""
+    def _prompts(self, units: dict[str, S], copies: list[Copy]) -> Iterator[Prefill]:
+        """Those that have blocks and those that wait, by their turns. The latter start, one per iteration, while there are
+        batch slots and blocks.
+        """
+        begun = [one for one in self._running if not one.is_decoding]
         while self._waiting:
             one = self._waiting[0]
+            while begun and begun[0].order < one.order:
+                yield self._prefill(begun.pop(0))
             if not self._has_place(one) or not self._start(one, copies):
-                return
+                break
             insort(self._running, self._waiting.pop(0), key=_order)
             units[one.sequence_id] = one
             yield self._prefill(one)
+        yield from map(self._prefill, begun)
 
     def _has_place(self, one: S) -> bool:
         return self.running + 1 + len(one.followers) <= self.limits.max_sequences

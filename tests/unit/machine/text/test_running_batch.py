@@ -271,6 +271,31 @@ def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
     ]
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier(contiguous: bool) -> None:
+    one = engine(32, contiguous=contiguous, token_budget=4)
+    one.add("long", [0] * 12, 1, turn=Turn(0, 9.0, 0))
+    one.step()
+    one.add("short", [1] * 2, 1, turn=Turn(0, 5.0, 1))
+    one.add("later", [2] * 2, 1, turn=Turn(0, 10.0, 2))
+    assert [(part.sequence.request_id, part.first, part.count) for part in one.step().parts] == [
+        ("short", 0, 2),
+        ("long", 4, 2),
+    ]
+    one.run(20)
+    assert list(one.answers) == ["short/0", "long/0", "later/0"]
+
+
+def test_a_prompt_that_cannot_start_does_not_hold_up_the_one_that_it_would_pass() -> None:
+    one = engine(6, token_budget=4)
+    one.add("long", [0] * 12, 1, keyed=False, turn=Turn(0, 9.0, 0))
+    one.step()
+    one.add("short", [1] * 12, 1, keyed=False, turn=Turn(0, 5.0, 1))
+    assert [(part.sequence.request_id, part.first) for part in one.step().parts] == [("long", 4)]
+    one.run(20)
+    assert list(one.answers) == ["long/0", "short/0"]
+
+
 def test_prompts_are_chunked_unless_forbidden() -> None:
     limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
     one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))

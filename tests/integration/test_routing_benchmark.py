@@ -1,0 +1,41 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.routing import trace_directory
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """One client of a ServeGen workload, which asks all day long."""
+    directory = tmp_path / "servegen"
+    directory.mkdir()
+    rows = "".join(f"{start},12,1,Gamma,1,0.08\n" for start in range(0, 86_400, 600))
+    (directory / "chunk-0-trace.csv").write_text(rows)
+    sizes = {
+        "text_tokens": "{64: 0.5, 500: 0.5}",
+        "image_tokens": "{256: 0.6, 1225: 0.4}",
+        "image_count": "{1: 0.8, 4: 0.2}",
+        "output_tokens": "{4: 0.5, 20: 0.5}",
+    }
+    (directory / "chunk-0-dataset.json").write_text(json.dumps({"0": sizes}))
+    return directory
+
+
+def test_the_benchmark_of_routing_measures_every_step(traces: Path, tmp_path: Path) -> None:
+    said = figures_of("routing", tmp_path, "--traces", str(traces))
+    assert [row["step"] for row in said["rows"]] == said["settings"]["steps"]
+    assert said["capacity_per_s"]["decoder-only"]["middle"] > 0
+    for row in said["rows"]:
+        assert row["failed"] == 0
+        assert 0 < row["mean_ms"]["short"]["least"] <= row["p99_ms"]["short"]["most"]
+        assert 0 < row["goodput_per_s"]["middle"] <= row["per_s"]["middle"]
+
+
+def test_it_says_what_is_missing_without_a_trace(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="nowhere is no directory: this benchmark samples a ServeGen workload"):
+        trace_directory(tmp_path / "nowhere")
