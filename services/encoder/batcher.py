@@ -174,6 +174,7 @@ class Batcher(Generic[PreparedT]):
             due_in_s=request.due_in_s,
             lost_in_s=request.lost_in_s,
             aged_in_s=request.aged_in_s,
+            behind_s=request.behind_s,
         )
         is_new = key not in self._flights
         if is_new:

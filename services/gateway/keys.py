@@ -18,6 +18,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from triptych.domain.tenant import NOBODY, WEIGHT, Tenant
 from triptych.errors import RateLimited, Unauthenticated
 from triptych.ports import Clock
 
@@ -38,6 +39,8 @@ class KeyEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    weight: float = Field(default=1.0, ge=WEIGHT.low, le=WEIGHT.high)
+    """Share of the service beside other keys, when all want more than there is."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     concurrent: int | None = Field(default=None, ge=1)
@@ -76,6 +79,7 @@ class Caller:
     def __init__(self, name: str, entry: KeyEntry | None, clock: Clock) -> None:
         self.name = name
         """The key's name; empty without keys."""
+        self.tenant = Tenant(name, entry.weight) if entry else NOBODY
         self._concurrent = entry.concurrent if entry else None
         self._requests = Bucket(entry.requests_per_minute, clock) if entry and entry.requests_per_minute else None
         self._tokens = Bucket(entry.tokens_per_minute, clock) if entry and entry.tokens_per_minute else None

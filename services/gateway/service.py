@@ -145,6 +145,7 @@ class Gateway:
             tools=request.tools,
             tool_choice=request.tool_choice,
             priority=request.priority,
+            tenant=caller.tenant if caller.name else None,
         )
 
     async def models(self) -> tuple[tuple[ModelInfo, ...], int]:

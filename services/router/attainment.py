@@ -6,12 +6,15 @@ from prometheus_client.core import Metric as Family
 
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.slo import ChargedStage, Expected, Isolated, Metric, Slo, modality_of
+from triptych.domain.stage import Stage
+from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
-from triptych.machine.router.wait_predictor import WaitPredictor
+from triptych.machine.router.wait_predictor import ANSWER_WEIGHT, WaitPredictor
 from triptych.policy.attainment import arrival
+from triptych.policy.fairness import Fairness, Share, by_weight
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
 
@@ -30,25 +33,29 @@ class Attainment:
         epoch: int,
         clock: Clock,
         isolated: Callable[[ClassWindow], Isolated | None] | None = None,
+        fairness: Fairness | None = by_weight,
     ) -> None:
         """``isolated`` gives the latencies of a request with the system to itself, from a window with nothing but it; None
-        where no profile has them.
+        where no profile has them. ``fairness`` is how tenants share the service.
         """
         self._isolated = isolated
         self._clock = clock
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
-        self._waits = WaitPredictor()
+        self._waits = WaitPredictor(fairness)
 
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
 
-    def least_s(self, priority: int, *, media: bool) -> tuple[float, float]:
+    def least_s(self, priority: int, *, media: bool, tenant: Tenant = NOBODY) -> tuple[float, float]:
         """How long a new request of unknown class would wait, and then take at least."""
-        return self._waits.wait_s(priority, self._clock(), media=media), self._waits.least_answer_s
+        wait_s = self._waits.wait_s(priority, self._clock(), media=media, tenant=tenant)
+        return wait_s, self._waits.least_answer_s
 
-    def predicted_s(self, items: Sequence[ItemPlan], prompt_tokens: int, priority: int) -> tuple[float, float]:
+    def predicted_s(
+        self, items: Sequence[ItemPlan], prompt_tokens: int, priority: int, tenant: Tenant = NOBODY
+    ) -> tuple[float, float]:
         """How long a prepared request would wait, and then take to its last token; both 0 if it would not wait."""
-        wait_s = self._waits.wait_s(priority, self._clock(), media=bool(items))
+        wait_s = self._waits.wait_s(priority, self._clock(), media=bool(items), tenant=tenant)
         if not wait_s:
             return 0.0, 0.0
         class_name, counts = arrival(items, prompt_tokens)
@@ -69,9 +76,11 @@ class Attainment:
         priority: int = 0,
         *,
         begun: bool = False,
+        answer_tokens: int = 0,
+        tenant: Tenant = NOBODY,
     ) -> Gaps:
-        """Count an arrival. Returns where the gaps between its tokens are counted. Of an answer that another router has
-        begun only these are judged.
+        """Count an arrival, of which ``answer_tokens`` are expected. Returns where the gaps between its tokens are counted. Of
+        an answer that another router has begun only these are judged.
         """
         class_name, counts = arrival(items, prompt_tokens)
         isolated, now_s = None if self._isolated is None else self._isolated(counts), self._clock()
@@ -79,13 +88,19 @@ class Attainment:
             number,
             class_name,
             priority=priority,
-            media_tokens=counts.media_tokens,
+            media_work=_encode_work(isolated, counts.media_tokens),
             prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            tenant=tenant,
             now_s=now_s,
         )
         return self._recorder.prepared(
             number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s, begun=begun
         )
+
+    def share(self, number: int, stage: Stage) -> Share:
+        """See ``WaitPredictor.share``."""
+        return self._waits.share(number, stage)
 
     def expected(self, number: int) -> Expected:
         """See ``AttainmentRecorder.expected``."""
@@ -102,10 +117,18 @@ class Attainment:
         self._recorder.answering(number, timeline, now_s)
 
     def over(self, number: int, timeline: Timeline) -> None:
-        now_s = self._clock()
-        is_whole = timeline.outcome is Outcome.DONE and not timeline.continued_tokens
-        self._waits.over(number, timeline.total_s - timeline.ttft_s if is_whole else None, now_s)
+        now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
+        answer_s = timeline.total_s - timeline.ttft_s if is_done and not timeline.continued_tokens else None
+        self._waits.over(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
         self._recorder.over(number, timeline, now_s)
+
+    def _served(self, timeline: Timeline) -> Mapping[Stage, int]:
+        """What an answered request took: embeddings that an encoder had already took nothing."""
+        answer_tokens = timeline.completion_tokens - timeline.continued_tokens
+        served = {Stage.PREFILL: timeline.prompt_tokens + ANSWER_WEIGHT * answer_tokens}
+        if timeline.items and all(item.encoder_cached for item in timeline.items):
+            served[Stage.ENCODE] = 0
+        return served
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
@@ -133,6 +156,13 @@ class Attainment:
             _verdicts(model, self._recorder.judged),
             (*_LABELS, "verdict"),
         )
+
+
+def _encode_work(isolated: Isolated | None, media_tokens: int) -> int:
+    """In microseconds by a profile, else in tokens."""
+    if isolated is None or not media_tokens:
+        return media_tokens
+    return max(1, round(1e6 * isolated.encode_s))
 
 
 def _verdicts(model: str, judged: Mapping[tuple[str, Metric], Judged]) -> dict[tuple[str, ...], float]:

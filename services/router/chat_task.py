@@ -9,8 +9,11 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import begun
 from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.stage import Stage
+from triptych.domain.tenant import NOBODY, Tenant
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
+from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved, TextReported
 from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken
 from triptych.policy import admission
@@ -108,13 +111,27 @@ class ChatTask(RequestTask):
                 self._clock() - self._started_s,
                 self.request.priority,
                 begun=bool(self.request.continued),
+                answer_tokens=self._sampling.n * self._expected_tokens(),
+                tenant=self._tenant,
             )
             expected = self._attainment.expected(self._number)
-            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected))
+            share = self._attainment.share(self._number, Stage.ENCODE)
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, share))
+
+    @property
+    def _tenant(self) -> Tenant:
+        return self.request.tenant or NOBODY
+
+    def _expected_tokens(self) -> int:
+        """Tokens of each choice."""
+        answers = AnswerClass(self._model.model_id, bool(self._prompted.items))
+        return self._cluster.expected_output.predict(answers, self._sampling.max_tokens or 0)
 
     def _refuse_late(self, prompt_tokens: int) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""
-        wait_s, service_s = self._attainment.predicted_s(self._prompted.items, prompt_tokens, self.request.priority)
+        wait_s, service_s = self._attainment.predicted_s(
+            self._prompted.items, prompt_tokens, self.request.priority, self._tenant
+        )
         try:
             self._deadlines(left_s=self._left_s(), wait_s=wait_s, service_s=service_s)
         except Overloaded as error:
@@ -124,6 +141,7 @@ class ChatTask(RequestTask):
     async def _generate(self, effect: Generate) -> None:
         now_s = self._clock()
         answer = self._answer = self._answer or self._new_answer()
+        turn = self._attainment.share(self._number, Stage.PREFILL).of(effect.turn)
         request = TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
@@ -133,9 +151,10 @@ class ChatTask(RequestTask):
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
-            due_in_s=effect.turn.due_s - now_s,
-            lost_in_s=effect.turn.lost_in_s(now_s),
-            aged_in_s=effect.turn.aged_in_s(now_s),
+            due_in_s=turn.due_in_s(now_s),
+            lost_in_s=turn.lost_in_s(now_s),
+            aged_in_s=turn.aged_in_s(now_s),
+            behind_s=turn.behind_s,
             continued=answer.continued() if effect.continues else (),
         )
         try:

@@ -275,9 +275,10 @@ class RequestTask(ABC):
             router_lease=effect.router_lease,
             shard=plan.shard,
             priority=self.request.priority,
-            due_in_s=effect.turn.due_s - now_s,
+            due_in_s=effect.turn.due_in_s(now_s),
             lost_in_s=effect.turn.lost_in_s(now_s),
             aged_in_s=effect.turn.aged_in_s(now_s),
+            behind_s=effect.turn.behind_s,
         )
         try:
             with self._cluster.call(effect.name) as encoder:

@@ -14,6 +14,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.stage import ModelPart
+from triptych.domain.tenant import NOBODY
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.domain.windows import ClassWindow
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
@@ -85,6 +86,7 @@ class RouterService:
             epoch=rng.getrandbits(63),
             clock=clock,
             isolated=self._isolated if profiles else None,
+            fairness=self._policies.tenants,
         )
         """Load and SLO attainment of this router."""
         self._tasks: dict[int, RequestTask] = {}
@@ -273,7 +275,9 @@ class RouterService:
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
         # Before anything is computed for it; once its class is known it is judged by the time of that class.
-        wait_s, service_s = self.attainment.least_s(request.priority, media=bool(request.media))
+        wait_s, service_s = self.attainment.least_s(
+            request.priority, media=bool(request.media), tenant=request.tenant or NOBODY
+        )
         self._policies.deadlines(left_s=timeout_s, wait_s=wait_s, service_s=service_s)
         admitted = self._admitted(
             request,

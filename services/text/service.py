@@ -229,6 +229,7 @@ class TextService:
                 due_in_s=request.due_in_s,
                 lost_in_s=request.lost_in_s,
                 aged_in_s=request.aged_in_s,
+                behind_s=request.behind_s,
             ),
             len(request.token_ids) + len(request.begun) * (request.sampling.max_tokens or 0),
         )

@@ -68,6 +68,8 @@ class Reply:
     finished: ChatFinished | None = None
     error: TriptychError | None = None
     left: bool = False
+    first_s: float | None = None
+    """When its first token came."""
     ended_s: float = 0.0
 
     def check_right(self) -> None:
@@ -197,6 +199,8 @@ async def _read(router: ports.Router, reply: Reply) -> None:
     async with aclosing(router.chat(reply.ask.request)) as stream:
         async for events in stream:
             assert events, "an empty batch of events"
+            if reply.first_s is None:
+                reply.first_s = asyncio.get_running_loop().time()
             for event in events:
                 _read_one(reply, event)
 

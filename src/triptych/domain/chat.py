@@ -7,6 +7,7 @@ from triptych.domain.bounds import Between
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.tenant import Tenant
 
 PRIORITY = Between(-(2**31), 2**31 - 1)
 
@@ -91,6 +92,8 @@ class ChatRequest:
     priority: int = 0
     """Lower values are served first; equal ones by the time they have left. Pulls are ordered by the time left alone,
     as they precede the wait for the engine."""
+    tenant: Tenant | None = None
+    """Whose share of the service it takes; None for that of all who name none."""
 
     continued: tuple[ContinuedChoice, ...] = ()
     """Of an answer that another router began: its choices that have not ended, in their order. They go on after these

@@ -40,6 +40,8 @@ class EncodeRequest:
     """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
     aged_in_s: float | None = None
     """Time left until it is due again if it is lost. None if the caller does not say."""
+    behind_s: float = 0.0
+    """How much later than that it counts as having come, as its tenant is ahead of its share; negative for earlier."""
 
     @property
     def content(self) -> Content:

@@ -62,6 +62,8 @@ class TextRequest:
     """Time left until it is due again if it is lost. None if the caller does not say."""
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
+    behind_s: float = 0.0
+    """How much later than its ``due_in_s`` says it counts as having come, as its tenant is ahead of its share; negative for earlier."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.rng import Rng
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
 from triptych.policy.backlog import Work
+from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
@@ -85,6 +86,7 @@ ROUTINGS: Mapping[str, Routing] = {
 SHARDINGS: Mapping[str, Sharding] = {"earliest-end": in_shards, "never": never}
 ORDERINGS: Mapping[str, Ordering] = {"slo": by_slo, "deadline": by_deadline, "first-come": first_come}
 ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
+TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 
 
@@ -109,6 +111,9 @@ class PolicyNames:
     deadlines: str = "refuse"
     """What to do with a request that cannot be answered before its deadline because of those that wait already: refuse (by the
     predicted wait, with the time after which it could be met), or admit."""
+    tenants: str = "weighted"
+    """How tenants (the gateway's API keys) share encoders and text instances: weighted (what one sends beyond its share counts as
+    having come later), or none (they are not told apart)."""
 
     def __post_init__(self) -> None:
         Policies.named(self)
@@ -126,6 +131,8 @@ class Policies:
     ordering: Ordering
     admission: Admission
     deadlines: Deadlines
+    tenants: Fairness | None
+    """None: they are not told apart."""
 
     @property
     def predict(self) -> bool:
@@ -142,6 +149,7 @@ class Policies:
             _of(ORDERINGS, "ordering", names.ordering),
             _of(ADMISSIONS, "admission", names.admission),
             _of(DEADLINES, "deadlines", names.deadlines),
+            _of(TENANTS, "tenants", names.tenants),
         )
 
 

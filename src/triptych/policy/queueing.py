@@ -34,18 +34,34 @@ class Turn(NamedTuple):
     """After this time it is too late to begin."""
     aged_s: float = inf
     """Its ``due_s`` from then on."""
+    behind_s: float = 0.0
+    """How much later all that is than the request's own objective, because of its tenant's share (``policy.fairness``)."""
+
+    def behind(self, by_s: float, *, within: bool = False) -> "Turn":
+        """The position of a request that counts as having come so much later, or earlier if negative.
+
+        ``within``: of one within its tenant's share, which is never lost, as it would go behind what is beyond the shares of others.
+        """
+        if not by_s and not within:
+            return self
+        lost_s = inf if within else self.lost_s + max(0.0, by_s)
+        return Turn(self.priority, self.due_s + by_s, self.arrival, lost_s, self.aged_s + by_s, self.behind_s + by_s)
 
     def at(self, now_s: float) -> "Turn":
         """The position at this time. It changes once, to a later one."""
         return self if now_s <= self.lost_s else Turn(self.priority, self.aged_s, self.arrival)
 
+    def due_in_s(self, now_s: float) -> float:
+        """Time left until it is due by its own objective; negative if it is overdue."""
+        return self.due_s - self.behind_s - now_s
+
     def lost_in_s(self, now_s: float) -> float | None:
-        """Time left to begin, negative if it is too late; None if it is never too late."""
-        return None if self.lost_s == inf else self.lost_s - now_s
+        """Time left to begin by its own objective, negative if it is too late; None if it is never too late."""
+        return None if self.lost_s == inf else self.lost_s - max(0.0, self.behind_s) - now_s
 
     def aged_in_s(self, now_s: float) -> float | None:
-        """Time until it is due if it is lost; None if it is never lost."""
-        return None if self.aged_s == inf else self.aged_s - now_s
+        """Time until it is due by its own objective if it is lost; None if it is never lost."""
+        return None if self.aged_s == inf else self.aged_s - self.behind_s - now_s
 
 
 FIRST_COME = Turn(0, 0.0, 0)
@@ -104,17 +120,19 @@ def as_called(
     due_in_s: float | None,
     lost_in_s: float | None,
     aged_in_s: float | None = None,
+    behind_s: float = 0.0,
 ) -> Turn:
     """The position of a call at an instance, which gets durations from its caller, counted from ``arrived_s``.
 
     ``due_in_s`` is negative for what is overdue, and None if the caller does not say: then by deadline. Without
-    ``aged_in_s``, from a router of the release before, the ageing counts from the arrival here.
+    ``aged_in_s``, from a router of the release before, the ageing counts from the arrival here. ``behind_s`` is what
+    ``Turn.behind`` adds for the share of the request's tenant.
     """
     if due_in_s is None:
         return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=arrival)
     due_s, lost_s = arrived_s + due_in_s, inf if lost_in_s is None else arrived_s + lost_in_s
     aged_s = _aged_s(due_s, deadline_s, arrived_s) if aged_in_s is None else arrived_s + aged_in_s
-    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s)
+    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s).behind(behind_s)
 
 
 def after_share(waiting: Turn, had_nbytes: int) -> Turn:

@@ -83,7 +83,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class ChatRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -104,7 +105,16 @@ class ChatRequest(_message.Message):
     priority: int
     tool_choice: ToolChoice
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ...) -> None: ...
+    tenant: Tenant
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "weight")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("chat", "return_token_strs")

@@ -21,6 +21,7 @@ from triptych.domain.pool import MAX_OVERRIDE_S
 from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
 from triptych.domain.slo import CLASSES, MAX_OBJECTIVES
 from triptych.domain.stage import ModelPart, Stage
+from triptych.domain.tenant import TENANT_NAME, WEIGHT
 from triptych.domain.windows import MAX_BLAMED, SKETCH_BUCKETS, ClassWindow
 from triptych.errors import InvalidRequest
 from triptych.wire.flat import compiled
@@ -98,6 +99,7 @@ TABLE: Mapping[str, Rows] = {
         "due_in_s": _LEFT_S,
         "lost_in_s": _LEFT_S,
         "aged_in_s": _LEFT_S,
+        "behind_s": _LEFT_S,
     },
     "LeaseRequest": {"key": _KEY, "generation": Anything(), "lease_s": _SECONDS, "lease_id": _LEASE},
     "ReleaseRequest": {"lease_ids": Many(1 << 16, _LEASE, "leases")},
@@ -111,6 +113,7 @@ TABLE: Mapping[str, Rows] = {
         "due_in_s": _LEFT_S,
         "lost_in_s": _LEFT_S,
         "aged_in_s": _LEFT_S,
+        "behind_s": _LEFT_S,
         "continued": Many(16, unit="choices"),
     },
     "ContinuedChoice": {"choice": Between(0, 15), "token_ids": Many(MAX_TOKENS, unit="tokens")},
@@ -125,6 +128,7 @@ TABLE: Mapping[str, Rows] = {
         "priority": PRIORITY,
         "continued": Many(16, unit="choices"),
     },
+    "Tenant": {"name": TENANT_NAME, "weight": WEIGHT},
     "Message": {
         "parts": Many(4096, unit="parts"),
         "tool_calls": Many(128, unit="calls"),

@@ -18,6 +18,7 @@ from triptych.domain.chat import (
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, ToolCallMade, Usage
 from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
+from triptych.domain.tenant import Tenant
 from triptych.domain.timeline import ItemTimeline, Readiness, Timeline
 from triptych.v1 import common_pb2, router_pb2
 from triptych.wire.common import CHUNK, CONTINUED, SAMPLING, TICKET, check_ticket
@@ -96,7 +97,7 @@ def _tool_choice_from_wire(message: router_pb2.ToolChoice) -> ToolChoice:
 _CHAT = Pair(
     ChatRequest,
     router_pb2.ChatRequest,
-    nested=(SAMPLING, CONTINUED),
+    nested=(SAMPLING, CONTINUED, Pair(Tenant, router_pb2.Tenant)),
     given=("timeout_s",),
     special={
         "messages": (lambda _: (), lambda message: tuple(map(_message_from_wire, message.messages))),

@@ -11,6 +11,7 @@ from triptych.policy.policies import (
     ORDERINGS,
     ROUTINGS,
     SHARDINGS,
+    TENANTS,
     Ordering,
     Policies,
     PolicyNames,
@@ -25,6 +26,7 @@ NAMES = {
     "ordering": "first-come",
     "admission": "bounded",
     "deadlines": "admit",
+    "tenants": "none",
 }
 
 
@@ -40,7 +42,13 @@ def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int =
 
 @pytest.mark.parametrize("kind", list(NAMES))
 def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
-    tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS, "deadlines": DEADLINES}
+    tables = {
+        "sharding": SHARDINGS,
+        "ordering": ORDERINGS,
+        "admission": ADMISSIONS,
+        "deadlines": DEADLINES,
+        "tenants": TENANTS,
+    }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})
     for name in tables.get(kind, ROUTINGS):

@@ -52,6 +52,7 @@ class Arrive:
     lost_in_s: float | None = None
     aged_in_s: float | None = None
     """Time left, for its turn (``policy.queueing.as_called``)."""
+    behind_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,7 @@ class BatchQueue:
             due_in_s=event.due_in_s,
             lost_in_s=event.lost_in_s,
             aged_in_s=event.aged_in_s,
+            behind_s=event.behind_s,
         )
         self._arrivals += 1
         waiter = _Waiter(waits, now_s, event.deadline_s)

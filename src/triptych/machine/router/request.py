@@ -71,6 +71,7 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.machine.router.text_attempts import TextAttempts
+from triptych.policy.fairness import UNSHARED
 from triptych.policy.policies import Ordering
 from triptych.policy.queueing import Turn, by_slo
 from triptych.policy.retrying import pause_s
@@ -160,6 +161,8 @@ class RequestMachine:
         self._priority = priority
         self._ordering = ordering
         self._expected = NOTHING_EXPECTED
+        self._share = UNSHARED
+        """Its tenant's, of the encoders."""
         self._resolves = resolves
         self._phase = Phase.PREPARING
         self._over = False
@@ -286,6 +289,7 @@ class RequestMachine:
         self._stats.prompt_tokens = event.prompt_tokens
         self._answer_tokens = event.answer_tokens
         self._expected = event.expected
+        self._share = event.share
         self._items = [RequestItem(index, plan) for index, plan in enumerate(event.items)]
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
@@ -310,6 +314,7 @@ class RequestMachine:
             due_s=inf if limit_s is None else arrived_s + limit_s,
             needs_s=needs_s,
         )
+        turn = turn if encoded else self._share.of(turn)
         return turn._replace(lost_s=inf) if self._begun else turn  # its first token has been sent
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:

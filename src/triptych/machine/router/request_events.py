@@ -24,6 +24,7 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
+from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.queueing import Turn
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -37,6 +38,8 @@ class Prepared:
     prompt_tokens: int
     answer_tokens: int
     expected: Expected = NOTHING_EXPECTED
+    share: Share = UNSHARED
+    """Its tenant's, of the encoders."""
 
 
 @dataclass(frozen=True, slots=True)

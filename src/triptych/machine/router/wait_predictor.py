@@ -1,14 +1,22 @@
 """Predicts how long a request would wait, from what waits at each stage of this router and how fast that is served.
 
 A rate is measured while requests queue, as only then it is the stage's and not that of the arrivals. Work is counted in
-tokens (of media at the encoders, of prompts at the text instances), so that it adds up over requests of any size.
+tokens (at the encoders of media, or in the time that a profile predicts; at the text instances of prompts and answers), so that it
+adds up over requests of any size. Tenants share each queue by their weights (``machine.router.tenant_shares``).
 Fed directly, like ``AttainmentRecorder``; what is said of a request that is unknown or over has no effect.
 """
 
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from triptych.domain.stage import Stage
+from triptych.domain.tenant import NOBODY, Tenant
+from triptych.machine.router.tenant_shares import Place, TenantShares
+from triptych.policy.fairness import UNSHARED, Fairness, Share, by_weight, share_wait_s
+
+ANSWER_WEIGHT = 2
+"""A token of an answer is this much work of a text instance, in tokens of a prompt (VTC, OSDI '24, section 4.1)."""
 
 _QUEUE = 4
 """Requests that wait together, from which on they are a queue."""
@@ -21,15 +29,19 @@ _REMEMBERED_S = 60.0
 """For how long the rate of a queue that has ended counts."""
 _WEIGHT = 0.1
 """Of the latest request in the mean time of an answer."""
+_KNOWN_S = 600.0
+"""For how long a tenant is known of which no request comes."""
+_MAX_TENANTS = 1024
 
 
 class _Queue:
     """What waits at one stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, fairness: Fairness) -> None:
         self.waiting = 0
         self.work: Counter[int] = Counter()
         """By priority."""
+        self.shares = TenantShares(fairness)
         self._since_s: float | None = None
         """Since when there has been a queue."""
         self._served: deque[tuple[float, int]] = deque(maxlen=_MOST_SERVED)
@@ -37,18 +49,21 @@ class _Queue:
         self._known: tuple[float, float] | None = None
         """When the rate was measured last, and the work per second."""
 
-    def enter(self, priority: int, work: int, now_s: float) -> None:
+    def enter(self, tenant: Tenant, priority: int, work: int, now_s: float, *, alone: bool) -> Place:
         self.waiting += 1
         self.work[priority] += work
         if self._since_s is None and self.waiting >= _QUEUE:
             self._since_s = now_s
             self._served.clear()
+        return self.shares.enter(tenant, priority, work, self._per_s(now_s), now_s, alone=alone)
 
-    def leave(self, priority: int, work: int, now_s: float, *, served: bool) -> None:
+    def leave(self, place: Place, now_s: float, *, served: bool) -> None:
+        priority, work = place.priority, place.work
         self.waiting -= 1
         self.work[priority] -= work
         if not self.work[priority]:
             del self.work[priority]
+        self.shares.leave(place, served=served)
         if self._since_s is None:
             return
         if served:
@@ -65,44 +80,79 @@ class _Queue:
         if times >= _LEAST_SERVED and now_s - since_s >= _LEAST_S:
             self._known = now_s, work / (now_s - since_s)
 
-    def wait_s(self, priority: int, now_s: float) -> float:
-        """How long what goes before a request of this priority will take; 0 if the rate is not known."""
-        if self._known is None or not self.work:
-            return 0.0
+    def _per_s(self, now_s: float) -> float | None:
+        """The work that is served per second; None if it is not known."""
+        if self._known is None:
+            return None
         measured_s, per_s = self._known
         if self._since_s is None and now_s - measured_s > _REMEMBERED_S:
             self._known = None
+            return None
+        return per_s if per_s > 0 else None
+
+    def wait_s(self, tenant: Tenant, priority: int, now_s: float, *, alone: bool) -> float:
+        """How long what goes before a request of this tenant and priority will take; 0 if the rate is not known."""
+        if not self.work or (per_s := self._per_s(now_s)) is None:
             return 0.0
         ahead = sum(work for other, work in self.work.items() if other <= priority)
-        return ahead / per_s if per_s > 0 else 0.0
+        if alone:
+            return ahead / per_s
+        more_urgent = ahead - self.work.get(priority, 0)
+        own, own_urgent = self.shares.waiting_work(tenant.name, priority)
+        return share_wait_s(
+            ahead_s=ahead / per_s,
+            own_s=(own + own_urgent) / per_s,
+            more_urgent_s=(more_urgent - own_urgent) / per_s,
+            share=self.shares.part(tenant),
+        )
 
 
 @dataclass(slots=True)
 class _Running:
     class_name: str
+    tenant: Tenant
     priority: int
     work: dict[Stage, int]
-    stage: Stage | None
+    stage: Stage | None = None
+    places: dict[Stage, Place] = field(default_factory=dict)
 
 
 class WaitPredictor:
-    """Owner of what waits for its first token, by stage."""
+    """Owner of what waits for its first token, by stage, and of the shares of tenants in that."""
 
-    def __init__(self) -> None:
-        self._queues = {Stage.ENCODE: _Queue(), Stage.PREFILL: _Queue()}
+    def __init__(self, fairness: Fairness | None = by_weight) -> None:
+        """Without ``fairness`` tenants are not told apart."""
+        self._tells_tenants = fairness is not None
+        self._queues = {stage: _Queue(fairness or by_weight) for stage in (Stage.ENCODE, Stage.PREFILL)}
         self._running: dict[int, _Running] = {}
+        self._tenants: OrderedDict[str, float] = OrderedDict()
+        """When a request of each has come last. The longest ago is first."""
         self._answer_s: dict[str, float] = {}
         """By request class, the mean time from the first token to the last."""
 
     # --- steps of a request ------------------------------------------------------------------------------------------
 
     def prepared(
-        self, number: int, class_name: str, *, priority: int, media_tokens: int, prompt_tokens: int, now_s: float
+        self,
+        number: int,
+        class_name: str,
+        *,
+        priority: int,
+        media_work: int,
+        prompt_tokens: int,
+        now_s: float,
+        answer_tokens: int = 0,
+        tenant: Tenant = NOBODY,
     ) -> None:
-        """A request waits for encoders, or without media for a text instance."""
-        work = {Stage.ENCODE: media_tokens, Stage.PREFILL: max(1, prompt_tokens)}
-        one = self._running[number] = _Running(class_name, priority, work, None)
-        self._enter(one, Stage.ENCODE if media_tokens else Stage.PREFILL, now_s)
+        """A request waits for encoders, or without media for a text instance.
+
+        ``media_work``: of its encoding, in any unit that adds up. ``answer_tokens``: as expected.
+        """
+        work = {Stage.ENCODE: media_work, Stage.PREFILL: max(1, prompt_tokens + ANSWER_WEIGHT * answer_tokens)}
+        tenant = self._told_apart(tenant)
+        self._see(tenant.name, now_s)
+        one = self._running[number] = _Running(class_name, tenant, priority, work)
+        self._enter(one, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
 
     def dispatched(self, number: int, now_s: float) -> None:
         """All its items are encoded, and a text instance gets it."""
@@ -116,34 +166,71 @@ class WaitPredictor:
         if (one := self._running.get(number)) is not None:
             self._leave(one, now_s, served=True)
 
-    def over(self, number: int, answer_s: float | None, now_s: float) -> None:
-        """``answer_s`` is the time from its first token to its last; None if it was not answered."""
+    def over(
+        self, number: int, answer_s: float | None, now_s: float, *, served: Mapping[Stage, int] | None = None
+    ) -> None:
+        """``answer_s`` is the time from its first token to its last; None if it was not answered.
+
+        ``served`` is the work that it took in the end, of the stages where that is known.
+        """
         one = self._running.pop(number, None)
         if one is None:
             return
         self._leave(one, now_s, served=answer_s is not None)
+        for stage, work in (served or {}).items():
+            if (place := one.places.get(stage)) is not None:
+                self._queues[stage].shares.correct(place, work)
         if answer_s is not None:
             mean_s = self._answer_s.get(one.class_name, answer_s)
             self._answer_s[one.class_name] = mean_s + _WEIGHT * (answer_s - mean_s)
 
     def _enter(self, one: _Running, stage: Stage, now_s: float) -> None:
         one.stage = stage
-        self._queues[stage].enter(one.priority, one.work[stage], now_s)
+        alone = self._alone(one.tenant, now_s)
+        one.places[stage] = self._queues[stage].enter(one.tenant, one.priority, one.work[stage], now_s, alone=alone)
 
     def _leave(self, one: _Running, now_s: float, *, served: bool) -> None:
-        if one.stage is not None:
-            self._queues[one.stage].leave(one.priority, one.work[one.stage], now_s, served=served)
-            one.stage = None
+        if one.stage is None:
+            return
+        self._queues[one.stage].leave(one.places[one.stage], now_s, served=served)
+        if not served:
+            del one.places[one.stage]
+        one.stage = None
+
+    # --- tenants -----------------------------------------------------------------------------------------------------
+
+    def share(self, number: int, stage: Stage) -> Share:
+        """Of a request at a stage that it has come to."""
+        one = self._running.get(number)
+        place = None if one is None else one.places.get(stage)
+        return UNSHARED if place is None else place.share
+
+    def _told_apart(self, tenant: Tenant) -> Tenant:
+        return tenant if self._tells_tenants else NOBODY
+
+    def _alone(self, tenant: Tenant, now_s: float) -> bool:
+        """Whether there is no other tenant."""
+        while self._tenants and now_s - next(iter(self._tenants.values())) > _KNOWN_S:
+            self._tenants.popitem(last=False)
+        return len(self._tenants) == (tenant.name in self._tenants)
+
+    def _see(self, name: str, now_s: float) -> None:
+        self._tenants[name] = now_s
+        self._tenants.move_to_end(name)
+        if len(self._tenants) > _MAX_TENANTS:
+            self._tenants.popitem(last=False)
 
     # --- predictions -------------------------------------------------------------------------------------------------
 
-    def wait_s(self, priority: int, now_s: float, *, media: bool) -> float:
+    def wait_s(self, priority: int, now_s: float, *, media: bool, tenant: Tenant = NOBODY) -> float:
         """How long a new request would wait at its stages, of which that of the encoders is for ``media`` only.
 
         0 while nothing is known.
         """
-        text_s = self._queues[Stage.PREFILL].wait_s(priority, now_s)
-        return text_s + self._queues[Stage.ENCODE].wait_s(priority, now_s) if media else text_s
+        tenant = self._told_apart(tenant)
+        alone = self._alone(tenant, now_s)
+        stages = (Stage.ENCODE, Stage.PREFILL) if media else (Stage.PREFILL,)
+        return sum(self._queues[stage].wait_s(tenant, priority, now_s, alone=alone) for stage in stages)
 
     def answer_s(self, class_name: str) -> float:
         """How long an answer to a request of this class takes from its first token to its last; 0 if unknown."""
@@ -163,3 +250,4 @@ class WaitPredictor:
                 work[one.priority] += one.work[stage]
             assert queue.waiting == len(here), f"{stage.value}: requests do not add up"  # noqa: S101 - invariant
             assert queue.work == work, f"{stage.value}: work does not add up"  # noqa: S101 - invariant
+            queue.shares.validate()

@@ -21,7 +21,7 @@ class Router:
         for _ in range(count):
             self.number += 1
             self.predictor.prepared(
-                self.number, "text", priority=priority, media_tokens=media, prompt_tokens=prompt, now_s=self.now_s
+                self.number, "text", priority=priority, media_work=media, prompt_tokens=prompt, now_s=self.now_s
             )
         self.predictor.validate()
 
@@ -153,7 +153,7 @@ class Steps(RuleBasedStateMachine):
         self.number += 1
         self.running.add(self.number)
         self.predictor.prepared(
-            self.number, "text", priority=priority, media_tokens=media, prompt_tokens=prompt, now_s=self.now_s
+            self.number, "text", priority=priority, media_work=media, prompt_tokens=prompt, now_s=self.now_s
         )
 
     @precondition(lambda self: self.running)

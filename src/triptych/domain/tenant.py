@@ -1,0 +1,20 @@
+"""Who shares the service, as the router knows it."""
+
+from dataclasses import dataclass
+
+from triptych.domain.bounds import Between, Size
+
+TENANT_NAME = Size(64)
+WEIGHT = Between(0.01, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """``name`` is no secret: it is in metrics. Of two tenants that both want more, one of twice the weight gets twice as much."""
+
+    name: str = ""
+    weight: float = 1.0
+
+
+NOBODY = Tenant()
+"""All whose requests name no tenant."""

@@ -1,0 +1,51 @@
+"""When a request counts as having come, so that tenants share a queue by their weights.
+
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96): a request begins, in service over weight, where its tenant's last
+request ends, or where the queue is if that is later. So what an idle tenant has not used is not saved up. How far it begins
+ahead of the queue is the time after which the tenant's share has room for it. Within ``BURST_S`` it is within the share.
+What is within every tenant's share goes by priority and objective as it does without tenants; what is beyond counts as
+having come later, behind all that is within.
+"""
+
+from typing import NamedTuple, Protocol
+
+from triptych.policy.queueing import AGEING_S, Turn
+
+BURST_S = 1.0
+"""What a tenant may want at once without being beyond its share, in seconds of its share of the service."""
+
+
+class Share(NamedTuple):
+    """What the share of its tenant makes of a request's turn."""
+
+    behind_s: float = 0.0
+    """How much later than it came it counts as having come; negative for earlier."""
+    within: bool = False
+    """Whether it is within the share, if there is another tenant."""
+
+    def of(self, turn: Turn) -> Turn:
+        return turn.behind(self.behind_s, within=self.within)
+
+
+UNSHARED = Share()
+
+
+class Fairness(Protocol):
+    """The share of a request for which that of its tenant has room in ``ahead_s``."""
+
+    def __call__(self, *, ahead_s: float) -> Share: ...
+
+
+def by_weight(*, ahead_s: float) -> Share:
+    """As no objective or deadline orders by more than ``AGEING_S``, what is beyond goes behind what is within."""
+    within = ahead_s <= BURST_S
+    return Share(ahead_s if within else ahead_s + AGEING_S, within)
+
+
+def share_wait_s(*, ahead_s: float, own_s: float, more_urgent_s: float, share: float) -> float:
+    """How long a tenant's request waits, given the times that the stage takes for the work that waits.
+
+    ``ahead_s``: of all that has its priority or goes before it, which ``own_s`` of its tenant is part of. ``more_urgent_s``: of other
+    tenants, with a priority that goes before. ``share``: the tenant's part of the service while all that wait go on waiting.
+    """
+    return min(ahead_s, more_urgent_s + own_s / share)
