@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric as Family
 
+from triptych.domain.chat import ChatRequest
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.slo import ChargedStage, Expected, Isolated, Metric, Slo, modality_of
 from triptych.domain.stage import Stage
@@ -66,6 +67,10 @@ class Attainment:
             estimated = self._recorder.estimated(class_name)
             begins_s = 0.0 if estimated is None else estimated.prefill_s
         return wait_s, begins_s + self._waits.answer_s(class_name)
+
+    def takes_s(self, request: ChatRequest) -> float:
+        """How long the slowest stage takes for a request like this at its tenant's share; 0 while that is not known."""
+        return self._waits.takes_s(self._clock(), media=bool(request.media), tenant=request.tenant or NOBODY)
 
     def prepared(
         self,

@@ -17,13 +17,13 @@ from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved, TextReported
 from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken
 from triptych.policy import admission
-from triptych.policy.policies import Deadlines
 from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
 
 from .answer import Answer
 from .attainment import Attainment
 from .cluster import Cluster
+from .late import LateRefusals
 from .prepare import Prepare, Prompted
 from .request_task import Admitted, RequestTask
 from .stream_buffer import StreamBuffer
@@ -44,7 +44,7 @@ class ChatTask(RequestTask):
         attainment: Attainment,
         prepare: Prepare,
         sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
-        deadlines: Deadlines,
+        late: LateRefusals,
         offload: Offload,
         rng: Rng,
     ) -> None:
@@ -55,7 +55,7 @@ class ChatTask(RequestTask):
         self._gaps: Gaps | None = None
         self._prepare_request = prepare
         self._sharding = sharding
-        self._deadlines = deadlines
+        self._late = late
         self._offload = offload
         self._rng = rng
         self._prompted: Prompted
@@ -133,7 +133,7 @@ class ChatTask(RequestTask):
             self._prompted.items, prompt_tokens, self.request.priority, self._tenant
         )
         try:
-            self._deadlines(left_s=self._left_s(), wait_s=wait_s, service_s=service_s)
+            self._late.check(self.request, left_s=self._left_s(), wait_s=wait_s, service_s=service_s, prepared=True)
         except Overloaded as error:
             self.refusal = error
             raise

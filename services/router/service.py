@@ -32,6 +32,7 @@ from .cluster import Cluster, Scope
 from .held_share import HeldShare
 from .history import History
 from .known_embeddings import KnownEmbeddings
+from .late import LateRefusals
 from .prepare import Prepare
 from .record import NO_RECORD, Record
 from .request_task import Admitted, RequestTask
@@ -89,6 +90,7 @@ class RouterService:
             fairness=self._policies.tenants,
         )
         """Load and SLO attainment of this router."""
+        self._late = LateRefusals(self._policies.deadlines, self.attainment, clock)
         self._tasks: dict[int, RequestTask] = {}
         # The newest task of each id: an older one may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
@@ -274,11 +276,12 @@ class RouterService:
         model = self._model(request.model)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
-        # Before anything is computed for it; once its class is known it is judged by the time of that class.
-        wait_s, service_s = self.attainment.least_s(
-            request.priority, media=bool(request.media), tenant=request.tenant or NOBODY
-        )
-        self._policies.deadlines(left_s=timeout_s, wait_s=wait_s, service_s=service_s)
+        if not request.continued:  # its caller has some of it already
+            # Before anything is computed for it; once its class is known it is judged by the time of that class.
+            wait_s, service_s = self.attainment.least_s(
+                request.priority, media=bool(request.media), tenant=request.tenant or NOBODY
+            )
+            self._late.check(request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
         admitted = self._admitted(
             request,
             model,
@@ -295,7 +298,7 @@ class RouterService:
             attainment=self.attainment,
             prepare=self._prepare,
             sharding=self._in_shards,
-            deadlines=self._policies.deadlines,
+            late=self._late,
             offload=self._offload,
             rng=self._rng,
         )

@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
+from math import ceil
 from random import Random
 from statistics import median
 
@@ -116,3 +118,37 @@ def test_below_the_capacity_nothing_is_refused() -> None:
     for load in (0.3, 0.6, 0.8):
         run = Run(text_world("refuse"), poisson(load * TEXT_PER_S, images=False))
         assert (run.late, run.refused) == (0, [])
+
+
+@pytest.mark.parametrize("load", [2, 4])
+@pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
+def test_clients_that_wait_their_retry_after_are_admitted_at_the_next_try(
+    images: bool, per_s: float, load: int
+) -> None:
+    """While others come for the first time, at several times the capacity."""
+    world = (image_world if images else text_world)("refuse")
+    asks = poisson(load * per_s, images=images)
+    first: list[Reply] = [Reply(ask) for ask in asks]
+    again: list[Reply] = []
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def come_back(reply: Reply) -> None:
+            """As over HTTP, after whole seconds."""
+            await asyncio.sleep(reply.ask.at_s)
+            (one,) = await play(cluster.router, [replace(reply.ask, at_s=0.0)])
+            reply.error, reply.finished, reply.answers = one.error, one.finished, one.answers
+            if not isinstance(one.error, Overloaded):
+                return
+            await asyncio.sleep(max(1, ceil(one.error.retry_after_s or 0.0)))
+            again.extend(await play(cluster.router, [replace(reply.ask, at_s=0.0)]))
+
+        async with asyncio.TaskGroup() as group:
+            for reply in first:
+                group.create_task(come_back(reply))
+
+    simulate(world, scenario)
+    refused = [reply for reply in first if isinstance(reply.error, Overloaded)]
+    assert len(again) == len(refused) > 0.3 * len(first)
+    admitted = [reply for reply in again if not isinstance(reply.error, Overloaded)]
+    assert len(admitted) >= 0.8 * len(again)
+    assert sum(reply.error is None for reply in again) >= 0.8 * len(again), "and answered before their deadlines"

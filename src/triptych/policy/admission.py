@@ -214,24 +214,25 @@ def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bou
         )
 
 
-def check_wait(*, left_s: float, wait_s: float, service_s: float) -> None:
+def check_wait(*, left_s: float, wait_s: float, service_s: float, promised_s: float = 0.0) -> None:
     """Raise Overloaded if a request with ``left_s`` until its deadline cannot be answered by then.
 
     It waits for ``wait_s`` and then takes ``service_s``; both are predicted, and the wait is put ``WAIT_CAUTION`` times
-    higher. Without a wait nothing is refused, as the request may be faster than others of its class. Retry-After is when
-    the queue will be short enough.
+    higher. ``promised_s`` is what others were promised that come back until then. Without a wait nothing is refused, as the request
+    may be faster than others of its class. Retry-After is when the queue will be short enough.
     """
-    late_s = WAIT_CAUTION * wait_s + service_s - left_s
+    late_s = WAIT_CAUTION * wait_s + promised_s + service_s - left_s
     if wait_s > 0 and late_s > 0:
         raise Overloaded(
-            f"the answer would take about {wait_s + service_s:.1f} s, of which {wait_s:.1f} s in queues; {left_s:.1f} s are left",
-            retry_after_s=min(late_s, wait_s),
+            f"the answer would take about {wait_s + promised_s + service_s:.1f} s, of which {wait_s + promised_s:.1f} s in queues; "
+            f"{left_s:.1f} s are left",
+            retry_after_s=min(late_s, wait_s + promised_s),
         )
 
 
-def admit_anyway(*, left_s: float, wait_s: float, service_s: float) -> None:
+def admit_anyway(*, left_s: float, wait_s: float, service_s: float, promised_s: float = 0.0) -> None:
     """Refuse nothing."""
-    del left_s, wait_s, service_s
+    del left_s, wait_s, service_s, promised_s
 
 
 def _hold(param: str, value: object, bound: Bound) -> None:

@@ -48,10 +48,10 @@ class Admission(Protocol):
 
 class Deadlines(Protocol):
     """Raises Overloaded if a prepared request cannot be answered within ``left_s``: it would wait for ``wait_s`` and then
-    take ``service_s``.
+    take ``service_s``. Of the time that it has, ``promised_s`` is promised to others.
     """
 
-    def __call__(self, *, left_s: float, wait_s: float, service_s: float) -> None: ...
+    def __call__(self, *, left_s: float, wait_s: float, service_s: float, promised_s: float = 0.0) -> None: ...
 
 
 def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:

@@ -46,8 +46,8 @@ class _Queue:
         """Since when there has been a queue."""
         self._served: deque[tuple[float, int]] = deque(maxlen=_MOST_SERVED)
         """When requests of this queue were served, and their work."""
-        self._known: tuple[float, float] | None = None
-        """When the rate was measured last, and the work per second."""
+        self._known: tuple[float, float, float] | None = None
+        """When the rate was measured last, the work per second, and the requests."""
 
     def enter(self, tenant: Tenant, priority: int, work: int, now_s: float, *, alone: bool) -> Place:
         self.waiting += 1
@@ -78,13 +78,14 @@ class _Queue:
             since_s, first = self._served[0]
             work -= first
         if times >= _LEAST_SERVED and now_s - since_s >= _LEAST_S:
-            self._known = now_s, work / (now_s - since_s)
+            took_s = now_s - since_s
+            self._known = now_s, work / took_s, (times - (times == _MOST_SERVED)) / took_s
 
     def _per_s(self, now_s: float) -> float | None:
         """The work that is served per second; None if it is not known."""
         if self._known is None:
             return None
-        measured_s, per_s = self._known
+        measured_s, per_s, _ = self._known
         if self._since_s is None and now_s - measured_s > _REMEMBERED_S:
             self._known = None
             return None
@@ -105,6 +106,12 @@ class _Queue:
             more_urgent_s=(more_urgent - own_urgent) / per_s,
             share=self.shares.part(tenant),
         )
+
+    def takes_s(self, tenant: Tenant, now_s: float, *, alone: bool) -> float:
+        """How long a request of the mean work takes, at the tenant's share; 0 if the rate is not known."""
+        if self._per_s(now_s) is None or self._known is None:
+            return 0.0
+        return 1 / self._known[2] / (1.0 if alone else self.shares.part(tenant))
 
 
 @dataclass(slots=True)
@@ -231,6 +238,13 @@ class WaitPredictor:
         alone = self._alone(tenant, now_s)
         stages = (Stage.ENCODE, Stage.PREFILL) if media else (Stage.PREFILL,)
         return sum(self._queues[stage].wait_s(tenant, priority, now_s, alone=alone) for stage in stages)
+
+    def takes_s(self, now_s: float, *, media: bool, tenant: Tenant = NOBODY) -> float:
+        """How long the slowest of its stages takes for a request, at the tenant's share; 0 while nothing is known."""
+        tenant = self._told_apart(tenant)
+        alone = self._alone(tenant, now_s)
+        stages = (Stage.ENCODE, Stage.PREFILL) if media else (Stage.PREFILL,)
+        return max(self._queues[stage].takes_s(tenant, now_s, alone=alone) for stage in stages)
 
     def answer_s(self, class_name: str) -> float:
         """How long an answer to a request of this class takes from its first token to its last; 0 if unknown."""

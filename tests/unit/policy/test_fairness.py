@@ -1,0 +1,64 @@
+"""What a tenant's share makes of a request's turn, and of its predicted wait."""
+
+import math
+
+import pytest
+
+from triptych.policy.fairness import BURST_S, UNSHARED, Share, by_weight, share_wait_s
+from triptych.policy.queueing import AGEING_S, Turn, as_called, by_slo
+
+
+def turn(due_s: float = 5.0, *, arrived_s: float = 0.0, priority: int = 0) -> Turn:
+    return by_slo(priority=priority, deadline_s=60.0, arrived_s=arrived_s, arrival=1, due_s=due_s, needs_s=1.0)
+
+
+def test_what_is_beyond_a_share_goes_behind_what_is_within_whatever_its_objective() -> None:
+    beyond = by_weight(ahead_s=BURST_S + 0.1).of(turn(0.5))
+    within = by_weight(ahead_s=BURST_S).of(turn(math.inf))
+    assert within < beyond
+    assert within.at(1e6) == within, "it is never lost"
+    assert by_weight(ahead_s=0.2).of(turn(5.0)) < by_weight(ahead_s=0.1).of(turn(9.0)), "objectives count within shares"
+    assert by_weight(ahead_s=99.0).of(turn(priority=-1)) < within, "priority goes before shares"
+
+
+def test_a_turn_without_a_share_is_unchanged() -> None:
+    assert UNSHARED.of(turn()) == turn()
+
+
+@pytest.mark.parametrize("share", [Share(40.0), Share(-12.0, within=True), Share(0.3, within=True), UNSHARED])
+def test_an_instance_gives_a_call_the_position_that_the_router_computed(share: Share) -> None:
+    now_s, here = 2.0, share.of(turn())
+    there = as_called(
+        priority=0,
+        deadline_s=58.0,
+        arrived_s=0.0,
+        arrival=1,
+        due_in_s=here.due_in_s(now_s),
+        lost_in_s=here.lost_in_s(now_s),
+        behind_s=here.behind_s,
+    )
+    assert (there.due_s + now_s, there.lost_s + now_s) == pytest.approx((here.due_s, here.lost_s))
+    assert there.behind_s == here.behind_s
+
+
+def test_the_ageing_counts_from_when_a_request_counts_as_having_come() -> None:
+    late = as_called(
+        priority=0, deadline_s=600.0, arrived_s=0.0, arrival=1, due_in_s=500.0, lost_in_s=None, behind_s=100.0
+    )
+    assert late.due_s == AGEING_S + 100.0
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "own_s", "more_urgent_s", "share", "wait_s"),
+    [
+        (10.0, 10.0, 0.0, 1.0, 10.0),
+        (10.0, 0.0, 0.0, 0.5, 0.0),
+        (10.0, 2.0, 0.0, 0.25, 8.0),
+        (10.0, 4.0, 0.0, 0.25, 10.0),
+        (10.0, 1.0, 3.0, 0.5, 5.0),
+    ],
+)
+def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate_and_never_for_more_than_there_is(
+    ahead_s: float, own_s: float, more_urgent_s: float, share: float, wait_s: float
+) -> None:
+    assert share_wait_s(ahead_s=ahead_s, own_s=own_s, more_urgent_s=more_urgent_s, share=share) == wait_s
