@@ -1,9 +1,11 @@
 """Admission control of the gateway: limits on running requests and on the bytes of their bodies."""
 
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from triptych.errors import Overloaded, TriptychError, Unavailable
+from triptych.policy.admission import most_of_one
 
 from .lifetime import RequestLifetime
 
@@ -11,8 +13,11 @@ from .lifetime import RequestLifetime
 class Admission:
     """Limits running requests and the bytes of their bodies."""
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
+    def __init__(self, max_requests: int, max_bytes: int, *, keys: int = 0) -> None:
+        """With several ``keys`` none takes the last eighth of the requests."""
         self._max_requests = max_requests
+        self._max_of_key = max_requests if keys < 2 else most_of_one(max_requests)
+        self._of_key: Counter[str] = Counter()
         self._max_bytes = max_bytes
         self._bytes = 0
         self._running: dict[str, RequestLifetime] = {}
@@ -30,18 +35,22 @@ class Admission:
         return request_id in self._running
 
     @contextmanager
-    def request(self, request_id: str, lifetime: RequestLifetime) -> Generator["Hold"]:
-        """Raises Overloaded when the limit is reached. ``request_id`` must not be running yet."""
+    def request(self, request_id: str, lifetime: RequestLifetime, key: str = "") -> Generator["Hold"]:
+        """Raises Overloaded when the limit is reached. ``request_id`` must not be running yet; ``key`` is a key's name."""
         if self._closed is not None:
             raise self._closed
         if len(self._running) >= self._max_requests:
             raise Overloaded(f"{self._max_requests} requests are running, which is the limit")
+        if self._of_key[key] >= self._max_of_key:
+            raise Overloaded(f"{self._max_of_key} requests of this key are running, more are left to others")
         hold = Hold(self)
         self._running[request_id] = lifetime
+        self._of_key[key] += 1
         try:
             yield hold
         finally:
             del self._running[request_id]
+            self._of_key[key] -= 1
             self._bytes -= hold.nbytes
 
     def take(self, nbytes: int) -> None:

@@ -26,7 +26,7 @@ from triptych.runtime import logs
 
 from .answers import error_body, error_headers
 from .http import REFUSAL
-from .keys import KeyRing
+from .keys import Caller, KeyRing
 from .request_ids import canonical
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,11 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                sent = MutableHeaders(scope=message)
+                sent[REQUEST_ID] = request_id
+                caller: Caller | None = scope["state"].get("caller")
+                for name, value in caller.headers() if caller is not None else ():
+                    sent[name] = value
             await send(message)
 
         try:

@@ -11,7 +11,7 @@ import secrets
 import sys
 import tomllib
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -19,7 +19,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from triptych.domain.tenant import NOBODY, WEIGHT, Tenant
-from triptych.errors import RateLimited, Unauthenticated
+from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
 from triptych.ports import Clock
 
 KEY_PREFIX = "tt-"
@@ -31,6 +31,9 @@ _MAX_SOURCES = 10_000
 _MAX_KEY_CHARS = 512
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _BUSY_RETRY_S = 1.0
+"""Least Retry-After when too many requests of a key run."""
+_NEWEST = 0.1
+"""Of the newest request in the mean time of a key's requests."""
 
 
 class KeyEntry(BaseModel):
@@ -43,7 +46,11 @@ class KeyEntry(BaseModel):
     """Share of the service beside other keys, when all want more than there is."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
+    items_per_minute: int | None = Field(default=None, ge=1)
+    """Images, videos and audio clips."""
     concurrent: int | None = Field(default=None, ge=1)
+    least_priority: int | None = None
+    """The lowest ``priority`` that its requests may have, as lower ones go first."""
 
 
 class _KeyFile(BaseModel):
@@ -56,21 +63,44 @@ class Bucket:
     """A token bucket of ``per_minute``, full at first. It may go into debt, which refilling pays back."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._clock = clock
         self._level = float(per_minute)
         self._at_s = clock()
+        self._told_s = 0.0
+        """When the one that was refused last was told to come back."""
 
-    def wait_s(self) -> float:
-        """Seconds until one token is available; 0 if one is."""
-        now_s = self._clock()
-        self._level = min(self._per_minute, self._level + (now_s - self._at_s) * self._per_minute / 60)
-        self._at_s = now_s
-        return max(0.0, (1 - self._level) * 60 / self._per_minute)
+    @property
+    def left(self) -> int:
+        """Whole tokens that are available; 0 in debt."""
+        self._refill()
+        return max(0, int(self._level))
+
+    @property
+    def full_in_s(self) -> float:
+        self._refill()
+        return (self.per_minute - self._level) * 60 / self.per_minute
+
+    def wait_s(self, count: int = 1) -> float:
+        """Seconds until ``count`` tokens are available; 0 if they are."""
+        self._refill()
+        return max(0.0, (count - self._level) * 60 / self.per_minute)
+
+    def refuse_s(self, count: int = 1) -> float:
+        """When to come back for ``count`` tokens: one that was refused before comes back first, within a minute."""
+        now_s, takes_s = self._clock(), count * 60 / self.per_minute
+        wait_s = self.wait_s(count)
+        self._told_s = max(now_s + wait_s, min(self._told_s + takes_s, now_s + wait_s + 60.0))
+        return self._told_s - now_s
 
     def take(self, count: int) -> None:
-        self.wait_s()
+        self._refill()
         self._level -= count
+
+    def _refill(self) -> None:
+        now_s = self._clock()
+        self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / 60)
+        self._at_s = now_s
 
 
 class Caller:
@@ -80,10 +110,21 @@ class Caller:
         self.name = name
         """The key's name; empty without keys."""
         self.tenant = Tenant(name, entry.weight) if entry else NOBODY
+        self._clock = clock
         self._concurrent = entry.concurrent if entry else None
-        self._requests = Bucket(entry.requests_per_minute, clock) if entry and entry.requests_per_minute else None
-        self._tokens = Bucket(entry.tokens_per_minute, clock) if entry and entry.tokens_per_minute else None
+        self._least_priority = entry.least_priority if entry else None
+        self._buckets: dict[str, Bucket] = {}
+        """By what they limit."""
+        if entry is not None:
+            limits = {
+                "tokens": entry.tokens_per_minute,
+                "requests": entry.requests_per_minute,
+                "items": entry.items_per_minute,
+            }
+            self._buckets = {what: Bucket(limit, clock) for what, limit in limits.items() if limit is not None}
         self._running = 0
+        self._mean_s = 0.0
+        """That its requests take."""
 
     @contextmanager
     def request(self) -> Generator[None]:
@@ -91,27 +132,60 @@ class Caller:
         if self._concurrent is not None and self._running >= self._concurrent:
             raise RateLimited(
                 f"{self._running} requests of this key are running, the limit is {self._concurrent}",
-                retry_after_s=_BUSY_RETRY_S,
+                retry_after_s=max(_BUSY_RETRY_S, self._mean_s / self._running),
             )
-        for bucket, what in ((self._tokens, "tokens"), (self._requests, "requests")):
-            if bucket is not None and (wait_s := bucket.wait_s()) > 0:
-                raise RateLimited(f"this key has no {what} left in this minute", retry_after_s=wait_s)
-        if self._requests is not None:
-            self._requests.take(1)
+        for what in ("tokens", "requests"):
+            self._check(what, 1)
+        if (requests := self._buckets.get("requests")) is not None:
+            requests.take(1)
         self._running += 1
+        began_s = self._clock()
         try:
             yield
         finally:
             self._running -= 1
+            self._mean_s += _NEWEST * (self._clock() - began_s - self._mean_s)
+
+    def _check(self, what: str, count: int) -> None:
+        bucket = self._buckets.get(what)
+        if bucket is not None and bucket.wait_s(count) > 0:
+            raise RateLimited(f"this key has no {what} left in this minute", retry_after_s=bucket.refuse_s(count))
+
+    def take_items(self, count: int) -> None:
+        """Charge a request's images, videos and audio. Raises RateLimited, or InvalidRequest if it can never be allowed."""
+        bucket = self._buckets.get("items")
+        if bucket is None or not count:
+            return
+        if count > bucket.per_minute:
+            raise InvalidRequest(
+                f"the request has {count} images, videos and audio clips, this key may send {bucket.per_minute} per minute",
+                param="messages",
+            )
+        self._check("items", count)
+        bucket.take(count)
+
+    def check_priority(self, priority: int) -> None:
+        """Raises InvalidRequest if this key may not go first by as much."""
+        if self._least_priority is not None and priority < self._least_priority:
+            raise InvalidRequest(
+                f"priority is {priority}, this key may use {self._least_priority} or more", param="priority"
+            )
 
     @property
     def has_token_limit(self) -> bool:
-        return self._tokens is not None
+        return "tokens" in self._buckets
 
     def charge(self, tokens: int) -> None:
         """Charge tokens once they are spent; later requests wait for a debt to be refilled."""
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        if (bucket := self._buckets.get("tokens")) is not None:
+            bucket.take(tokens)
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        """What is left of its limits per minute, as OpenAI's headers name it."""
+        for what, bucket in self._buckets.items():
+            yield f"x-ratelimit-limit-{what}", str(bucket.per_minute)
+            yield f"x-ratelimit-remaining-{what}", str(bucket.left)
+            yield f"x-ratelimit-reset-{what}", f"{bucket.full_in_s:.3f}s"
 
 
 class Failures:
@@ -141,6 +215,10 @@ class KeyRing:
         self._callers = [(bytes.fromhex(entry.sha256), Caller(name, entry, clock)) for name, entry in entries.items()]
         self._anyone = None if entries else Caller("", None, clock)
         self._failures = Failures(clock)
+
+    @property
+    def count(self) -> int:
+        return len(self._callers)
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock) -> Self:

@@ -163,7 +163,7 @@ class Post:
         lifetime = RequestLifetime(timeout_s + _GRACE_S)
         exchange = Exchange(request_id, caller, lifetime, scope, receive, send)
         try:
-            with caller.request(), self._gateway.admission.request(request_id, lifetime) as hold:
+            with caller.request(), self._gateway.admission.request(request_id, lifetime, caller.name) as hold:
                 async with lifetime.running():
                     chunks = edge.body_chunks(scope, receive)
                     body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)

@@ -49,7 +49,7 @@ class Gateway:
         self._started_at = int(wall_s())
         self._media = media
         self.keys = keys
-        self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
+        self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes, keys=keys.count)
 
     @property
     def settings(self) -> GatewaySettings:
@@ -92,9 +92,11 @@ class Gateway:
         self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
     ) -> AsyncGenerator[OpenAnswer]:
         """Call the router and wait for the first event; leaving the context cancels the request. The caller is charged
-        for what was computed, even if it left early or timed out. Raises the error that comes instead of a first event.
+        for what was computed, even if it left early or timed out. Raises the error that comes instead of a first event, or RateLimited.
         """
+        caller.check_priority(request.priority)
         chat_request = self._to_router(request_id, request, caller, timeout_s)
+        caller.take_items(len(chat_request.media))
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):

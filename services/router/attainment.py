@@ -47,6 +47,10 @@ class Attainment:
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
 
+    def see(self, tenant: Tenant) -> bool:
+        """See ``WaitPredictor.see``."""
+        return self._waits.see(tenant, self._clock())
+
     def least_s(self, priority: int, *, media: bool, tenant: Tenant = NOBODY) -> tuple[float, float]:
         """How long a new request of unknown class would wait, and then take at least."""
         wait_s = self._waits.wait_s(priority, self._clock(), media=media, tenant=tenant)
@@ -154,6 +158,12 @@ class Attainment:
             "SLOs in seconds by request class; one that is a factor of an unknown latency is missing",
             {(model, metric.value, name): limit_s for (name, metric), limit_s in self._recorder.limits_s().items()},
             ("model_name", "metric", "class"),
+        )
+        yield total(
+            "triptych_tenant_work",
+            "Work served to each tenant: tokens of prompts and twice those of answers, or at encoders microseconds or tokens",
+            {(model, tenant, stage.value): work for (tenant, stage), work in self._waits.served.items()},
+            ("model_name", "tenant", "stage"),
         )
         yield total(
             "triptych_slo_judged",

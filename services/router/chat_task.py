@@ -10,7 +10,6 @@ from triptych.domain.continuation import begun
 from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.stage import Stage
-from triptych.domain.tenant import NOBODY, Tenant
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
@@ -112,15 +111,11 @@ class ChatTask(RequestTask):
                 self.request.priority,
                 begun=bool(self.request.continued),
                 answer_tokens=self._sampling.n * self._expected_tokens(),
-                tenant=self._tenant,
+                tenant=self.tenant,
             )
             expected = self._attainment.expected(self._number)
             share = self._attainment.share(self._number, Stage.ENCODE)
             self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, share))
-
-    @property
-    def _tenant(self) -> Tenant:
-        return self.request.tenant or NOBODY
 
     def _expected_tokens(self) -> int:
         """Tokens of each choice."""
@@ -130,7 +125,7 @@ class ChatTask(RequestTask):
     def _refuse_late(self, prompt_tokens: int) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""
         wait_s, service_s = self._attainment.predicted_s(
-            self._prompted.items, prompt_tokens, self.request.priority, self._tenant
+            self._prompted.items, prompt_tokens, self.request.priority, self.tenant
         )
         try:
             self._late.check(self.request, left_s=self._left_s(), wait_s=wait_s, service_s=service_s, prepared=True)

@@ -13,6 +13,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolveRequest
+from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
 from triptych.machine.router.request import Phase, RequestMachine
@@ -108,6 +109,11 @@ class RequestTask(ABC):
     @abstractmethod
     def _ended(self, error: TriptychError | None) -> None:
         """The request is over."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Those who name none are one."""
+        return (self.request.tenant if isinstance(self.request, ChatRequest) else None) or NOBODY
 
     @property
     def number(self) -> int:

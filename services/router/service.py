@@ -1,6 +1,7 @@
 """The router service: admits requests, runs them, and streams their answers (``ports.Router``)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.stage import ModelPart
-from triptych.domain.tenant import NOBODY
+from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.domain.windows import ClassWindow
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
@@ -94,6 +95,8 @@ class RouterService:
         self._tasks: dict[int, RequestTask] = {}
         # The newest task of each id: an older one may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
+        self._of_tenant: Counter[str] = Counter()
+        """By tenant, its requests that are not over."""
         self._media_bytes = 0
         self._tokenizing = 0
         self._reading = 0
@@ -380,6 +383,7 @@ class RouterService:
         self._tasks[task.number] = self._by_id[request_id] = task
         self._idle.clear()
         self._media_bytes += task.media_bytes
+        self._of_tenant[task.tenant.name] += 1
 
     def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
         return self._policies.sharding(items, self._cluster.encoders, self._settings.shards)
@@ -390,6 +394,9 @@ class RouterService:
     def _over(self, task: RequestTask) -> None:
         del self._tasks[task.number]
         self._media_bytes -= task.media_bytes
+        self._of_tenant[task.tenant.name] -= 1
+        if not self._of_tenant[task.tenant.name]:
+            del self._of_tenant[task.tenant.name]
         timeline = task.timeline()
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
@@ -410,25 +417,26 @@ class RouterService:
         self._check_draining()
         if request.prompt is not None and request.messages:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
-        return self._check_media(request.media, "messages")
+        return self._check_media(request.media, "messages", request.tenant or NOBODY)
 
     def _check_draining(self) -> None:
         if self._draining:
             raise Unavailable("the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s)
 
-    def _check_media(self, media: Sequence[MediaPart], param: str) -> int:
+    def _check_media(self, media: Sequence[MediaPart], param: str, tenant: Tenant = NOBODY) -> int:
         """Raise if there is too much of it; else return its bytes."""
         admission.check_items(len(media), self._settings.request_size, param)
         media_bytes = sum(len(part.data) for part in media)
-        self._check_capacity(media_bytes)
+        self._check_capacity(media_bytes, tenant)
         return media_bytes
 
-    def _check_capacity(self, media_bytes: int) -> None:
+    def _check_capacity(self, media_bytes: int, tenant: Tenant = NOBODY) -> None:
         self._policies.admission(
             requests=len(self._tasks) + self._tokenizing + self._reading,
             media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,
             bounds=self._settings.capacity,
+            own_requests=self._of_tenant[tenant.name] if self.attainment.see(tenant) else 0,
         )
 
     def _check_id(self, request_id: str) -> None:

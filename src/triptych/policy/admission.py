@@ -195,8 +195,18 @@ def complete(
     return sampling
 
 
-def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None:
-    """Raise Overloaded if one more request with this much media exceeds the limits."""
+def most_of_one(max_requests: int) -> int:
+    """Most requests of one tenant, if there are several: the last eighth is left to others."""
+    return max(1, max_requests - max_requests // 8)
+
+
+def check_capacity(
+    *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds, own_requests: int = 0
+) -> None:
+    """Raise Overloaded if one more request with this much media exceeds the limits.
+
+    ``own_requests`` are those of its tenant, if there are others.
+    """
     if new_media_bytes > bounds.max_media_bytes:
         raise InvalidRequest(
             f"the request's media have {new_media_bytes} bytes, the limit is {bounds.max_media_bytes}",
@@ -205,6 +215,11 @@ def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bou
     if requests >= bounds.max_concurrent_requests:
         raise Overloaded(
             f"{requests} requests are running, the limit is {bounds.max_concurrent_requests}",
+            retry_after_s=bounds.retry_after_s,
+        )
+    if own_requests >= (most := most_of_one(bounds.max_concurrent_requests)):
+        raise Overloaded(
+            f"{own_requests} requests of this tenant are running, others are left all above {most}",
             retry_after_s=bounds.retry_after_s,
         )
     if media_bytes + new_media_bytes > bounds.max_media_bytes:

@@ -41,9 +41,11 @@ class Ordering(Protocol):
 
 
 class Admission(Protocol):
-    """Raises Overloaded if one more request is too many."""
+    """Raises Overloaded if one more request is too many. ``own_requests`` are those of its tenant, if there are others."""
 
-    def __call__(self, *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None: ...
+    def __call__(
+        self, *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds, own_requests: int = 0
+    ) -> None: ...
 
 
 class Deadlines(Protocol):

@@ -227,6 +227,21 @@ def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:
         check_capacity(requests=0, media_bytes=50, new_media_bytes=51, bounds=SERVER)
 
 
+def test_the_last_eighth_of_the_requests_is_left_to_other_tenants() -> None:
+    bounds = ServerBounds(max_concurrent_requests=16)
+    check_capacity(requests=15, own_requests=13, media_bytes=0, new_media_bytes=0, bounds=bounds)
+    with pytest.raises(Overloaded, match="14 requests of this tenant"):
+        check_capacity(requests=14, own_requests=14, media_bytes=0, new_media_bytes=0, bounds=bounds)
+
+
+def test_what_others_were_promised_is_left_to_them() -> None:
+    check_wait(left_s=4.0, wait_s=1.0, service_s=1.0, promised_s=1.7)
+    with pytest.raises(Overloaded, match=r"2\.8 s in queues") as refused:
+        check_wait(left_s=4.0, wait_s=1.0, service_s=1.0, promised_s=1.8)
+    assert refused.value.retry_after_s == pytest.approx(0.05)
+    check_wait(left_s=1.0, wait_s=0.0, service_s=0.5, promised_s=9.0)
+
+
 def test_media_above_the_limit_is_invalid_rather_than_overloaded() -> None:
     with pytest.raises(InvalidRequest, match="101 bytes, the limit is 100"):
         check_capacity(requests=2, media_bytes=0, new_media_bytes=101, bounds=SERVER)

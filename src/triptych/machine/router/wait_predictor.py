@@ -32,6 +32,10 @@ _WEIGHT = 0.1
 _KNOWN_S = 600.0
 """For how long a tenant is known of which no request comes."""
 _MAX_TENANTS = 1024
+SHOWN_TENANTS = 50
+"""Tenants with a label of their own in metrics."""
+OTHER_TENANTS = "(others)"
+"""No tenant of a gateway has this name."""
 
 
 class _Queue:
@@ -134,6 +138,9 @@ class WaitPredictor:
         self._running: dict[int, _Running] = {}
         self._tenants: OrderedDict[str, float] = OrderedDict()
         """When a request of each has come last. The longest ago is first."""
+        self.served: Counter[tuple[str, Stage]] = Counter()
+        """Work that a stage has served since the start, by tenant; of those beyond ``SHOWN_TENANTS`` together."""
+        self._shown: set[str] = set()
         self._answer_s: dict[str, float] = {}
         """By request class, the mean time from the first token to the last."""
 
@@ -157,7 +164,7 @@ class WaitPredictor:
         """
         work = {Stage.ENCODE: media_work, Stage.PREFILL: max(1, prompt_tokens + ANSWER_WEIGHT * answer_tokens)}
         tenant = self._told_apart(tenant)
-        self._see(tenant.name, now_s)
+        self.see(tenant, now_s)
         one = self._running[number] = _Running(class_name, tenant, priority, work)
         self._enter(one, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
 
@@ -200,7 +207,9 @@ class WaitPredictor:
         if one.stage is None:
             return
         self._queues[one.stage].leave(one.places[one.stage], now_s, served=served)
-        if not served:
+        if served:
+            self.served[self._label(one.tenant.name), one.stage] += one.work[one.stage]
+        else:
             del one.places[one.stage]
         one.stage = None
 
@@ -212,6 +221,13 @@ class WaitPredictor:
         place = None if one is None else one.places.get(stage)
         return UNSHARED if place is None else place.share
 
+    def _label(self, name: str) -> str:
+        if name not in self._shown:
+            if len(self._shown) >= SHOWN_TENANTS:
+                return OTHER_TENANTS
+            self._shown.add(name)
+        return name
+
     def _told_apart(self, tenant: Tenant) -> Tenant:
         return tenant if self._tells_tenants else NOBODY
 
@@ -221,11 +237,14 @@ class WaitPredictor:
             self._tenants.popitem(last=False)
         return len(self._tenants) == (tenant.name in self._tenants)
 
-    def _see(self, name: str, now_s: float) -> None:
-        self._tenants[name] = now_s
-        self._tenants.move_to_end(name)
+    def see(self, tenant: Tenant, now_s: float) -> bool:
+        """A request of this tenant has come, whatever becomes of it. Returns whether there are others."""
+        tenant = self._told_apart(tenant)
+        self._tenants[tenant.name] = now_s
+        self._tenants.move_to_end(tenant.name)
         if len(self._tenants) > _MAX_TENANTS:
             self._tenants.popitem(last=False)
+        return not self._alone(tenant, now_s)
 
     # --- predictions -------------------------------------------------------------------------------------------------
 

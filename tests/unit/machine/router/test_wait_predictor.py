@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from triptych.machine.router.wait_predictor import WaitPredictor
+from triptych.domain.tenant import Tenant
+from triptych.machine.router.wait_predictor import SHOWN_TENANTS, WaitPredictor
 
 
 class Router:
@@ -179,3 +180,42 @@ class Steps(RuleBasedStateMachine):
 
 TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+
+
+def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate() -> None:
+    predictor, hog, other = WaitPredictor(), Tenant("hog"), Tenant("other")
+    for number in range(40):
+        predictor.prepared(number, "text", priority=0, media_work=0, prompt_tokens=10, now_s=0.0, tenant=hog)
+    for number in range(10):
+        predictor.answering(number, 0.2 * (number + 1))
+    assert predictor.wait_s(0, 2.0, media=False, tenant=hog) == pytest.approx(6.0)
+    assert predictor.see(other, 2.0)
+    assert predictor.wait_s(0, 2.0, media=False, tenant=other) == 0.0
+    predictor.prepared(100, "text", priority=0, media_work=0, prompt_tokens=10, now_s=2.0, tenant=other)
+    assert predictor.wait_s(0, 2.0, media=False, tenant=other) == pytest.approx(0.4), "half of the rate"
+    assert predictor.wait_s(0, 2.0, media=False, tenant=hog) == pytest.approx(6.2), "and not more than all there is"
+    assert predictor.takes_s(2.0, media=False, tenant=other) == pytest.approx(0.4)
+    predictor.validate()
+
+
+def test_without_fairness_tenants_are_not_told_apart() -> None:
+    predictor = WaitPredictor(None)
+    assert not predictor.see(Tenant("a"), 0.0)
+    assert not predictor.see(Tenant("b"), 0.0)
+
+
+def test_a_tenant_is_known_for_ten_minutes() -> None:
+    predictor = WaitPredictor()
+    predictor.see(Tenant("a"), 0.0)
+    assert predictor.see(Tenant("b"), 599.0)
+    assert not predictor.see(Tenant("b"), 601.0)
+
+
+def test_the_work_of_many_tenants_is_counted_under_few_names() -> None:
+    predictor = WaitPredictor()
+    for number in range(3 * SHOWN_TENANTS):
+        tenant = Tenant(str(number))
+        predictor.prepared(number, "text", priority=0, media_work=0, prompt_tokens=10, now_s=0.0, tenant=tenant)
+        predictor.answering(number, 1.0)
+    assert len(predictor.served) == SHOWN_TENANTS + 1
+    assert sum(predictor.served.values()) == 30 * SHOWN_TENANTS

@@ -6,6 +6,7 @@ import pytest
 
 from services.gateway.keys import (
     MAX_FAILURES,
+    Caller,
     Failures,
     KeyEntry,
     KeyRing,
@@ -13,7 +14,8 @@ from services.gateway.keys import (
     new_key,
     read_key_file,
 )
-from triptych.errors import RateLimited, Unauthenticated
+from triptych.domain.tenant import Tenant
+from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
 
 ROOT = Path(__file__).parents[4]
 
@@ -125,6 +127,85 @@ def test_tokens_of_a_key_are_limited_per_minute_and_overdrafts_delay_it() -> Non
     clock.now_s += 31.1
     with caller.request():
         pass
+
+
+def test_those_that_are_refused_are_told_to_come_back_one_after_the_other() -> None:
+    clock = Clock()
+    keys, key = ring(clock, requests_per_minute=6)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    waits: list[float] = []
+    for number in range(20):
+        try:
+            with caller.request():
+                assert number < 6
+        except RateLimited as error:
+            waits.append(error.retry_after_s or 0.0)
+    assert waits[:4] == pytest.approx([10.0, 20.0, 30.0, 40.0])
+    assert max(waits) == pytest.approx(70.0), "bounded"
+    for wait_s in waits[:4]:
+        clock.now_s = 100.0 + wait_s
+        with caller.request():
+            pass
+
+
+def test_items_of_a_key_are_limited_per_minute() -> None:
+    clock = Clock()
+    keys, key = ring(clock, items_per_minute=10)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    caller.take_items(7)
+    caller.take_items(0)
+    with pytest.raises(RateLimited, match="no items left") as caught:
+        caller.take_items(4)
+    assert caught.value.retry_after_s == pytest.approx(6.0)
+    with pytest.raises(InvalidRequest, match=r"has 11 images.*10 per minute"):
+        caller.take_items(11)
+    clock.now_s += 6.0
+    caller.take_items(4)
+
+
+def test_a_key_may_be_kept_from_going_first() -> None:
+    keys, key = ring(Clock(), least_priority=0)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    caller.check_priority(0)
+    with pytest.raises(InvalidRequest, match="priority is -1, this key may use 0 or more"):
+        caller.check_priority(-1)
+
+
+def test_what_is_left_of_the_limits_is_told_in_headers() -> None:
+    clock = Clock()
+    keys, key = ring(clock, requests_per_minute=60, tokens_per_minute=600)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    with caller.request():
+        caller.charge(700)
+    assert dict(caller.headers()) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1.000s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "70.000s",
+    }
+    assert not dict(KeyRing({}, clock).caller([], "s").headers())
+
+
+def test_a_key_at_its_limit_is_told_how_long_its_requests_take() -> None:
+    clock = Clock()
+    keys, key = ring(clock, concurrent=2)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    for _ in range(60):
+        with caller.request():
+            clock.now_s += 8.0
+    with caller.request(), caller.request(), pytest.raises(RateLimited) as caught, caller.request():
+        pass
+    assert caught.value.retry_after_s == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_keys_weight_is_its_tenants() -> None:
+    entry = KeyEntry(sha256="0" * 64, weight=2.5)
+    assert Caller("a", entry, Clock()).tenant == Tenant("a", 2.5)
+    for weight in (0.0, -1.0, 101.0, float("nan")):
+        with pytest.raises(ValueError, match="weight"):
+            KeyEntry(sha256="0" * 64, weight=weight)
 
 
 def test_concurrent_requests_of_a_key_are_limited() -> None:
