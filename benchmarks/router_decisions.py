@@ -5,8 +5,9 @@ the other. No gRPC, no prompts, no media, no metrics. Between two requests insta
 quarter, or each. CPU of the request's own events and of the reports before it are shown apart, as medians over a
 round's requests.
 
-With ``--before DIR``, the root of another working tree, its ``src`` is measured as well: the two in turn, round by
-round, each round in a process of its own. A ratio is that of two such rounds; the median is shown, with the quartiles.
+With ``--before DIR``, the root of another working tree, its ``src`` is measured as well, and with ``--predicted``
+routing by predicted time, with profiles: all in turn, round by round, each round in a process of its own. A ratio is
+that of two such rounds, to ``before`` or else to ``now``; the median is shown, with the quartiles.
 """
 
 import argparse
@@ -28,11 +29,22 @@ from benchmarks import ending, machine
 from triptych.domain.embedding import DType, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.membership import Member
-from triptych.domain.stage import Role, Stage
+from triptych.domain.profile import (
+    DecodeRow,
+    EncodeRow,
+    Measured,
+    Origin,
+    PrefillRow,
+    PrepareRow,
+    Profile,
+    ProfileIdentity,
+    TransferRow,
+)
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import ClusterEvent, InstanceSeen, LoadReported, MemberJoined, Tick
 from triptych.machine.router.request import RequestLimits, RequestMachine
@@ -53,16 +65,34 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
+from triptych.policy.costs import Costs
 from triptych.policy.policies import Policies, PolicyNames
 from triptych.testing.fakes import fake_tensors
 
 ENCODERS, TEXTS = 48, 20
-NOW, BEFORE = "now", "before"
+NOW, BEFORE, PREDICTED = "now", "before", "predicted"
 _MODEL = ModelInfo("m", "r", DType.F32, 8, 32_768)
 _INFO = MediaInfo(Modality.IMAGE, "png", 56, 56, 100, bytes(32))
 _IMAGE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 576, 640, 128
 _TENSORS = fake_tensors(_IMAGE_TOKENS, _MODEL.hidden_size)
 _DONE = Finished(FinishReason.STOP, _ANSWER_TOKENS, prefill_s=0.1, decode_s=0.1)
+_ENCODER = Profile(
+    ProfileIdentity(ModelPart.ENCODER, "0" * 64, frozenset({Stage.ENCODE}), "synthetic", DType.F32),
+    Measured(Origin.SYNTHETIC, ""),
+    encode=tuple(EncodeRow(n, items, 0.005 + 1e-4 * n * items) for n in (1, 256, 4096) for items in (1, 4, 16)),
+    prepare=tuple(PrepareRow(64 * pixels, pixels, 1e-8 * pixels) for pixels in (1, 1 << 20)),
+    transfer=tuple(TransferRow("tcp", nbytes, 1e-9 * nbytes) for nbytes in (1 << 16, 1 << 24)),
+)
+_DECODER = Profile(
+    ProfileIdentity(ModelPart.DECODER, "0" * 64, frozenset({Stage.PREFILL, Stage.DECODE}), "synthetic", DType.F32),
+    Measured(Origin.SYNTHETIC, ""),
+    prefill=tuple(PrefillRow(n, cached, 0.01 + 1e-4 * n) for n in (1, 256, 4096) for cached in (0, 4096)),
+    decode=tuple(DecodeRow(n, context, 0.01 + 1e-3 * n) for n in (1, 16, 64) for context in (1, 4096)),
+)
+_PARTS = {
+    Role.E: (ServedPart(_ENCODER.identity, max_batch=8, prepare_cores=4),),
+    Role.PD: (ServedPart(_DECODER.identity, max_batch=64, token_budget=2048),),
+}
 _STEP_S = 0.001
 """Time between two requests."""
 
@@ -96,16 +126,25 @@ class Cost:
 class Driver:
     """A cluster, and requests that go through it."""
 
-    def __init__(self) -> None:
-        policies = Policies.named(PolicyNames())
-        self._cluster = ClusterMachine(ClusterLimits(), policies, Random(1), arena_retry_s=0.1, retry_after_s=1.0)
+    def __init__(self, *, predicts: bool) -> None:
+        chosen, more = PolicyNames(), dict[str, Any]()
+        if predicts:
+            chosen = PolicyNames(encoder_routing="predicted", text_routing="predicted")
+            costs = {profile.identity.part: Costs(profile) for profile in (_ENCODER, _DECODER)}
+            more["costs"] = lambda identity: costs[identity.part]
+        policies = Policies.named(chosen)
+        self._cluster = ClusterMachine(
+            ClusterLimits(), policies, Random(1), arena_retry_s=0.1, retry_after_s=1.0, **more
+        )
         self._limits = RequestLimits()
         self._numbers = count(1)
         self._now_s = 0.0
         names = {f"10.0.0.{number}:50052": Role.E for number in range(ENCODERS)}
         names |= {f"10.0.1.{number}:50053": Role.PD for number in range(TEXTS)}
         for name, role in names.items():
-            info = InstanceInfo(f"i-{name}", 1, role, _MODEL, 1 << 30, (), max_items=64, kv_tokens=1 << 20)
+            info = InstanceInfo(
+                f"i-{name}", 1, role, _MODEL, 1 << 30, (), max_items=64, kv_tokens=1 << 20, parts=_PARTS[role]
+            )
             self._cluster.handle(MemberJoined(Member(name)), 0.0)
             self._cluster.handle(InstanceSeen(name, info), 0.0)
         self._cluster.handle(Tick(), 0.0)
@@ -196,9 +235,9 @@ def _reports(names: dict[str, Role]) -> Iterator[LoadReported]:
             yield LoadReported(name, InstanceLoad(stages))
 
 
-def measure_here(settings: Settings) -> list[tuple[float, float]]:
+def measure_here(settings: Settings, *, predicts: bool) -> list[tuple[float, float]]:
     """One round in this process: the medians of a request and of the reports before it, in us."""
-    driver = Driver()
+    driver = Driver(predicts=predicts)
     found: list[tuple[float, float]] = []
     for reports in settings.reports:
         took: list[int] = []
@@ -216,9 +255,10 @@ def measure_here(settings: Settings) -> list[tuple[float, float]]:
     return found
 
 
-def measure_in(tree: Path, settings: Settings) -> list[tuple[float, float]]:
+def measure_in(tree: Path, settings: Settings, *, predicts: bool) -> list[tuple[float, float]]:
     """One round in a process of its own, with the ``src`` of this working tree."""
     command = [sys.executable, "-m", "benchmarks.router_decisions", "--round", str(settings.requests)]
+    command += ["--predicted"] if predicts else []
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}  # noqa: TID251 - passed to the child
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     said = json.loads(done.stdout)
@@ -227,17 +267,20 @@ def measure_in(tree: Path, settings: Settings) -> list[tuple[float, float]]:
     return [(request_us, reports_us) for request_us, reports_us in said["found"]]
 
 
-def measure(settings: Settings, before: Path | None) -> dict[str, Any]:
-    trees = {NOW: Path(__file__).parents[1]} | ({} if before is None else {BEFORE: before})
+def measure(settings: Settings, before: Path | None, *, predicted: bool = False) -> dict[str, Any]:
+    here = Path(__file__).parents[1]
+    variants = {BEFORE: before, NOW: here, PREDICTED: here if predicted else None}
+    trees = {name: tree for name, tree in variants.items() if tree is not None}
     rounds: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in trees}
     for _ in range(settings.rounds):
         for name, tree in trees.items():
-            rounds[name].append(measure_in(tree, settings))
+            rounds[name].append(measure_in(tree, settings, predicts=name == PREDICTED))
+    first = next(iter(trees))
     rows: list[Cost] = []
     for place, reports in enumerate(settings.reports):
-        for name in reversed(trees):
+        for name in trees:
             pairs = [one[place] for one in rounds[name]]
-            base = [one[place] for one in rounds[BEFORE]] if BEFORE in rounds else []
+            base = [one[place] for one in rounds[first]] if len(trees) > 1 else []
             rows.append(
                 Cost(
                     name,
@@ -263,7 +306,7 @@ def _show(row: Cost) -> None:
 
     total_us = row.request_us + row.reports_us
     print(
-        f"{row.tree:<6} {row.reports:>2} reports  request {row.request_us:6.1f} us{shown(row.request_ratio)}  "
+        f"{row.tree:<9} {row.reports:>2} reports  request {row.request_us:6.1f} us{shown(row.request_ratio)}  "
         f"reports {row.reports_us:6.1f} us  together {total_us:6.1f} us{shown(row.total_ratio)}",
         flush=True,
     )
@@ -276,13 +319,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
     parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
     parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
+    parser.add_argument("--predicted", action="store_true", help="routing by predicted time as well")
     parser.add_argument("--round", type=int, metavar="REQUESTS", help="one round in this process, as JSON")
     arguments = parser.parse_args()
     if arguments.round is not None:
-        found = measure_here(Settings(requests=arguments.round))
+        found = measure_here(Settings(requests=arguments.round), predicts=arguments.predicted)
         print(json.dumps({"package": str(Path(triptych.__file__).parent), "found": found}))
         return
-    result = measure(QUICK if arguments.quick else Settings(rounds=arguments.rounds), arguments.before)
+    settings = QUICK if arguments.quick else Settings(rounds=arguments.rounds)
+    result = measure(settings, arguments.before, predicted=arguments.predicted)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -13,9 +13,9 @@ _CACHED = 4096
 _STEP_TOKENS = 8
 
 
-def _rounded(tokens: float) -> int:
-    """Up to whole steps."""
-    return ceil(tokens / _STEP_TOKENS) * _STEP_TOKENS
+def _each(tokens: int, number: int) -> int:
+    """Tokens of each of so many, up to whole steps."""
+    return -(-tokens // (number * _STEP_TOKENS)) * _STEP_TOKENS
 
 
 class Pulls:
@@ -71,13 +71,13 @@ class EncodeSpeed:
         if not items:
             return 0.0
         full, rest = divmod(items, self._max_batch)
-        each = _rounded(tokens / items)
+        each = _each(tokens, items)
         batches_s = full * self._encode_s(each, self._max_batch) if full else 0.0
         return batches_s + (self._encode_s(each, rest) if rest else 0.0)
 
     def pass_s(self, tokens: int, items: int) -> float:
         """One pass of the engine, with as many of these items as it takes."""
-        return self._encode_s(_rounded(tokens / items), min(items, self._max_batch)) if items else 0.0
+        return self._encode_s(_each(tokens, items), min(items, self._max_batch)) if items else 0.0
 
 
 class TextSpeed:
@@ -110,7 +110,7 @@ class TextSpeed:
         wait_s = 0.0
         if prefill_tokens:
             chunks = self._chunks(prefill_tokens)
-            wait_s = chunks * (self._prefill_s(_rounded(prefill_tokens / chunks)) + step_s)
+            wait_s = chunks * (self._prefill_s(_each(prefill_tokens, chunks)) + step_s)
         excess = requests - self._max_sequences + 1
         if excess > 0:
             wait_s += excess * decode_tokens / requests * step_s / self._max_sequences

@@ -112,10 +112,11 @@ class Backlogs:
                 return None
             slowness = self.encode_times.slowness(instance.name)
             return EncodeBacklog(learned, learned.wait_s(tokens), 0.0, slowness, known.near_text, text_wait_s)
-        wait_s = speed.wait_s(tokens, instance.pending(Stage.ENCODE))
+        items = instance.pending(Stage.ENCODE)
+        wait_s = speed.wait_s(tokens, items)
         if text_wait_s is not None:
             wait_s += text_wait_s  # prompts go before items
-        prepared_s = speed.prepared_s(instance.prepare_s)
+        prepared_s = speed.prepared_s(instance.prepare_s(items))
         return EncodeBacklog(speed, wait_s, prepared_s, 1.0, known.near_text, text_wait_s)
 
     def of_text(self, instance: Instance) -> TextBacklog | None:

@@ -253,11 +253,10 @@ class Instance:
         reported = sum(one.load.pending for one in (waiting, running) if one.load is not None)
         return max(waiting.own_pending, reported + waiting.new_pending)
 
-    @property
-    def prepare_s(self) -> float:
-        """Predicted preprocessing of the items that an encoder has. Other routers' items count as much as this one's."""
+    def prepare_s(self, items: int) -> float:
+        """Predicted preprocessing of all items that an encoder has. Other routers' items count as much as this one's."""
         own = self.stages[Stage.ENCODE].own_pending
-        return self.own_prepare_us / 1e6 * self.pending(Stage.ENCODE) / own if own else 0.0
+        return self.own_prepare_us / 1e6 * items / own if own else 0.0
 
     def probe(self, stage: Stage, credit: int, now_s: float) -> None:
         """A credit is about to be granted: on probation it is the only one."""
