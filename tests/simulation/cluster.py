@@ -719,9 +719,16 @@ class SimCluster:
         return link
 
     def make_router(
-        self, membership: ports.Membership, connect: Callable[[str], ports.InstanceClient], *, name: str = "router"
+        self,
+        membership: ports.Membership,
+        connect: Callable[[str], ports.InstanceClient],
+        *,
+        name: str = "router",
+        scope: TaskScope | None = None,
     ) -> RouterService:
-        """The cluster's router, or another with a name of its own, with the given links to its instances."""
+        """The cluster's router, or another with a name of its own, with the given links to its instances. With a ``scope``
+        of its own it can be killed.
+        """
         return RouterService(
             membership,
             connect,
@@ -729,7 +736,7 @@ class SimCluster:
             prepare=ModelPrepare(fake_prompt_builder(self.engines.family), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
             clock=self.clock,
-            scope=self.scope,
+            scope=scope or self.scope,
             rng=self.rng(name),
             profiles=self.profiles if self.world.profiled else None,
         )
