@@ -1,14 +1,21 @@
 """A stream whose router is lost goes on at another one, from each of its tokens, and its caller sees no difference."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
+from services.gateway.app import remote_media
+from services.gateway.keys import KeyRing
+from services.gateway.routes import create_app
+from services.gateway.service import Gateway
+from services.gateway.settings import GatewaySettings
 from services.router.membership import FixedMembership
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
@@ -144,6 +151,8 @@ class Site:
     on_cut: Callable[[], None] = lambda: None
     passed: int = 0
     routers: Routers = field(init=False)
+    gateway: httpx.AsyncClient = field(init=False)
+    """A client of a gateway of these routers."""
 
     def cuts(self) -> bool:
         is_cut = self.always_cuts or self.passed in self.cut_before
@@ -201,7 +210,18 @@ async def site(
         made.routers = Routers(by_name.__getitem__, Random(7))
         made.routers.use(by_name)
         await made.routers.ask()
-        yield made
+        settings = GatewaySettings()
+        gateway = Gateway(
+            made.routers,
+            InlineOffload(),
+            settings,
+            now_s,
+            keys=KeyRing.load(None, now_s),
+            media=remote_media(settings),
+        )
+        transport = httpx.ASGITransport(create_app(gateway, clock=now_s))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made.gateway:
+            yield made
         await asyncio.sleep(1)
         assert not made.text.running
         assert not encoder.leases
@@ -230,29 +250,60 @@ CASES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
 }
 
 
+async def by_sdk(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
+    """What the SDK shows, without what is random; and the tokens of the answer."""
+    async with AsyncClient(made.routers, model=FAKE_MODEL.model_id) as client:
+        found = await client.chat("go", **options)
+    calls = [[replace(call, call_id="") for call in choice.tool_calls] for choice in found.choices]
+    choices = [replace(choice, tool_calls=()) for choice in found.choices]
+    assert found.usage.completion_tokens == sum(len(choice.token_ids) for choice in choices)
+    return (choices, calls, found.usage), found.usage.completion_tokens
+
+
+async def by_rest(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
+    """The same of a stream of server-sent events."""
+    body: dict[str, Any] = {"model": FAKE_MODEL.model_id, "messages": [{"role": "user", "content": "go"}], **options}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if "logprobs" in body:
+        body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
+    if "tool_choice" in body:
+        body |= {"tool_choice": "auto", "parallel_tool_calls": False}
+    response = await made.gateway.post("/v1/chat/completions", json=body)
+    *lines, end = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert (response.status_code, end) == (200, "[DONE]"), response.text
+    told: dict[int, dict[str, Any]] = {}
+    usage: dict[str, Any] = {}
+    for chunk in map(json.loads, lines):
+        usage = chunk.get("usage") or usage
+        for one in chunk["choices"]:
+            choice = told.setdefault(one["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
+            choice["text"] += one["delta"].get("content") or ""
+            choice["calls"] += [{**call, "id": ""} for call in one["delta"].get("tool_calls") or ()]
+            choice["logprobs"] += (one.get("logprobs") or {}).get("content") or ()
+            choice["reasons"] += [one["finish_reason"]] if one["finish_reason"] else []
+    return (told, usage), usage["completion_tokens"]
+
+
 @virtual
+@pytest.mark.parametrize("through", [by_sdk, by_rest])
 @pytest.mark.parametrize("name", CASES)
-async def test_an_answer_goes_on_from_every_position(name: str) -> None:
+async def test_an_answer_goes_on_from_every_position(
+    name: str, through: Callable[[Site, dict[str, Any]], Awaitable[tuple[Any, int]]]
+) -> None:
     scripts, options = CASES[name]
     options = {"max_tokens": 400} | options
     async with site(ScriptedText, BUILDER) as made:
         assert isinstance(made.text, ScriptedText)
         made.text.scripts = scripts
 
-        async def answered(cut_before: set[int]) -> Any:
-            """What the SDK shows, without what is random."""
+        async def answered(cut_before: set[int]) -> tuple[Any, int]:
             made.forget()
             made.cut_before, made.passed = cut_before, 0
-            async with AsyncClient(made.routers, model=FAKE_MODEL.model_id) as client:
-                found = await client.chat("go", **options)
-            calls = [[replace(call, call_id="") for call in choice.tool_calls] for choice in found.choices]
-            choices = [replace(choice, tool_calls=()) for choice in found.choices]
-            return choices, calls, found.usage
+            return await through(made, options)
 
         whole = await answered(set())
         batches = made.passed
-        assert whole[2].completion_tokens == sum(len(choice.token_ids) for choice in whole[0])
-        assert batches >= 4
+        assert whole[1] >= batches >= 4
         for position in range(batches):
             assert await answered({position}) == whole, position
             first, rest = made.text.requests
