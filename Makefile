@@ -111,6 +111,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.hedging --json benchmarks/results/hedging.json
 	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
 	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
+	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh

@@ -33,6 +33,7 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
+from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
@@ -94,6 +95,7 @@ class Cluster:
             arena_retry_s=settings.attempts.arena_retry_s,
             retry_after_s=settings.capacity.retry_after_s,
             costs=costs,
+            max_keys=settings.resolved_keys,
         )
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
@@ -188,6 +190,10 @@ class Cluster:
     def drains(self, name: str) -> bool:
         """Whether an instance is to end: it says so, or its member leaves or has left."""
         return self._machine.instances.drains(name)
+
+    def slot_of(self, key: bytes) -> KnownSlot | None:
+        """Where the embedding of a key is that a caller was told; None if that is not known."""
+        return self._machine.instances.directory.slot_of(key)
 
     def readiness(self) -> Readiness:
         return self._machine.instances.readiness()

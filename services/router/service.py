@@ -19,6 +19,8 @@ from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.domain.windows import ClassWindow
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.machine.router.cluster_events import KeysTold
+from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
 from triptych.policy.policies import Policies
@@ -32,7 +34,7 @@ from .chat_task import ChatTask
 from .cluster import Cluster, Scope
 from .held_share import HeldShare
 from .history import History
-from .known_embeddings import KnownEmbeddings
+from .key_leases import KeyLeases
 from .late import LateRefusals
 from .prepare import Prepare
 from .record import NO_RECORD, Record
@@ -108,9 +110,8 @@ class RouterService:
             settings.resolved_share,
             retry_after_s=settings.capacity.retry_after_s,
         )
-        self._known = KnownEmbeddings(
+        self._keys = KeyLeases(
             self._cluster,
-            settings.resolved_keys,
             self._new_lease,
             self._held_share,
             timeout_s=settings.control_timeout_s,
@@ -211,7 +212,7 @@ class RouterService:
             task = self._admit_resolve(request)
         try:
             items = await task.resolved()
-            self._known.add(task.plans, [item.ticket for item in items])
+            self._cluster.feed(KeysTold(_slots(task.plans, items)))
             yield items
             await task.ended()
         finally:
@@ -223,7 +224,7 @@ class RouterService:
         code = "cancelled"
         self._reading += 1
         try:
-            async with aclosing(self._known.resolve(request.keys, lease_s)) as held:
+            async with aclosing(self._keys.resolve(request.keys, lease_s)) as held:
                 async for items in held:
                     code = ""
                     yield items
@@ -454,3 +455,11 @@ class RouterService:
         if name != model.model_id:
             raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
         return model
+
+
+def _slots(plans: Sequence[ItemPlan], items: Sequence[ResolvedItem]) -> dict[bytes, KnownSlot]:
+    """Where the embeddings of these items are, by the keys that their caller is told."""
+    return {
+        item.ticket.key: KnownSlot(item.ticket.address, item.ticket.generation, plan.content, plan.nbytes)
+        for plan, item in zip(plans, items, strict=True)
+    }

@@ -19,7 +19,7 @@ from triptych.domain.instance import InstanceLoad
 from triptych.testing.links import LinkedInstance
 from triptych.testing.media import png
 
-SLOW = World(encoders=3, encode_token_s=0.2)
+SLOW = World(encoders=3, encode_token_s=0.0125)
 """An image of 56 x 56 takes 0.2 s."""
 REPORTED_S = 0.05
 """By then routers know of a change, as long as load is not reported again within 20 ms."""
@@ -132,7 +132,7 @@ def test_an_encoder_that_starts_again_is_not_believed_to_hold_anything() -> None
             # What the others held was not encoded again.
             assert encoded(cluster) < 4 * 20
 
-    simulate(replace(SLOW, encode_token_s=0.002), scenario)
+    simulate(replace(SLOW, encode_token_s=0.0005), scenario)
 
 
 class Unreliable(LinkedInstance):
@@ -159,13 +159,13 @@ class Unreliable(LinkedInstance):
                             yield late.pop()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_hints_that_are_lost_late_or_wrong_never_fail_a_request_nor_count_as_failures(seed: int) -> None:
     """Arenas that evict all the time, so that hints are soon wrong."""
 
     async def scenario(cluster: SimCluster) -> None:
         async with another_router(cluster, client=Unreliable) as other:
-            asks = [make_asks(seed + place, 150, rate_per_s=60, images=(1, 3)) for place in range(2)]
+            asks = [make_asks(seed + place, 80, rate_per_s=60, images=(1, 3)) for place in range(2)]
             asks[1] = [
                 replace(ask, request=replace(ask.request, request_id=f"o{ask.request.request_id}")) for ask in asks[1]
             ]

@@ -4,9 +4,11 @@ A hint may be wrong: then the item is encoded there, as it would be elsewhere.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from triptych.domain.item_plan import Content
+from triptych.domain.media import DIGEST_NBYTES
 
 HINT_NBYTES = 16
 MAX_HINTS = 512
@@ -14,12 +16,25 @@ MAX_HINTS = 512
 
 
 def hint_of(content: Content) -> bytes:
-    """16 bytes that stand for the content: of other tenants' equal items it is another one.
+    """16 bytes that stand for the content: for other tenants' equal items they are others.
 
-    They are no embedding's key. Contents with equal hints would be sent to the same encoder, which tells them apart.
+    They are no embedding's key. Contents with equal hints would be sent to the same encoder, which tells them apart. The
+    digest of the media is one already, so it is not hashed again: this is part of every routing decision.
     """
     digest, salt = content
-    return blake2b(b"%d %b %b" % (len(digest), digest, salt), digest_size=HINT_NBYTES, person=b"triptych-hint").digest()
+    media = int.from_bytes(digest[:DIGEST_NBYTES], "little")
+    folded = (media ^ media >> 8 * HINT_NBYTES) & _ALL
+    return (folded ^ _mask(digest[DIGEST_NBYTES:], salt)).to_bytes(HINT_NBYTES, "little")
+
+
+_ALL = (1 << 8 * HINT_NBYTES) - 1
+
+
+@lru_cache(maxsize=1024)
+def _mask(shard: bytes, salt: bytes) -> int:
+    """What tells shards and tenants apart."""
+    data = b"%d %b %b" % (len(shard), shard, salt)
+    return int.from_bytes(blake2b(data, digest_size=HINT_NBYTES, person=b"triptych-hint").digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,17 +31,18 @@ def nothing_held(content: Content) -> Sequence[Holding]:
 
 
 def pays(holding: Holding, pending: float, elsewhere: float, item: float) -> bool:
-    """Whether the item is served there no later than by encoding it elsewhere, as far as can be expected.
+    """Whether the item should go there, rather than be encoded elsewhere.
 
     ``pending`` is the work of that encoder, ``elsewhere`` that of the other one without the item, ``item`` that of the item:
     all in tokens, or all in seconds.
 
-    An item that is being encoded is somewhere in what is pending there: half of that comes before it. One that is held is
-    served at once, or if that is wrong, after what is pending and itself. Where the encoder does not publish what it holds,
-    how often that is wrong is unknown: it may have the item's work more to do, which is what a right hint saves.
+    An item that is being encoded is somewhere in what is pending there: half of that comes before it. It may be done later
+    than elsewhere by its own work, as that much work is saved. One that is held is served at once, or if that is wrong, after
+    what is pending and itself. Where the encoder does not publish what it holds, how often that is wrong is unknown: it may
+    have the item's work more to do, which is what a right hint saves.
     """
     if holding.encoding:
-        return (pending + item) / 2 <= elsewhere + item
+        return (pending + item) / 2 <= elsewhere + 2 * item
     if holding.published:
         return _WRONG_SHARE * (pending + item) <= elsewhere + item
     return pending <= elsewhere + item

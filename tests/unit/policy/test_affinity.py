@@ -12,8 +12,8 @@ HELD, PUBLISHED, ENCODING = Holding("a"), Holding("a", published=True), Holding(
         (HELD, 30, 40),
         (PUBLISHED, 0, 90),
         (PUBLISHED, 30, 390),
-        (ENCODING, 0, 10),
-        (ENCODING, 30, 70),
+        (ENCODING, 0, 30),
+        (ENCODING, 30, 90),
     ],
 )
 def test_how_much_an_encoder_with_the_embedding_may_have_to_do(holding: Holding, elsewhere: int, most: int) -> None:

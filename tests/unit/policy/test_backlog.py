@@ -137,7 +137,7 @@ def test_a_holder_is_preferred_by_at_most_what_encoding_the_item_takes() -> None
     ("holding", "most_s", "why"),
     [
         (Holding("b", published=True), 47.5, Why.HOLDS_EMBEDDING),
-        (Holding("b", encoding=True), 7.5, Why.ENCODES_ALREADY),
+        (Holding("b", encoding=True), 17.5, Why.ENCODES_ALREADY),
     ],
 )
 def test_what_is_held_or_being_encoded_is_weighed_in_seconds(holding: Holding, most_s: float, why: Why) -> None:

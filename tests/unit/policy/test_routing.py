@@ -155,7 +155,7 @@ def test_the_refusal_names_the_missing_resource(pool: Pool, shortage: Shortage) 
 
 @pytest.mark.parametrize(
     ("holding", "most"),
-    [(Holding("b"), 10), (Holding("b", published=True), 90), (Holding("b", encoding=True), 10)],
+    [(Holding("b"), 10), (Holding("b", published=True), 90), (Holding("b", encoding=True), 30)],
     ids=["held", "held as published", "being encoded"],
 )
 def test_an_encoder_with_the_embedding_is_preferred_while_that_takes_no_longer(holding: Holding, most: int) -> None:
@@ -330,7 +330,7 @@ def test_a_hedge_goes_to_an_encoder_that_has_the_embedding_or_soon_will() -> Non
     assert hedged(Holding("a", encoding=True)) == ("b", 10), "not to the one where it takes long"
     assert hedged(Holding("c", published=True)) == ("c", 0)
     assert hedged(Holding("c", encoding=True)) == ("c", 0), "it joins another hedge"
-    encoders[2] = encoder("c", 11, items=2)
+    encoders[2] = encoder("c", 31, items=4)
     assert hedged(Holding("c", encoding=True)) == ("b", 10)
 
 

@@ -41,6 +41,8 @@ from triptych.machine.router.cluster_events import (
     Disconnect,
     InstanceSeen,
     InstanceSuspected,
+    KeyGone,
+    KeysTold,
     LoadReported,
     Logged,
     MemberJoined,
@@ -141,10 +143,12 @@ class ClusterMachine:
         arena_retry_s: float,
         retry_after_s: float,
         costs: CostsOf = lambda _: None,
+        max_keys: int = 0,
     ) -> None:
         """An encoder whose arena is full gets no items for ``arena_retry_s``. Refusals carry ``retry_after_s``.
 
-        ``costs`` are those of profiles, for policies that predict.
+        ``costs`` are those of profiles, for policies that predict. The slots of ``max_keys`` keys are remembered, those that
+        callers were told or have read last.
         """
         self._limits = limits
         self._arena_retry_s = arena_retry_s
@@ -153,7 +157,7 @@ class ClusterMachine:
         self._rng = rng
         encode_times, text_times = EncodeTimes(), RelativeTimes()
         self._backlogs = Backlogs(costs, encode_times, text_times) if policies.predict else None
-        self._instances = Instances(limits.max_embedding_hints, self._backlogs)
+        self._instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
         self._expected = ExpectedOutput()
         self._credits: dict[int, Credit] = {}
         self._next_credit = 0
@@ -264,6 +268,8 @@ class ClusterMachine:
                 effects = self._forget(name, "has left", now_s)
             case InstanceSeen(name, info):
                 effects = self._seen(name, info, now_s)
+            case KeysTold() | KeyGone():
+                self._know_keys(event)
             case InstanceSuspected(name):
                 effects = self._suspected(name, now_s)
             case CreditsWanted():
@@ -344,9 +350,18 @@ class ClusterMachine:
             return []
         if instance.reported(self._as_expected(load)):
             self._review(now_s)
-        if load.hints is None or instance.leaving:
+        hints = load.hints
+        if hints is None or instance.leaving:
             return []
-        return [WatchAgain(name)] if self._instances.directory.told(name, load.hints) else []
+        return [WatchAgain(name)] if self._instances.directory.told(name, hints) else []
+
+    def _know_keys(self, event: KeysTold | KeyGone) -> None:
+        if isinstance(event, KeyGone):
+            self._instances.directory.key_gone(event.key, event.slot)
+            return
+        for key, slot in event.slots.items():
+            if slot.name in self._instances.by_name:
+                self._instances.directory.told_key(key, slot)
 
     def _as_expected(self, load: InstanceLoad) -> InstanceLoad:
         """The report with the tokens that are expected to be decoded, instead of the most that may be.

@@ -1,9 +1,11 @@
 """Events and effects of the router's cluster machine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.membership import Member
+from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.shared_events import (
     Answer,
     AnswerEnded,
@@ -59,6 +61,21 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysTold:
+    """Callers know these keys, or have read their embeddings."""
+
+    slots: Mapping[bytes, KnownSlot]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGone:
+    """The encoder no longer has the embedding of this key there."""
+
+    key: bytes
+    slot: KnownSlot
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSuspected:
     """A call failed as if the instance were down: it gets no work until it is seen again."""
 
@@ -76,6 +93,8 @@ ClusterEvent = (
     | MemberLeft
     | InstanceSeen
     | LoadReported
+    | KeysTold
+    | KeyGone
     | InstanceSuspected
     | CreditsWanted
     | CreditsAbandoned

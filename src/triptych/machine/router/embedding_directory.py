@@ -4,16 +4,29 @@ Two sources: what encoders publish in their load reports (``domain.embedding_hin
 itself and they have not reported yet. All of it are hints; nothing depends on their being right.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from triptych.domain.embedding_hints import EmbeddingHints, hint_of
 from triptych.domain.item_plan import Content
 from triptych.policy.affinity import Holding
 
+_NONE: tuple[Holding, ...] = ()
 _OUT_OF_STEP = 0
 """A report is missing: nothing is believed until the reports start over at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSlot:
+    """Where the embedding of a key is that a caller has been told."""
+
+    name: str
+    """The encoder's address."""
+    generation: int
+    content: Content
+    nbytes: int
 
 
 class EmbeddingDirectory:
@@ -23,17 +36,20 @@ class EmbeddingDirectory:
     forgotten first. What the router's own calls are encoding is not counted: its credits bound it.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, max_keys: int = 0) -> None:
+        """``max_keys``: the keys that callers are told, and those read last, are remembered apart from that."""
         self._limit = limit
+        self._max_keys = max_keys
+        self._keys: OrderedDict[bytes, KnownSlot] = OrderedDict()
         self._size = 0
         self._held: OrderedDict[bytes, tuple[Holding, ...]] = OrderedDict()
         """By hint, at most one for each encoder."""
-        self._of: dict[str, set[bytes]] = {}
+        self._of: defaultdict[str, set[bytes]] = defaultdict(set)
         """The hints with an entry of this encoder."""
         self._sequences: dict[str, int] = {}
         """The number of the last report of each encoder that publishes."""
-        self._calls: dict[Content, dict[str, int]] = {}
-        """The router's own calls that encode a content, by encoder."""
+        self._calls: dict[Content, tuple[str, ...]] = {}
+        """The encoders of the router's own calls that encode a content, once for each call."""
 
     def __len__(self) -> int:
         """Embeddings remembered."""
@@ -41,13 +57,14 @@ class EmbeddingDirectory:
 
     def holders(self, content: Content) -> Sequence[Holding]:
         """The encoders that hold it first, then those that are encoding it."""
-        known = self._held.get(hint_of(content), ()) if self._held else ()
+        known = self._held.get(hint_of(content), _NONE)
         own = self._calls.get(content)
-        if not own:
+        if own is None:
             return known if len(known) < 2 else sorted(known, key=_encoding_last)
         holders = {one.name: one for one in known}
         for name in own:
-            holders.setdefault(name, _holding(name, encoding=True, published=name in self._sequences))
+            if name not in holders:
+                holders[name] = _holding(name, True, name in self._sequences)
         return sorted(holders.values(), key=_encoding_last)
 
     # --- what encoders publish ---------------------------------------------------------------------------------------
@@ -67,7 +84,7 @@ class EmbeddingDirectory:
         for hint in hints.dropped:
             self._drop(hint, name)
         for hints_, encoding in ((hints.held, False), (hints.encoding, True)):
-            one = _holding(name, encoding=encoding, published=True)
+            one = _holding(name, encoding, True)
             for hint in hints_:
                 self._put(hint, one)
         self._evict()
@@ -77,22 +94,20 @@ class EmbeddingDirectory:
 
     def began(self, content: Content, name: str) -> None:
         """A call that encodes it there begins."""
-        calls = self._calls.setdefault(content, {})
-        calls[name] = calls.get(name, 0) + 1
+        self._calls[content] = (*self._calls.get(content, ()), name)
 
     def ended(self, content: Content, name: str) -> None:
         """The call is over, whatever came of it."""
-        calls = self._calls.get(content, {})
-        if name in calls:
-            calls[name] -= 1
-            if not calls[name]:
-                del calls[name]
-            if not calls:
-                del self._calls[content]
+        calls = self._calls.get(content, ())
+        if calls == (name,):
+            del self._calls[content]
+        elif name in calls:
+            at = calls.index(name)
+            self._calls[content] = calls[:at] + calls[at + 1 :]
 
     def remember(self, content: Content, name: str) -> None:
         """It holds this embedding."""
-        self._put(hint_of(content), _holding(name, encoding=False, published=name in self._sequences))
+        self._put(hint_of(content), _holding(name, False, name in self._sequences))
         self._evict()
 
     def gone(self, content: Content, name: str) -> None:
@@ -105,10 +120,34 @@ class EmbeddingDirectory:
         for hint in self._of.pop(name, ()):
             self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
 
+    # --- keys that callers were told ---------------------------------------------------------------------------------
+
+    def slot_of(self, key: bytes) -> KnownSlot | None:
+        """Where its embedding is; None for a key that no caller was told, or too long ago."""
+        return self._keys.get(key)
+
+    def told_key(self, key: bytes, slot: KnownSlot) -> None:
+        """A caller knows it, or has read it."""
+        self._keys[key] = slot
+        self._keys.move_to_end(key)
+        while len(self._keys) > self._max_keys:
+            self._keys.popitem(last=False)
+
+    def key_gone(self, key: bytes, slot: KnownSlot) -> None:
+        """It is not there: nobody is sent there for it, nor for its content."""
+        if self._keys.get(key) == slot:
+            del self._keys[key]
+            self.gone(slot.content, slot.name)
+
+    def forget_keys(self, name: str) -> None:
+        """The encoder has left or restarted. While it is only leaving, it can still be read."""
+        for key in [key for key, slot in self._keys.items() if slot.name == name]:
+            del self._keys[key]
+
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def _put(self, hint: bytes, holding: Holding) -> None:
-        self._of.setdefault(holding.name, set()).add(hint)
+        self._of[holding.name].add(hint)
         if hint not in self._held:
             self._held[hint] = _alone(holding)
             self._size += 1
@@ -118,7 +157,7 @@ class EmbeddingDirectory:
         self._held.move_to_end(hint)
 
     def _drop(self, hint: bytes, name: str) -> None:
-        if hint in (hints := self._of.get(name, set())):
+        if hint in (hints := self._of[name]):
             hints.remove(hint)
             self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
 
@@ -142,13 +181,13 @@ class EmbeddingDirectory:
         assert entries == {(name, hint) for name, hints in self._of.items() for hint in hints}, "entries and index"  # noqa: S101
         assert len(entries) == self._size <= self._limit, "remembered embeddings above their bound"  # noqa: S101
         assert all(self._held.values()), "an entry without an encoder"  # noqa: S101
-        assert all(count > 0 for calls in self._calls.values() for count in calls.values()), "ended calls"  # noqa: S101
+        assert len(self._keys) <= self._max_keys, "keys above their bound"  # noqa: S101
         assert all(self._calls.values()), "a content without calls"  # noqa: S101
 
     @property
     def encoders(self) -> set[str]:
         """The encoders of which anything is known."""
-        return {*self._of, *self._sequences}
+        return {*(name for name, hints in self._of.items() if hints), *self._sequences}
 
 
 def _encoding_last(holding: Holding) -> bool:
@@ -156,7 +195,7 @@ def _encoding_last(holding: Holding) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _holding(name: str, *, encoding: bool, published: bool) -> Holding:
+def _holding(name: str, encoding: bool, published: bool, /) -> Holding:
     """One object for all entries that say the same, as there may be many."""
     return Holding(name, encoding, published)
 

@@ -29,6 +29,7 @@ class Instances:
     max_hints: int
     backlogs: Backlogs | None = None
     """What they have to do in predicted seconds; None if no policy needs that."""
+    max_keys: int = 0
     by_name: dict[str, Instance] = field(default_factory=dict)
     """By address, in this order."""
     hosts: dict[str, str] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Instances:
             ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder),
             TEXT: KeptPool(TEXT, None if predicted is None else predicted.of_text),
         }
-        self.directory = EmbeddingDirectory(self.max_hints)
+        self.directory = EmbeddingDirectory(self.max_hints, self.max_keys)
 
     # --- membership: ``review`` follows --------------------------------------------------------------------------------
 
@@ -88,6 +89,7 @@ class Instances:
         if self.by_name.pop(name, None) is None:
             return False
         self.directory.forget(name)
+        self.directory.forget_keys(name)
         self.adopt_model()
         return True
 
@@ -96,6 +98,7 @@ class Instances:
         restarted = instance.seen(info)
         if restarted:
             self.directory.forget(instance.name)
+            self.directory.forget_keys(instance.name)
         self.adopt_model()
         return restarted
 

@@ -5,7 +5,7 @@ import pytest
 
 from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
-from triptych.machine.router.embedding_directory import EmbeddingDirectory
+from triptych.machine.router.embedding_directory import EmbeddingDirectory, KnownSlot
 from triptych.policy.affinity import Holding
 
 CAT, DOG, FOX = ((name, b"") for name in (b"cat", b"dog", b"fox"))
@@ -143,6 +143,25 @@ def test_a_router_knows_what_a_busy_encoder_publishes(seed: int) -> None:
         known.validate()
         found = {key: known.holders((key, b"salt")) for key in (b"%d" % number for number in range(250))}
         assert {key: held[0].encoding for key, held in found.items() if held} == state
+
+
+def test_keys_that_callers_were_told_are_bounded_and_end_with_the_encoder() -> None:
+    known = EmbeddingDirectory(10, max_keys=2)
+    slots = {key: KnownSlot("a", number, CAT, 10) for number, key in enumerate((b"one", b"two", b"three"))}
+    for key in (b"one", b"two", b"one", b"three"):
+        known.told_key(key, slots[key])
+    assert [known.slot_of(key) for key in slots] == [slots[b"one"], None, slots[b"three"]]
+    known.remember(CAT, "a")
+    known.key_gone(b"one", KnownSlot("a", 9, CAT, 10))
+    assert known.slot_of(b"one") is not None, "another slot is gone"
+    known.key_gone(b"one", slots[b"one"])
+    assert known.slot_of(b"one") is None
+    assert known.holders(CAT) == (), "no item is sent there for it either"
+    known.forget("a")
+    assert known.slot_of(b"three") is not None, "it may be leaving"
+    known.forget_keys("a")
+    assert known.slot_of(b"three") is None
+    known.validate()
 
 
 def test_memory_and_traffic_are_bounded() -> None:

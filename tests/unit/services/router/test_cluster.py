@@ -11,6 +11,7 @@ from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, FakeEncoder, FakeText, ask, bench, collect, image
 from tests.unit.services.router.test_service import now_s, virtual
 from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding_hints import EmbeddingHints
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
@@ -104,6 +105,30 @@ async def test_a_watch_that_reached_its_deadline_is_restarted_without_suspicion(
             assert any(text.usable for text in made.router.cluster.texts.candidates)
             await asyncio.sleep(0.001)
         assert watches > 5
+
+
+@virtual
+async def test_a_missing_report_of_embeddings_starts_the_watch_again_without_suspicion() -> None:
+    async with bench() as made:
+        encoder, cluster = made.encoders[0], made.router.cluster
+        watch, watches = encoder.watch_load, 0
+
+        async def watch_with_a_gap() -> AsyncGenerator[InstanceLoad]:
+            nonlocal watches
+            watches += 1
+            async with aclosing(watch()) as loads:
+                for sequence in (1, 2, 4):
+                    yield replace(await anext(loads), hints=EmbeddingHints(sequence))
+            await asyncio.sleep(10_000)
+
+        encoder.watch_load = watch_with_a_gap  # type: ignore[method-assign]
+        cluster.feed(CallFailed(0, "encoder-0", InstanceLost("gone")))
+        await asyncio.sleep(0.2)
+        for _ in range(1000):
+            assert [one.usable for one in cluster.encoders.candidates if one.name == "encoder-0"] == [True]
+            await asyncio.sleep(0.001)
+        assert watches > 2
+        assert not cluster.in_backoff()
 
 
 class Stopped(FakeText):

@@ -1,54 +1,31 @@
-"""Where the embeddings are that callers have resolved, so that others can read them by their keys."""
+"""Leases on embeddings that callers name by their keys, for as long as they read them."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
-from triptych.domain.item_plan import Content, ItemPlan
 from triptych.domain.resolving import ResolvedItem
 from triptych.errors import InternalError, LeaseLost, NotFound, TriptychError, Unavailable
+from triptych.machine.router.cluster_events import KeyGone, KeysTold
 
 from .cluster import Cluster
 from .held_share import HeldShare
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    name: str
-    """Its address."""
-    generation: int
-    content: Content
-    nbytes: int
-
-
-class KnownEmbeddings:
-    """Remembers the holders of the ``limit`` keys that were resolved or read last."""
+class KeyLeases:
+    """Asks the encoders that hold the keys' embeddings, as the cluster knows them."""
 
     def __init__(
-        self, cluster: Cluster, limit: int, new_lease: Callable[[], LeaseId], share: HeldShare, *, timeout_s: float
+        self, cluster: Cluster, new_lease: Callable[[], LeaseId], share: HeldShare, *, timeout_s: float
     ) -> None:
         """``timeout_s`` bounds the call to a holder."""
         self._cluster = cluster
-        self._limit = limit
         self._new_lease = new_lease
         self._share = share
         self._timeout_s = timeout_s
-        self._holders: OrderedDict[bytes, _Holder] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._holders)
-
-    def add(self, plans: Sequence[ItemPlan], tickets: Sequence[Ticket]) -> None:
-        """Remember the holders of these items."""
-        for plan, ticket in zip(plans, tickets, strict=True):
-            self._holders[ticket.key] = _Holder(ticket.address, ticket.generation, plan.content, plan.nbytes)
-            self._holders.move_to_end(ticket.key)
-        while len(self._holders) > self._limit:
-            self._holders.popitem(last=False)
 
     async def resolve(self, keys: Sequence[bytes], lease_s: float) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """Yield tickets with a lease each. The leases are released when the generator is closed, or after ``lease_s``.
@@ -56,8 +33,8 @@ class KnownEmbeddings:
         Raises NotFound for a key whose embedding is not held, Unavailable if its holder does not answer, Overloaded or
         InvalidRequest as ``HeldShare.take``.
         """
-        known = [holder for key in keys if (holder := self._holders.get(key)) is not None]
-        sizes = {holder.content: holder.nbytes for holder in known}
+        known = [slot for key in keys if (slot := self._cluster.slot_of(key)) is not None]
+        sizes = {slot.content: slot.nbytes for slot in known}
         self._share.take(sizes, "keys")
         try:
             async with aclosing(self._leased(keys, lease_s)) as leased:
@@ -93,23 +70,21 @@ class KnownEmbeddings:
         """A ticket for one key. Its lease is in ``held`` before it is requested, as an answer may be lost."""
         param = f"keys[{place}]"
         gone = NotFound(f"{param}: no embedding of this key is held, resolve its media again", param=param)
-        holder = self._holders.get(key)
-        if holder is None:
+        slot = self._cluster.slot_of(key)
+        if slot is None:
             raise gone
-        request = LeaseRequest(key, holder.generation, self._new_lease(), lease_s, self._timeout_s)
-        held.append((holder.name, request.lease_id))
+        request = LeaseRequest(key, slot.generation, self._new_lease(), lease_s, self._timeout_s)
+        held.append((slot.name, request.lease_id))
         try:
             async with asyncio.timeout(self._timeout_s):
-                with self._cluster.call(holder.name) as encoder:
+                with self._cluster.call(slot.name) as encoder:
                     ticket = await encoder.lease(request)
         except LeaseLost:
-            if self._holders.get(key) is holder:
-                del self._holders[key]
+            self._cluster.feed(KeyGone(key, slot))
             raise gone from None
         except TimeoutError:
             raise Unavailable(f"{param}: the encoder that holds the embedding does not answer") from None
         if (ticket.key, ticket.lease_id) != (key, request.lease_id):
             raise InternalError("an encoder leased another embedding than requested")
-        if key in self._holders:
-            self._holders.move_to_end(key)
-        return replace(ticket, address=holder.name)  # an instance's name is its address
+        self._cluster.feed(KeysTold({key: slot}))  # the latest to be forgotten
+        return replace(ticket, address=slot.name)  # an instance's name is its address
