@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from triptych.domain.embedding import Tensor
+from triptych.domain.embedding import Tensor, embedding_tokens
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.errors import (
     DeadlineExceeded,
@@ -243,7 +243,7 @@ class Batcher(Generic[PreparedT]):
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        self._handle(batch_queue.Prepared(flight.key, prepared.tokens, prepared.nbytes))
+        self._handle(batch_queue.Prepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
         self._on_ready()
         self._on_change()
 

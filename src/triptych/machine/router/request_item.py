@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import inf
 
-from triptych.domain.embedding import Ticket
+from triptych.domain.embedding import Ticket, embedding_tokens
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Placement, Ready
 from triptych.domain.item_plan import ItemPlan
@@ -59,7 +59,7 @@ class RequestItem:
         info = plan.info
         return Want(
             self.index,
-            plan.tokens,
+            embedding_tokens(plan.tensors),
             plan.nbytes,
             plan.content,
             self.avoid,

@@ -397,6 +397,20 @@ def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEAD
     return world
 
 
+def test_an_item_is_as_much_work_as_its_embedding_has_rows() -> None:
+    """With cross-attention it has one position in the prompt."""
+    (item,) = items(1)
+    tiles = TensorSpec("tiles", DType.F32, (4, 1601, 8))
+    world = World(0)
+    world.machine = RequestMachine(
+        1, "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease
+    )
+    world.calls.clear()
+    world.feed(Prepared((replace(item, tokens=1, tensors=(tiles,)),), prompt_tokens=50, answer_tokens=16))
+    (wanted,) = [call for call in world.calls if isinstance(call, CreditsWanted)]
+    assert [want.tokens for want in wanted.wants] == [4 * 1601]
+
+
 def turns(world: World) -> list[Turn]:
     """Of the request in the queues of the router, of its encoder and of its text instance."""
     (wanted,) = [call for call in world.calls if isinstance(call, CreditsWanted)]

@@ -4,6 +4,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 
@@ -146,6 +147,29 @@ def test_an_item_past_its_deadline_is_not_encoded() -> None:
                 await instance.service.encode(encode_request("second", timeout_s=0.005))
             await instance.service.release(leases_of(await first))
             assert instance.engine.encoded_items == 1
+
+    under_virtual_time(scenario)
+
+
+def test_a_batch_is_bounded_by_rows_where_an_item_has_one_position_in_the_prompt() -> None:
+    class CrossAttention(FakeEncoderEngine):
+        batches: ClassVar[list[int]] = []
+
+        def prepare(self, *arguments: Any) -> FakePrepared:
+            return replace(super().prepare(*arguments), tokens=1)
+
+        def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+            self.batches.append(len(batch))
+            return super().encode([replace(item, tokens=32) for item in batch])
+
+    async def scenario() -> None:
+        engine = CrossAttention(tokens_of=lambda _: 32)
+        async with encoder_instance(engine=engine, batches=BatchLimits(max_batch_tokens=64)) as instance:
+            calls = [instance.service.encode(encode_request(f"cat {number}")) for number in range(8)]
+            results = await asyncio.gather(*calls)
+            assert sum(engine.batches) == 8
+            assert max(engine.batches) == 2
+            await instance.service.release(leases_of(*results))
 
     under_virtual_time(scenario)
 
