@@ -144,10 +144,16 @@ class _Node:
         self._cluster = cluster
         self._scope: TaskScope | None = None
         self._registrar: Registrar | None = None
+        self.clock_ahead_s = 0.0
+        """How far its clock is ahead of the others'."""
         self.instance: Any = None
         """The servicer of this incarnation."""
         self.links: list[Link[Any]] = []
         """Ways that end when this instance does: from others to it, and from it to others."""
+
+    def clock(self) -> float:
+        """Of this process."""
+        return self._cluster.clock() + self.clock_ahead_s
 
     def register(self) -> None:
         """Register with the pool managers of the cluster, if it has any."""
@@ -242,7 +248,7 @@ class EncoderNode(_Node):
         workers = cluster.engines.prepare_workers
         copy = InlineOffload()
         self.store = ArenaStore(
-            arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=cluster.clock, copy=copy
+            arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=self.clock, copy=copy
         )
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
         files = None
@@ -253,7 +259,7 @@ class EncoderNode(_Node):
                 scope=scope,
                 reads=InlineOffload(2),
                 writes=InlineOffload(),
-                clock=cluster.clock,
+                clock=self.clock,
             )
         self.service = EncoderService(
             self.engine,
@@ -265,7 +271,7 @@ class EncoderNode(_Node):
             max_preparing=workers,
             compute=compute,
             copy=copy,
-            clock=cluster.clock,
+            clock=self.clock,
             part=ServedPart(
                 cluster.profile_of(self.name, ModelPart.ENCODER).identity,
                 settings.batches.max_batch_items,
@@ -316,7 +322,7 @@ class TextNode(_Node):
             self._stub,
             transports.connect,
             limit=64,
-            clock=cluster.clock,
+            clock=self.clock,
             own=None if encoder is None else (self.name, epoch, OwnEncoder(encoder.service, encoder.transport)),
         )
         self.receiver = TensorReceiver(
@@ -329,7 +335,7 @@ class TextNode(_Node):
             max_pull_s=settings.transfers.max_pull_s,
             scope=scope,
             offload=InlineOffload(settings.check_threads),
-            clock=cluster.clock,
+            clock=self.clock,
         )
         self.engine = cluster.engines.text(self.name)
         tokenizer = fake_tokenizer()
@@ -337,7 +343,7 @@ class TextNode(_Node):
         if encoder is not None:
             vision_encoder = encoder.service.batcher
             scheduler = DeviceScheduler(
-                self.engine, vision_encoder, world.image_budget, settings.encode_patience_s, cluster.clock
+                self.engine, vision_encoder, world.image_budget, settings.encode_patience_s, self.clock
             )
         self.service = TextService(
             self.engine,
@@ -350,7 +356,7 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             engine_thread=self.thread,
             rng=cluster.rng(self.name),
-            clock=cluster.clock,
+            clock=self.clock,
             scheduler=scheduler,
             part=ServedPart(
                 cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096

@@ -26,7 +26,6 @@ from triptych.errors import (
 )
 from triptych.testing import virtual_time
 from triptych.testing.fakes import BROKEN_MEDIA
-from triptych.testing.links import Fault
 from triptych.testing.media import png
 
 Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
@@ -398,44 +397,3 @@ def test_an_undecodable_image_is_refused_every_time_without_side_effects() -> No
         assert [reply.ask.request.request_id for reply in failed] == ["r3", "r7", "r12"]
 
     simulate(World(seed=9), scenario)
-
-
-def chaos(seed: int) -> list[tuple[float, str, str]]:
-    """Random faults: lost requests and replies, an encoder that dies and returns, clients that leave."""
-    rng = Random(seed)
-    asks = [
-        replace(ask, leave_after_s=rng.uniform(0, 0.5) if rng.random() < 0.1 else None)
-        for ask in make_asks(seed, 60, rate_per_s=100)
-    ]
-
-    def fault(link: str, method: str) -> Fault:
-        return rng.choice((Fault.REQUEST_LOST, Fault.REPLY_LOST)) if rng.random() < 0.03 else Fault.NONE
-
-    async def before_pull(reader: str, ticket: Ticket) -> None:
-        await asyncio.sleep(rng.expovariate(200))
-        if rng.random() < 0.03:
-            raise TransferFailed("on purpose")
-
-    async def scenario(cluster: SimCluster) -> None:
-        async def kill() -> None:
-            await asyncio.sleep(rng.uniform(0.1, 0.5))
-            victim = rng.choice(cluster.encoders)
-            await victim.kill()
-            await asyncio.sleep(rng.uniform(0, 0.3))
-            victim.start()
-
-        replies = await play_while(cluster, asks, kill())
-        check_right_or([reply for reply in replies if not reply.left], Unavailable)
-
-    return simulate(World(seed=seed, texts=2, fault=fault, before_pull=before_pull), scenario)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_under_random_faults_every_request_ends_and_nothing_leaks(seed: int) -> None:
-    chaos(seed)
-
-
-def test_a_seed_determines_the_history() -> None:
-    first = chaos(3)
-    assert chaos(3) == first
-    assert chaos(4) != first

@@ -71,6 +71,11 @@ class Link(Generic[S]):
         self._target = target
         self._incarnation += 1
 
+    def break_calls(self) -> None:
+        """Lose all running calls, as when a connection breaks; later ones get through."""
+        for call in tuple(self._calls):
+            call.lose()
+
     def stall(self) -> None:
         """Stop the process: nothing fails and nothing answers."""
         self._runs.clear()

@@ -1,0 +1,264 @@
+"""The whole cluster under random faults of every kind: 300 seeds, or as many as ``SOAK_SEEDS`` says.
+
+Of each kind of instance at most one is in trouble at a time, so that there is always a spare one: then every request ends in
+its right answer, within its deadline. Nothing is left, invariants hold, and a seed runs the same way each time.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.simulation.cluster import EncoderNode, SimCluster, TextNode, World
+from tests.simulation.test_cluster import check_right, now_s, simulate
+from tests.simulation.workload import Ask, make_asks, play
+from triptych.domain.embedding import Ticket
+from triptych.domain.membership import MemberState
+from triptych.domain.stage import Role
+from triptych.errors import DeadlineExceeded, TransferFailed
+from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.encoder.batch_queue import BatchQueue
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.request import RequestLimits, RequestMachine
+from triptych.machine.text.tensor_cache import TensorCache
+from triptych.testing.links import Fault, Link
+
+SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
+_AT_ONCE = 10
+"""Seeds of one test."""
+_CHECKED = 3
+"""Of so many seeds one is checked after every event, which takes twice the time."""
+_REQUESTS = 18
+_DURATION_S = 5.0
+_TIMEOUT_S = 30.0
+_INSTANCES = 3
+"""Of each kind."""
+_LOST_CALLS = 0.02
+_FAILED_PULLS = 0.02
+_ATTEMPTS = 6
+"""Twice the default: calls and pulls fail at random as well, which a request may meet more often than an instance that dies."""
+_LATE_SHARE = 0.01
+"""Share of a seed's requests that may end by their deadline."""
+
+
+class Kind(StrEnum):
+    """What happens to an instance; all but the last three for a while."""
+
+    CRASH = "it dies, and is started again"
+    PAUSE = "it is stopped, and goes on"
+    SLOW = "its engine takes ten times as long"
+    PARTITION = "some of the ways to it deliver nothing"
+    LATE = "calls to it take long"
+    BREAK = "all running calls to it break"
+    CLOCK = "its clock steps forward"
+    REPLACE = "it leaves, and another one joins"
+
+
+_SPEEDS = {Role.E: ("prepare_s", "batch_s", "token_s"), Role.PD: ("step_s", "prefill_token_s")}
+"""Of their engines."""
+_SLOWER = 10.0
+_LATE_S = 1.0
+_ARENAS_NBYTES = (4 << 10, 16 << 10, 1 << 20)
+"""In the smallest, a few images fill the arena."""
+_LASTS_S = (0.2, 1.5)
+_APART_S = (0.3, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    at_s: float
+    role: Role
+    kind: Kind
+    lasts_s: float
+    pick: float
+    """Chooses the victim."""
+
+
+def plan(seed: int) -> list[Trouble]:
+    """One after the other for each kind of instance."""
+    rng = Random(f"{seed}/troubles")
+    troubles: list[Trouble] = []
+    for role in _SPEEDS:
+        at_s = rng.uniform(*_APART_S)
+        while at_s < _DURATION_S:
+            one = Trouble(at_s, role, rng.choice(list(Kind)), rng.uniform(*_LASTS_S), rng.random())
+            troubles.append(one)
+            at_s += one.lasts_s + rng.uniform(*_APART_S)
+    return troubles
+
+
+def workload(seed: int) -> list[Ask]:
+    """In two waves, so that instances are busy; one of twenty clients leaves."""
+    rng = Random(f"{seed}/clients")
+    asks = make_asks(seed, _REQUESTS, images=(0, 3), rate_per_s=None, timeout_s=_TIMEOUT_S)
+    return [
+        replace(
+            ask, at_s=rng.uniform(0, _DURATION_S), leave_after_s=rng.uniform(0, 0.5) if rng.random() < 0.05 else None
+        )
+        for ask in asks
+    ]
+
+
+class Troubles:
+    """Carries out a plan."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._joined = 0
+
+    async def run(self, troubles: Sequence[Trouble]) -> None:
+        """Until the last one is over."""
+        async with asyncio.TaskGroup() as group:
+            for role in _SPEEDS:
+                group.create_task(self._in_turn([one for one in troubles if one.role is role]))
+
+    async def _in_turn(self, troubles: Sequence[Trouble]) -> None:
+        began_s = now_s()
+        for one in troubles:
+            await asyncio.sleep(began_s + one.at_s - now_s())
+            nodes = [node for node in self._nodes(one.role) if node.is_up and not node.drained]
+            await self._happen(one, nodes[int(one.pick * len(nodes))])
+
+    def _nodes(self, role: Role) -> Sequence[EncoderNode | TextNode]:
+        return self._cluster.encoders if role is Role.E else self._cluster.texts
+
+    async def _happen(self, trouble: Trouble, node: EncoderNode | TextNode) -> None:
+        match trouble.kind:
+            case Kind.BREAK:
+                for link in node.links:
+                    link.break_calls()
+            case Kind.CLOCK:
+                node.clock_ahead_s += 1.0 + 2.0 * trouble.pick
+            case Kind.REPLACE:
+                await self._replace(trouble.role, node)
+            case _:
+                end = await _begin(trouble, node)
+                await asyncio.sleep(trouble.lasts_s)
+                end()
+
+    async def _replace(self, role: Role, node: EncoderNode | TextNode) -> None:
+        self._joined += 1
+        joining = f"{'e' if role is Role.E else 't'}-joined-{self._joined}"
+        self._cluster.boot(role, joining)
+        self._cluster.membership.set(joining, MemberState.ACTIVE)
+        self._cluster.membership.set(node.name, MemberState.LEAVING)
+        await node.drain()
+        self._cluster.membership.set(node.name, None)
+        await node.kill()
+
+
+async def _begin(trouble: Trouble, node: EncoderNode | TextNode) -> Callable[[], None]:
+    """Returns what ends it."""
+    match trouble.kind:
+        case Kind.CRASH:
+            await node.kill()
+            return node.start
+        case Kind.PAUSE:
+            node.hang()
+            return node.go_on
+        case Kind.PARTITION:
+            cut = node.links[int(trouble.pick * len(node.links)) :]
+            for link in cut:
+                link.stall()
+            return partial(_resume, cut)
+        case Kind.LATE:
+            return _changed(node.links, {"latency_s": lambda _: lambda: _LATE_S})
+        case _:
+            return _changed([node.engine], {name: lambda usual: _SLOWER * usual for name in _SPEEDS[trouble.role]})
+
+
+def _resume(links: Sequence[Link[Any]]) -> None:
+    for link in links:
+        link.resume()
+
+
+def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any]]) -> Callable[[], None]:
+    """Change attributes; returns what changes them back."""
+    usual = [(one, name, getattr(one, name)) for one in things for name in changes]
+    for one, name, value in usual:
+        setattr(one, name, changes[name](value))
+
+    def back() -> None:
+        for one, name, value in usual:
+            setattr(one, name, value)
+
+    return back
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """The invariants of the machines are checked after every event, and not only every second."""
+    with pytest.MonkeyPatch.context() as patch:
+        for machine in (ClusterMachine, RequestMachine, BatchQueue, ArenaMachine, TensorCache):
+            patch.setattr(machine, "handle", _checking(machine.handle))
+        yield
+
+
+def _checking(handle: Callable[..., Any]) -> Callable[..., Any]:
+    def checking(machine: Any, *event: Any) -> Any:
+        effects = handle(machine, *event)
+        machine.validate()
+        return effects
+
+    return checking
+
+
+def run(seed: int) -> list[tuple[float, str, str]]:
+    """One seed. Returns its decisions."""
+    rng = Random(f"{seed}/world")
+
+    def fault(link: str, method: str) -> Fault:
+        del link, method
+        return rng.choice((Fault.REQUEST_LOST, Fault.REPLY_LOST)) if rng.random() < _LOST_CALLS else Fault.NONE
+
+    async def before_pull(reader: str, ticket: Ticket) -> None:
+        del reader, ticket
+        await asyncio.sleep(rng.expovariate(200))
+        if rng.random() < _FAILED_PULLS:
+            raise TransferFailed("on purpose")
+
+    async def scenario(cluster: SimCluster) -> None:
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(play(cluster.router, workload(seed)))
+            group.create_task(Troubles(cluster).run(plan(seed)))
+        stayed = [reply for reply in playing.result() if not reply.left]
+        late = [reply for reply in stayed if isinstance(reply.error, DeadlineExceeded)]
+        assert len(late) <= _LATE_SHARE * len(stayed), f"{len(late)} of {len(stayed)} have missed their deadlines"
+        check_right([reply for reply in stayed if reply not in late])
+
+    world = World(
+        seed=seed,
+        encoders=_INSTANCES,
+        texts=_INSTANCES,
+        encoder_arena_bytes=rng.choice(_ARENAS_NBYTES),
+        text_arena_bytes=rng.choice(_ARENAS_NBYTES),
+        fault=fault,
+        before_pull=before_pull,
+        router={"attempts": RequestLimits(max_encode_attempts=_ATTEMPTS, max_text_attempts=_ATTEMPTS)},
+    )
+    return simulate(world, scenario)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, _AT_ONCE))
+def test_with_a_spare_instance_every_request_is_answered_whatever_happens(first: int) -> None:
+    for seed in range(first, first + _AT_ONCE):
+        with checked() if seed % _CHECKED == 0 else nullcontext():
+            run(seed)
+
+
+def test_a_seed_runs_the_same_way_each_time() -> None:
+    first = run(3)
+    assert run(3) == first
+    assert run(4) != first
+
+
+def test_every_kind_of_fault_happens_to_both_kinds_of_instances() -> None:
+    planned = {(one.role, one.kind) for seed in range(_AT_ONCE) for one in plan(seed)}
+    assert planned == {(role, kind) for role in _SPEEDS for kind in Kind}
