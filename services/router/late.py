@@ -31,7 +31,9 @@ class LateRefusals:
             return
         now_s, tenant, content = self._clock(), request.tenant or NOBODY, _content(request)
         is_due = self._promises.is_due(content, now_s)
-        promised_s = 0.0 if is_due or prepared else self._promises.ahead_s(tenant.name, left_s, now_s)
+        promised_s = (
+            0.0 if is_due or prepared else self._promises.ahead_s(tenant.name, max(0.0, left_s - service_s), now_s)
+        )
         try:
             self._deadlines(left_s=left_s, wait_s=wait_s, service_s=service_s, promised_s=promised_s)
         except Overloaded as error:
