@@ -22,7 +22,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -70,9 +70,18 @@ test-vllm-quick:  ## The part of it that is not marked slow: the demo model
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
 
-soak: $(STAMP)  ## Run pulls for half an hour while encoders die and links break, and a simulated cluster for an hour of its time
+soak: soak-transport soak-simulation soak-processes  ## Everything below that takes hours
+
+soak-transport: $(STAMP)  ## Pull for half an hour while encoders die and links break
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
-	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s tests/simulation/test_soak.py
+
+soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, and three large clusters for an hour of their time
+	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 -p no:schemathesis tests/simulation/test_random_faults.py
+	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s -n 2 tests/simulation/test_soak.py
+
+soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, and open 2,000 streams
+	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_signals.py
+	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES)
@@ -112,6 +121,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
 	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
 	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json
+	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh

@@ -59,7 +59,7 @@ from triptych.policy.queueing import Turn
 class CacheLimits:
     """Limits of requests that wait for embeddings, and of the bytes held for running ones."""
 
-    max_waiting_requests: Positive = 1024
+    max_waiting_requests: Positive = 2048
     """Most requests that wait for their embeddings or for the engine; one more is refused."""
     max_embedding_bytes: Positive = 1 << 30
     """Most bytes of embeddings held for requests that run or wait for the engine; further requests wait before they

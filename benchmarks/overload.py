@@ -1,0 +1,363 @@
+"""Requests with deadlines at several times the capacity: how many are answered in time, and how fast the others are refused.
+
+A local cluster of real processes serves text only, or a mixture in which three of ten requests have one or two images. Its engines are the real ones
+with the demo model (``demo``), or sleep as a synthetic profile says (``delay``), so that they take no CPU from gateway, router and clients.
+
+The capacity is measured first: answers per second to clients that always have 64 requests open, without deadlines. Then requests arrive
+at random (Poisson) at multiples of it, regardless of earlier ones, each with a deadline of 3 to 5 s (``x-request-timeout``). All are different.
+An answer counts if its client has it before its deadline, counted from when the request was due, and before the load ends. ``kept`` is the rate of such answers
+over the highest at any load; ``late`` are requests that were admitted and not answered in time; ``begun`` those of them that a text instance had.
+The clients run in the benchmark's own process, on the same machine.
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+import httpx
+import psutil
+import uvloop
+
+from benchmarks import ending, machine
+from triptych.cli.bench.payload import png
+from triptych.cli.bench.report import percentile
+from triptych.cli.bench.workload import Size
+from triptych.cli.cluster import LocalCluster
+from triptych.cli.metrics import scrape
+from triptych.demo import MODEL_ID
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+DEADLINES_S = (3.0, 5.0)
+OPEN = 64
+"""Requests that are open while the capacity is measured."""
+IMAGES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 2)
+TOKENS = 16
+PATIENT_S = 120.0
+GRACE_S = 1.0
+"""How long a client waits for the answer after its deadline."""
+SIDE_PX = 56
+WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    engines: tuple[str, ...] = ("demo", "delay")
+    mixes: tuple[str, ...] = ("text", "mixed")
+    loads: tuple[float, ...] = (1.0, 2.0, 4.0, 5.0)
+    seconds: float = 60.0
+    """Of each load above 1; up to the capacity half of it."""
+    capacity_s: float = 10.0
+    seed: int = 15
+
+
+QUICK = Settings(("delay",), ("mixed",), (1.0, 4.0), 6.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request's end. Times count from when it was due."""
+
+    status: int
+    """0 if the connection broke or nothing came."""
+    took_s: float
+    ended_s: float
+    """Since the load began."""
+    deadline_s: float
+    sent_late_s: float
+
+    @property
+    def in_time(self) -> bool:
+        return self.status == httpx.codes.OK and self.took_s <= self.deadline_s
+
+
+@dataclass(slots=True)
+class Gateway:
+    """Requests over kept connections."""
+
+    port: int
+    _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+
+    async def post(self, body: bytes, timeout_s: float) -> int:
+        """The status of the whole answer; 0 if there is none within the timeout and a grace."""
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                return await self._post(body, timeout_s)
+        except (OSError, EOFError, TimeoutError):
+            return 0
+
+    async def _post(self, body: bytes, timeout_s: float) -> int:
+        reader, writer = await self._connection()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"x-request-timeout: {timeout_s:.3f}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        try:
+            writer.write(head.encode() + body)
+            told = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = next(line for line in told.split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+        except BaseException:
+            writer.close()
+            raise
+        self._idle.append((reader, writer))
+        return int(told.split()[1])
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+class Bodies:
+    """Different requests of a mixture."""
+
+    def __init__(self, mix: str, rng: random.Random) -> None:
+        self._images = IMAGES if mix == "mixed" else (0,)
+        self._rng = rng
+
+    def next(self) -> bytes:
+        images = [png(Size(SIDE_PX, SIDE_PX), self._rng) for _ in range(self._rng.choice(self._images))]
+        urls = ("data:image/png;base64," + base64.b64encode(image).decode() for image in images)
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content.append({"type": "text", "text": " ".join(self._rng.choices(WORDS, k=16))})
+        ask = {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], "temperature": 0}
+        return json.dumps(ask | {"max_tokens": TOKENS, "ignore_eos": True}).encode()
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the processes of the cluster have used and refused, since the last look."""
+
+    cluster: LocalCluster
+    http: httpx.AsyncClient
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    begun: float = 0.0
+
+    async def look(self) -> tuple[dict[str, float], int]:
+        """CPU seconds by kind of process, and requests that text instances had and did not answer."""
+        cpu_s: defaultdict[str, float] = defaultdict(float)
+        for name, pid in (*self.cluster.processes.items(), ("clients", psutil.Process().pid)):
+            spent = psutil.Process(pid).cpu_times()
+            cpu_s[name.partition("-")[0]] += spent.user + spent.system
+        begun = 0.0
+        for name, url in self.cluster.admin_urls.items():
+            if name.startswith("text") and (samples := await scrape(self.http, url)) is not None:
+                begun += samples.total("triptych_text_failures_total") or 0
+        used = {name: round(spent_s - self.cpu_s.get(name, 0.0), 2) for name, spent_s in cpu_s.items()}
+        failed, self.cpu_s, self.begun = begun - self.begun, cpu_s, begun
+        return used, round(failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A load. Rates are per second, times in milliseconds."""
+
+    load: float
+    offered: float
+    sent: int
+    answered_in_time: int
+    goodput: float
+    refused: int
+    refusal_p50_ms: float
+    refusal_p99_ms: float
+    late: int
+    begun: int
+    """Requests that a text instance had and did not answer."""
+    broken: int
+    """Neither an answer nor an error."""
+    statuses: dict[str, int]
+    answer_p50_ms: float
+    answer_p99_ms: float
+    sent_late_p99_ms: float
+    """Lag of the clients themselves."""
+    cores: dict[str, float]
+    """CPU seconds per second, by kind of process."""
+
+    @classmethod
+    def of(
+        cls, load: float, rate: float, seconds: float, sent: Sequence[Sent], cores: dict[str, float], begun: int
+    ) -> Self:
+        good = [one for one in sent if one.in_time]
+        refused = [1000 * one.took_s for one in sent if one.status == httpx.codes.TOO_MANY_REQUESTS]
+        took = [1000 * one.took_s for one in good]
+        return cls(
+            load,
+            round(rate, 2),
+            len(sent),
+            len(good),
+            round(sum(one.ended_s <= seconds for one in good) / seconds, 3),
+            len(refused),
+            round(median(refused), 2) if refused else 0.0,
+            round(percentile(refused, 99), 2) if refused else 0.0,
+            len(sent) - len(good) - len(refused),
+            begun,
+            sum(not one.status for one in sent),
+            {str(status): number for status, number in sorted(Counter(one.status for one in sent).items())},
+            round(percentile(took, 50), 1) if took else 0.0,
+            round(percentile(took, 99), 1) if took else 0.0,
+            round(1000 * percentile([one.sent_late_s for one in sent], 99), 2),
+            cores,
+        )
+
+
+async def capacity(gateway: Gateway, bodies: Bodies, seconds: float) -> float:
+    """Answers per second while ``OPEN`` requests are open, without the first fifth of the time."""
+    made = [bodies.next() for _ in range(OPEN)]
+    began_s = time.perf_counter()
+    ends: list[float] = []
+
+    async def client(first: bytes) -> None:
+        body = first
+        while time.perf_counter() - began_s < seconds:
+            status = await gateway.post(body, PATIENT_S)
+            assert status == httpx.codes.OK, f"a request without a deadline was answered {status}"
+            ends.append(time.perf_counter() - began_s)
+            body = bodies.next()
+
+    async with asyncio.TaskGroup() as group:
+        for body in made:
+            group.create_task(client(body))
+    return sum(0.2 * seconds <= at_s < seconds for at_s in ends) / (0.8 * seconds)
+
+
+async def offered(gateway: Gateway, bodies: Bodies, rate: float, seconds: float, rng: random.Random) -> list[Sent]:
+    """Open loop: every request is sent when it is due."""
+    arrivals: list[tuple[float, float, bytes]] = []
+    at_s = rng.expovariate(rate)
+    while at_s < seconds:
+        arrivals.append((at_s, rng.uniform(*DEADLINES_S), bodies.next()))
+        at_s += rng.expovariate(rate)
+    sent: list[Sent] = []
+    began_s = time.perf_counter()
+
+    async def ask(due_s: float, deadline_s: float, body: bytes) -> None:
+        late_s = time.perf_counter() - began_s - due_s
+        status = await gateway.post(body, max(0.001, deadline_s - late_s))
+        ended_s = time.perf_counter() - began_s
+        sent.append(Sent(status, ended_s - due_s, ended_s, deadline_s, late_s))
+
+    async with asyncio.TaskGroup() as group:
+        for due_s, deadline_s, body in arrivals:
+            await asyncio.sleep(began_s + due_s - time.perf_counter())
+            group.create_task(ask(due_s, deadline_s, body))
+    return sent
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: str, folder: Path) -> AsyncIterator[LocalCluster]:
+    """Two encoders and a text instance. The engines that sleep bear about 30 text requests/s, and 25 images/s."""
+    options: dict[str, tuple[str, ...]] = {}
+    if engine == "delay":
+        profiles = folder / "profiles"
+        encoder = synthetic_encoder_profile(pass_s=0.04, token_s=0.0025, load_s=0.1)
+        write_profile(profiles / "encoder.json", encoder)
+        decoder = synthetic_decoder_profile(step_s=0.005, sequence_s=0.001, prefill_token_s=0.0002, load_s=0.1)
+        write_profile(profiles / "decoder.json", decoder)
+        options = dict.fromkeys(("encoder", "text"), ("--delay-profile", str(profiles)))
+    async with LocalCluster(encoders=2, text=1, options=options, log_dir=folder / "logs") as cluster:
+        yield cluster
+
+
+async def measured(engine: str, mix: str, settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
+    rng = random.Random(f"{settings.seed} {engine} {mix}")
+    bodies = Bodies(mix, rng)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        async with serving(engine, Path(folder)) as cluster, httpx.AsyncClient(trust_env=False) as http:
+            gateway = Gateway(int(cluster.targets["gateway"].rpartition(":")[2]))
+            await capacity(gateway, bodies, settings.capacity_s / 4)
+            bears = await capacity(gateway, bodies, settings.capacity_s)
+            note(f"{engine}, {mix}: capacity {bears:.1f} answers/s")
+            watch = Watch(cluster, http)
+            for load in settings.loads:
+                await watch.look()
+                seconds = settings.seconds if load > 1 else settings.seconds / 2
+                began_s = time.perf_counter()
+                sent = await offered(gateway, bodies, load * bears, seconds, rng)
+                used, begun = await watch.look()
+                cores = {name: round(spent_s / (time.perf_counter() - began_s), 2) for name, spent_s in used.items()}
+                rows.append(Row.of(load, load * bears, seconds, sent, cores, begun))
+                note(_line(rows[-1]))
+            gateway.close()
+    peak = max(row.goodput for row in rows)
+    kept = {f"{row.load:g}": round(row.goodput / peak, 3) for row in rows} if peak else {}
+    note(
+        f"  of the peak, {peak:.1f} in time/s: "
+        + ", ".join(f"{share:.0%} at {load} times" for load, share in kept.items())
+    )
+    return {
+        "engine": engine,
+        "mix": mix,
+        "capacity": round(bears, 2),
+        "peak": peak,
+        "kept": kept,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def _line(row: Row) -> str:
+    cores = " ".join(f"{name} {share:.2f}" for name, share in row.cores.items() if share >= 0.01)
+    return (
+        f"  {row.load:g} times: {row.sent} sent, {row.goodput:.1f}/s in time (P50 {row.answer_p50_ms:.0f} ms, P99 {row.answer_p99_ms:.0f}), "
+        f"{row.refused} refused after {row.refusal_p50_ms:.1f} ms (P99 {row.refusal_p99_ms:.0f}), {row.late} late, of which {row.begun} begun, "
+        f"{row.broken} broken; clients lag {row.sent_late_p99_ms:.1f} ms (P99); cores: {cores}"
+    )
+
+
+def main() -> None:
+    default = Settings()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--quick", action="store_true", help="a few seconds of one mixture: shows that it works")
+    parser.add_argument("--engines", default=",".join(default.engines), help="of demo and delay, separated by commas")
+    parser.add_argument("--mixes", default=",".join(default.mixes), help="of text and mixed, separated by commas")
+    parser.add_argument("--loads", default="1,2,4,5", help="multiples of the capacity, separated by commas")
+    parser.add_argument("--seconds", type=float, default=default.seconds, help="of each load above 1; of others half")
+    arguments = parser.parse_args()
+    settings = Settings(
+        tuple(arguments.engines.split(",")),
+        tuple(arguments.mixes.split(",")),
+        tuple(map(float, arguments.loads.split(","))),
+        arguments.seconds,
+    )
+    if arguments.quick:
+        settings = QUICK
+    ending.by_sigterm()
+    result = uvloop.run(run(settings))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+async def run(settings: Settings) -> dict[str, Any]:
+    described = machine.describe()
+    print(f"{described['cpu']}, {described['cores']} cores; {settings}", flush=True)
+
+    def note(line: str) -> None:
+        print(line, flush=True)
+
+    found = [await measured(engine, mix, settings, note) for engine in settings.engines for mix in settings.mixes]
+    return {"machine": described, "settings": asdict(settings), "deadlines_s": DEADLINES_S, "runs": found}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Many concurrent streams through processes whose engines sleep: none is lost, memory is bounded, and `/health` is answered.
+
+``SOAK_STREAMS=2000`` in the environment makes it 2,000 streams (``make soak-processes``).
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.client import probed
+from tests.e2e.record import keep
+from triptych.cli.cluster import LocalCluster
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(500)]
+
+STREAMS = int(os.environ.get("SOAK_STREAMS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
+TOKENS = 32
+STREAM_BYTES = 128 << 10
+"""Most memory of one open stream in a process ..."""
+SPARE_BYTES = 32 << 20
+"""... beside what processes take for other reasons."""
+HEALTH_S = 0.1
+
+
+def together(profiles: Path) -> dict[str, tuple[str, ...]]:
+    """Engines that compute all streams together: with 2,000 a step takes 0.25 s."""
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.002, sequence_s=0.000125, prefill_token_s=0.00001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    delayed = ("--delay-profile", str(profiles))
+    return {"encoder": delayed, "text": (*delayed, "--max-sequences", "2048", "--token-budget", "65536")}
+
+
+@asynccontextmanager
+async def most_memory(cluster: LocalCluster) -> AsyncIterator[dict[str, int]]:
+    """By process, the most bytes that it had more than at the beginning."""
+    processes = {name: psutil.Process(pid) for name, pid in cluster.processes.items()}
+    before = {name: process.memory_info().rss for name, process in processes.items()}
+    most = dict.fromkeys(processes, 0)
+
+    async def watch() -> None:
+        while True:
+            for name, process in processes.items():
+                most[name] = max(most[name], process.memory_info().rss - before[name])
+            await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        yield most
+        watching.cancel()
+
+
+async def test_concurrent_streams_are_all_answered_in_bounded_memory_while_health_is_answered(tmp_path: Path) -> None:
+    async with LocalCluster(encoders=1, text=1, options=together(tmp_path / "profiles")) as cluster:
+        port = cluster.targets["gateway"].rpartition(":")[2]
+        async with most_memory(cluster) as most, probed(cluster) as probes:
+            client = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.e2e.many_streams", port, str(STREAMS), str(TOKENS)),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            said = json.loads((await client.communicate())[0])
+    p99_s = statistics.quantiles(probes, n=100)[-1]
+    found = {"streams": STREAMS, "took_s": said["took_s"], "probes": len(probes), "p99_s": p99_s, "most_bytes": most}
+    keep("soak_streams", found)
+    assert (said["whole"], said["wrong"]) == (STREAMS, [])
+    assert max(most.values()) < STREAMS * STREAM_BYTES + SPARE_BYTES, most
+    assert len(probes) >= 20
+    assert p99_s < HEALTH_S, sorted(probes)[-5:]
