@@ -33,7 +33,7 @@ from triptych.testing.links import Fault, Link
 SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
 _AT_ONCE = 10
 """Seeds of one test."""
-_CHECKED = 3
+_CHECKED = 10
 """Of so many seeds one is checked after every event, which takes twice the time."""
 _REQUESTS = 18
 _DURATION_S = 5.0
