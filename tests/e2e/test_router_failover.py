@@ -1,6 +1,7 @@
 """Two of each kind of service: kill -9 of routers and gateways in the middle of streams, and a rolling restart under load."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,11 @@ POSITIONS = (1, TOKENS)
 """Of all tokens of both choices: where the router is killed."""
 PAUSE_S = 0.4
 """Between the requests of the load."""
+SOAKS = "SOAK_ROUNDS" in os.environ  # noqa: TID251 - whoever runs the tests chooses how many
 STREAM_EVERY = 20
 """Requests of the load for one long stream."""
+CHEAP = {"pool_manager", "router", "gateway"}
+"""Kinds that start in a second. Of the others one is restarted, in a soak both."""
 KINDS = {"pool_manager": 1, "router": 2, "gateway": 2, "encoder": 2, "text": 2}
 
 
@@ -114,6 +118,7 @@ class Site:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the clients' time
     async with Processes.running(tmp_path_factory.mktemp("logs")) as processes:
         made = Site(processes)
         for kind, number in KINDS.items():
@@ -282,11 +287,12 @@ async def test_every_service_is_restarted_under_load_without_a_failed_request(si
     load = Load(site)
     async with load.running():
         for kind in KINDS:
-            for service in site.of(kind):
+            services = site.of(kind)
+            for service in services if SOAKS or kind in CHEAP else services[:1]:
                 before = load.answered
                 await site.restart(service.name)
                 async with asyncio.timeout(60):
                     while load.answered < before + 2:  # noqa: ASYNC110 - other tasks count
                         await asyncio.sleep(0.05)
-    assert load.answered >= 2 * sum(KINDS.values())
-    assert load.streamed >= 2
+    assert load.answered >= 2 * len(KINDS)
+    assert load.streamed >= 1
