@@ -1,0 +1,224 @@
+"""What one tenant that sends ten times its share costs the others: real processes, text only.
+
+A gateway with keys, a router and a text instance whose engine sleeps as a synthetic profile says. The others send half of their shares,
+as a Poisson process of streamed requests, without the one (``alone``) and beside it (``beside``; ``untold`` with policy ``tenants`` none).
+TTFT is the client's: from sending a request to the first token. What is sent in the first quarter is not counted;
+what fails counts with its timeout.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from benchmarks import machine
+from services.gateway.keys import new_key
+from triptych.cli.bench.report import percentile
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+HOG = "hog"
+
+_SEQUENCES = 16
+_ANSWER_TOKENS = 8
+_CAPACITY_SHARE = 0.9
+"""Of what the engine does with all places taken, to leave its processes some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    seconds: float = 30.0
+    others: int = 3
+    step_s: float = 0.1
+    times: float = 10.0
+    """What the one sends, in shares."""
+    timeout_s: float = 10.0
+    seed: int = 7
+
+    @property
+    def per_s(self) -> float:
+        """Requests that the text instance can do."""
+        return _CAPACITY_SHARE * _SEQUENCES / (_ANSWER_TOKENS * self.step_s)
+
+
+QUICK = Settings(seconds=6.0, step_s=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Times in milliseconds. Requests of the others, and of the one."""
+
+    row: str
+    others: int
+    others_failed: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    one: int
+    one_answered: int
+    one_refused: int
+
+
+@asynccontextmanager
+async def _gateway(router: str, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway with the keys; the cluster's own has none."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ("--router", router, "--keys", str(directory / "keys.toml"), "--port", str(port))
+    with (directory / "gateway.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.gateway", *arguments, stdout=log, stderr=log
+        )
+    try:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, limits=limits) as client:
+            async with asyncio.timeout(30):
+                while not await _is_up(client):  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.1)
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _is_up(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == HTTPStatus.OK
+    except httpx.TransportError:
+        return False
+
+
+async def _ask(client: httpx.AsyncClient, key: str, number: int, timeout_s: float) -> tuple[int, float]:
+    """The status and the TTFT in seconds."""
+    body = {
+        "model": MODEL_ID,
+        "messages": [{"role": "user", "content": f"question {number}"}],
+        "max_tokens": _ANSWER_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"authorization": f"Bearer {key}", "x-request-timeout": f"{timeout_s:g}"}
+    sent_s = time.perf_counter()
+    first_s = 0.0
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        async for line in response.aiter_lines():
+            if '"content":"' in line and '"role"' not in line and not first_s:
+                first_s = time.perf_counter() - sent_s
+            if '"error"' in line:
+                return HTTPStatus.GATEWAY_TIMEOUT, 0.0
+        return response.status_code, first_s
+
+
+async def _send(
+    client: httpx.AsyncClient, name: str, key: str, per_s: float, settings: Settings
+) -> list[tuple[float, int, float]]:
+    """When each request was sent, its status and its TTFT."""
+    rng, began_s = Random(f"{settings.seed}/{name}"), time.perf_counter()
+    found: list[tuple[float, int, float]] = []
+
+    async def one(at_s: float, number: int) -> None:
+        found.append((at_s, *await _ask(client, key, number, settings.timeout_s)))
+
+    async with asyncio.TaskGroup() as group:
+        at_s, number = rng.expovariate(per_s), 0
+        while at_s < settings.seconds:
+            await asyncio.sleep(began_s + at_s - time.perf_counter())
+            group.create_task(one(at_s, number))
+            at_s, number = at_s + rng.expovariate(per_s), number + 1
+    return found
+
+
+async def _row(row: str, settings: Settings, directory: Path) -> Row:
+    keys, lines = {}, ""
+    for name in (HOG, *(f"other-{number}" for number in range(settings.others))):
+        keys[name], more = new_key(name)
+        lines += more
+    (directory / "keys.toml").write_text(lines)
+    delayed = ("--delay-profile", str(directory / "profiles"))
+    options = {
+        "encoder": delayed,
+        "text": (*delayed, "--max-sequences", str(_SEQUENCES)),
+        "router": ("--tenants", "none" if row == "untold" else "weighted"),
+    }
+    share_per_s = settings.per_s / (settings.others + 1)
+    async with (
+        LocalCluster(encoders=1, text=1, options=options) as cluster,
+        _gateway(cluster.router_target, directory) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        sending = {
+            name: group.create_task(
+                _send(client, name, key, share_per_s * (settings.times if name == HOG else 0.5), settings)
+            )
+            for name, key in keys.items()
+            if name != HOG or row != "alone"
+        }
+        await asyncio.wait(sending.values())
+    one = sending[HOG].result() if HOG in sending else []
+    rest = [reply for name, task in sending.items() if name != HOG for reply in task.result()]
+    settled = [(status, ttft_s) for at_s, status, ttft_s in rest if at_s >= settings.seconds / 4]
+    failed = sum(status != HTTPStatus.OK or not ttft_s for status, ttft_s in settled)
+    ttfts_ms = [1000 * (ttft_s or settings.timeout_s) for _, ttft_s in settled]
+    return Row(
+        row,
+        len(settled),
+        failed,
+        percentile(ttfts_ms, 50),
+        percentile(ttfts_ms, 99),
+        len(one),
+        sum(status == HTTPStatus.OK for _, status, _ in one),
+        sum(status == HTTPStatus.TOO_MANY_REQUESTS for _, status, _ in one),
+    )
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    rows = []
+    for row in ("alone", "beside", "untold"):
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            profiles = directory / "profiles"
+            write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
+            decoder = synthetic_decoder_profile(step_s=settings.step_s, sequence_s=0.0, prefill_token_s=0.0, load_s=0.1)
+            write_profile(profiles / "decoder.json", decoder)
+            rows.append(asyncio.run(_row(row, settings, directory)))
+        print(rows[-1], flush=True)
+    ratio = rows[1].ttft_p99_ms / rows[0].ttft_p99_ms
+    print(f"P99 TTFT of the others beside the one: {ratio:.2f} times that without it")
+    return {
+        "machine": machine.describe(),
+        "settings": asdict(settings),
+        "rows": [asdict(row) for row in rows],
+        "p99_ratio": ratio,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works")
+    parser.add_argument("--seconds", type=float, default=Settings().seconds, help="of each row")
+    arguments = parser.parse_args()
+    settings = QUICK if arguments.quick else Settings(seconds=arguments.seconds)
+    print(settings, machine.describe())
+    result = measure(settings)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
