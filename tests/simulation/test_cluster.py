@@ -207,7 +207,8 @@ def test_killing_one_of_two_text_instances_loses_no_answer(seed: int) -> None:
         async def kill() -> None:
             await asyncio.sleep(0.3)
             while not cluster.texts[0].service.load().at(Stage.DECODE).pending:  # noqa: ASYNC110 - virtual time
-                await asyncio.sleep(0.001)  # it is killed in mid-stream
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)  # it is killed in mid-stream, some steps after a first token
             await cluster.texts[0].kill()
 
         replies = await play_while(cluster, make_asks(seed, 100, rate_per_s=200), kill())
