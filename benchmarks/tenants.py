@@ -4,6 +4,9 @@ A gateway with keys, a router and a text instance whose engine sleeps as a synth
 as a Poisson process of streamed requests, without the one (``alone``) and beside it (``beside``; ``untold`` with policy ``tenants`` none).
 TTFT is the client's: from sending a request to the first token. What is sent in the first quarter is not counted;
 what fails counts with its timeout.
+
+Two workloads: with ``long`` prompts, which are computed in chunks, an engine can turn to another request after each chunk. With
+``short`` ones and few places a request waits until an answer ends, whoever it is from, and for all prompts of a step.
 """
 
 import argparse
@@ -33,35 +36,56 @@ from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_
 
 HOG = "hog"
 
-_SEQUENCES = 16
-_ANSWER_TOKENS = 8
 _CAPACITY_SHARE = 0.9
 """Of what the engine does with all places taken, to leave its processes some time."""
 
 
 @dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are alike, and the engine that they meet."""
+
+    name: str
+    prompt_tokens: int
+    answer_tokens: int
+    places: int
+    """Most sequences in a step."""
+    budget: int
+    """Most tokens in a step."""
+    step_s: float
+    """Of a chunk of a prompt, and of one token for all answers."""
+    token_s: float
+    """Of a token of a prompt."""
+
+    @property
+    def per_s(self) -> float:
+        """Requests that the text instance can do."""
+        chunks = -(-self.prompt_tokens // self.budget)
+        prompt_s = chunks * self.step_s + self.prompt_tokens * self.token_s
+        return _CAPACITY_SHARE / (prompt_s + self.answer_tokens / self.places * self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    seconds: float = 30.0
+    seconds: float = 60.0
     others: int = 3
-    step_s: float = 0.1
+    workloads: tuple[Workload, ...] = (
+        Workload("long", 512, 8, places=64, budget=128, step_s=0.002, token_s=0.0002),
+        Workload("short", 32, 8, places=16, budget=2048, step_s=0.1, token_s=0.0),
+    )
     times: float = 10.0
     """What the one sends, in shares."""
     timeout_s: float = 10.0
     seed: int = 7
 
-    @property
-    def per_s(self) -> float:
-        """Requests that the text instance can do."""
-        return _CAPACITY_SHARE * _SEQUENCES / (_ANSWER_TOKENS * self.step_s)
 
-
-QUICK = Settings(seconds=6.0, step_s=0.2)
+QUICK = Settings(seconds=6.0, workloads=Settings().workloads[:1])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Times in milliseconds. Requests of the others, and of the one."""
 
+    workload: str
     row: str
     others: int
     others_failed: int
@@ -102,12 +126,25 @@ async def _is_up(client: httpx.AsyncClient) -> bool:
         return False
 
 
-async def _ask(client: httpx.AsyncClient, key: str, number: int, timeout_s: float) -> tuple[int, float]:
-    """The status and the TTFT in seconds."""
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    sent_s: float
+    """Since the first one of all."""
+    status: int
+    ttft_s: float
+    """0 if there was no token."""
+
+    @property
+    def answered(self) -> bool:
+        return self.status == HTTPStatus.OK and self.ttft_s > 0
+
+
+async def _ask(client: httpx.AsyncClient, key: str, text: str, tokens: int, timeout_s: float) -> tuple[int, float]:
+    """The status and the TTFT in seconds; 0 without an answer."""
     body = {
         "model": MODEL_ID,
-        "messages": [{"role": "user", "content": f"question {number}"}],
-        "max_tokens": _ANSWER_TOKENS,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
         "ignore_eos": True,
         "stream": True,
     }
@@ -119,19 +156,32 @@ async def _ask(client: httpx.AsyncClient, key: str, number: int, timeout_s: floa
             if '"content":"' in line and '"role"' not in line and not first_s:
                 first_s = time.perf_counter() - sent_s
             if '"error"' in line:
-                return HTTPStatus.GATEWAY_TIMEOUT, 0.0
+                return response.status_code, 0.0
         return response.status_code, first_s
 
 
+async def _long_text(client: httpx.AsyncClient, key: str, tokens: int) -> str:
+    """A text of so many tokens, or hardly fewer, as the prompt of a chat."""
+
+    async def count(words: int) -> int:
+        messages = [{"role": "user", "content": "q " * words}]
+        asked = {"model": MODEL_ID, "messages": messages}
+        found = await client.post("/tokenize", json=asked, headers={"authorization": f"Bearer {key}"})
+        return int(found.raise_for_status().json()["count"])
+
+    none, hundred = await count(0), await count(100)
+    return "q " * int(100 * (tokens - none) / (hundred - none))
+
+
 async def _send(
-    client: httpx.AsyncClient, name: str, key: str, per_s: float, settings: Settings
-) -> list[tuple[float, int, float]]:
-    """When each request was sent, its status and its TTFT."""
+    client: httpx.AsyncClient, name: str, key: str, per_s: float, text: str, workload: Workload, settings: Settings
+) -> list[_Reply]:
     rng, began_s = Random(f"{settings.seed}/{name}"), time.perf_counter()
-    found: list[tuple[float, int, float]] = []
+    found: list[_Reply] = []
 
     async def one(at_s: float, number: int) -> None:
-        found.append((at_s, *await _ask(client, key, number, settings.timeout_s)))
+        asked = await _ask(client, key, f"{number} {text}", workload.answer_tokens, settings.timeout_s)
+        found.append(_Reply(at_s, *asked))
 
     async with asyncio.TaskGroup() as group:
         at_s, number = rng.expovariate(per_s), 0
@@ -142,68 +192,80 @@ async def _send(
     return found
 
 
-async def _row(row: str, settings: Settings, directory: Path) -> Row:
+async def _row(row: str, workload: Workload, settings: Settings, directory: Path) -> Row:
     keys, lines = {}, ""
     for name in (HOG, *(f"other-{number}" for number in range(settings.others))):
         keys[name], more = new_key(name)
         lines += more
     (directory / "keys.toml").write_text(lines)
     delayed = ("--delay-profile", str(directory / "profiles"))
+    engine = ("--max-sequences", str(workload.places), "--token-budget", str(workload.budget))
     options = {
         "encoder": delayed,
-        "text": (*delayed, "--max-sequences", str(_SEQUENCES)),
+        "text": (*delayed, *engine),
         "router": ("--tenants", "none" if row == "untold" else "weighted"),
     }
-    share_per_s = settings.per_s / (settings.others + 1)
+    share_per_s = workload.per_s / (settings.others + 1)
     async with (
         LocalCluster(encoders=1, text=1, options=options) as cluster,
         _gateway(cluster.router_target, directory) as client,
         asyncio.TaskGroup() as group,
     ):
-        sending = {
-            name: group.create_task(
-                _send(client, name, key, share_per_s * (settings.times if name == HOG else 0.5), settings)
-            )
-            for name, key in keys.items()
-            if name != HOG or row != "alone"
-        }
+        text = await _long_text(client, keys[HOG], workload.prompt_tokens)
+        sending = {}
+        for name, key in keys.items():
+            if name != HOG or row != "alone":
+                per_s = share_per_s * (settings.times if name == HOG else 0.5)
+                sending[name] = group.create_task(_send(client, name, key, per_s, text, workload, settings))
         await asyncio.wait(sending.values())
     one = sending[HOG].result() if HOG in sending else []
     rest = [reply for name, task in sending.items() if name != HOG for reply in task.result()]
-    settled = [(status, ttft_s) for at_s, status, ttft_s in rest if at_s >= settings.seconds / 4]
-    failed = sum(status != HTTPStatus.OK or not ttft_s for status, ttft_s in settled)
-    ttfts_ms = [1000 * (ttft_s or settings.timeout_s) for _, ttft_s in settled]
+    settled = [reply for reply in rest if reply.sent_s >= settings.seconds / 4]
+    ttfts_ms = [1000 * (reply.ttft_s if reply.answered else settings.timeout_s) for reply in settled]
     return Row(
+        workload.name,
         row,
         len(settled),
-        failed,
+        sum(not reply.answered for reply in settled),
         percentile(ttfts_ms, 50),
         percentile(ttfts_ms, 99),
         len(one),
-        sum(status == HTTPStatus.OK for _, status, _ in one),
-        sum(status == HTTPStatus.TOO_MANY_REQUESTS for _, status, _ in one),
+        sum(reply.answered for reply in one),
+        sum(reply.status == HTTPStatus.TOO_MANY_REQUESTS for reply in one),
     )
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    rows = []
-    for row in ("alone", "beside", "untold"):
-        with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            profiles = directory / "profiles"
-            write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
-            decoder = synthetic_decoder_profile(step_s=settings.step_s, sequence_s=0.0, prefill_token_s=0.0, load_s=0.1)
-            write_profile(profiles / "decoder.json", decoder)
-            rows.append(asyncio.run(_row(row, settings, directory)))
-        print(rows[-1], flush=True)
-    ratio = rows[1].ttft_p99_ms / rows[0].ttft_p99_ms
-    print(f"P99 TTFT of the others beside the one: {ratio:.2f} times that without it")
+    rows: list[Row] = []
+    ratios: dict[str, float] = {}
+    for workload in settings.workloads:
+        found = {row: _measured(row, workload, settings) for row in ("alone", "beside", "untold")}
+        rows += found.values()
+        ratios[workload.name] = found["beside"].ttft_p99_ms / found["alone"].ttft_p99_ms
+        print(
+            f"{workload.name}: P99 TTFT of the others beside the one {ratios[workload.name]:.2f} times that without it"
+        )
     return {
         "machine": machine.describe(),
         "settings": asdict(settings),
         "rows": [asdict(row) for row in rows],
-        "p99_ratio": ratio,
+        "p99_ratios": ratios,
     }
+
+
+def _measured(row: str, workload: Workload, settings: Settings) -> Row:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        profiles = directory / "profiles"
+        encoder = synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1)
+        decoder = synthetic_decoder_profile(
+            step_s=workload.step_s, sequence_s=0.0, prefill_token_s=workload.token_s, load_s=0.1
+        )
+        write_profile(profiles / "encoder.json", encoder)
+        write_profile(profiles / "decoder.json", decoder)
+        found = asyncio.run(_row(row, workload, settings, directory))
+    print(found, flush=True)
+    return found
 
 
 def main() -> None:
