@@ -327,21 +327,27 @@ def overview() -> schema.Dashboard:
                 graph(
                     "Done again",
                     "Work beyond the first attempt: items encoded again or hedged, requests sent to another text instance before or after "
-                    "their first token.",
+                    "their first token, and those that another router began.",
                     "short",
                     {
-                        "{{kind}}": per_s(
-                            "triptych_attempts_total",
-                            'kind=~"encode_again|encode_hedge.*|text_again|continuation"',
-                            by="kind",
+                        legend: per_s("triptych_attempts_total", f'kind="{kind}"') + " or vector(0)"
+                        for kind, legend in (
+                            ("encode_again", "items encoded again"),
+                            ("encode_hedge", "items hedged"),
+                            ("text_again", "before the first token"),
+                            ("continuation", "after the first token"),
+                            ("router_continuation", "begun by another router"),
                         )
                     },
                 ),
                 graph(
                     "In backoff",
-                    "Instances that routers avoid, as they fail or are slow, or give one item or request at a time.",
+                    "Instances that a router avoids, as they fail or are slow, or gives one item or request at a time.",
                     "short",
-                    {"{{stage}} {{reason}}": "max by (stage, reason) (triptych_instances_in_backoff)"},
+                    {
+                        stage: f'max(sum by (instance) (triptych_instances_in_backoff{{stage="{stage}"}})) or vector(0)'
+                        for stage in ("encode", "prefill", "decode")
+                    },
                 ),
                 graph(
                     "Retry budget",
