@@ -3,6 +3,7 @@
 import errno
 import secrets
 import socket
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from triptych.cli.outcome import ClusterError
 HOST = "127.0.0.1"
 MAX_PORT = 65_535
 RANGE = range(20_000, 32_000)
-"""Below the kernel's ephemeral ports, so that none is taken between choosing and listening."""
+"""Below the kernel's ephemeral ports, so that the kernel gives none away between choosing and listening."""
+_reserved: deque[socket.socket] = deque(maxlen=512)
+"""Of the ports that this process found last. The oldest is given up for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,32 @@ def address(port: int) -> str:
 
 
 def free(count: int, but: Collection[int] = ()) -> list[int]:
-    """Free ports that are not in ``but``. Raises ClusterError."""
+    """Free ports that are not in ``but``. Raises ClusterError.
+
+    Other clusters of this machine, which may start at the same time, do not find them while this process runs.
+    """
     found: list[int] = []
     for _ in range(100 * count):
         port = RANGE.start + secrets.randbelow(len(RANGE))
-        if port not in found and port not in but and _listen_error(port) is None:
+        if port not in but and _listen_error(port) is None and _reserve(port):
             found.append(port)
         if len(found) == count:
             return found
     raise ClusterError(f"found no {count} free ports between {RANGE.start} and {RANGE.stop}")
+
+
+def _reserve(port: int) -> bool:
+    """Whether no process has found it before, as its name in Linux's abstract namespace says. It ends with the process."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0triptych-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    if len(_reserved) == _reserved.maxlen:
+        _reserved.popleft().close()
+    _reserved.append(name)
+    return True
 
 
 def refuse_taken(wanted: Iterable[Wanted]) -> None:

@@ -453,7 +453,10 @@ class Puller:
     async def _checked_model(self) -> str:
         """The model's name at the routers. Raises FailedPrecondition if it is another one than here."""
         await self._routers.asked()
-        named = {model.model_id: model for model in await self._routers.models()}
+        try:
+            named = {model.model_id: model for model in await self._routers.models()}
+        except Unavailable:  # of the only one
+            named = {}
         if not named:
             raise Unavailable("no router answers")
         name = self._options.model or min(named)

@@ -35,7 +35,7 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
         (
             ["--text-routing", "random"],
-            "text_routing is 'random', which is none of least-loaded, least-requests, power-of-two, round-robin",
+            "text_routing is 'random', which is none of least-loaded, least-requests, power-of-two, predicted, round-robin",
         ),
         (["--encoder-routing", "x"], "encoder_routing is 'x'"),
         (["--sharding", "always"], "sharding is 'always', which is none of earliest-end, never"),
