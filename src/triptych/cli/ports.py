@@ -1,6 +1,7 @@
 """Finds free loopback ports, and explains why a port cannot be used."""
 
 import errno
+import os
 import secrets
 import socket
 from collections import deque
@@ -13,8 +14,8 @@ HOST = "127.0.0.1"
 MAX_PORT = 65_535
 RANGE = range(20_000, 32_000)
 """Below the kernel's ephemeral ports, so that the kernel gives none away between choosing and listening."""
-_reserved: deque[socket.socket] = deque(maxlen=512)
-"""Of the ports that this process found last. The oldest is given up for a new one."""
+_reserved: deque[int] = deque(maxlen=512)
+"""The sockets that reserve the ports which this process found last. The oldest is given up for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ def _reserve(port: int) -> bool:
         name.close()
         return False
     if len(_reserved) == _reserved.maxlen:
-        _reserved.popleft().close()
-    _reserved.append(name)
+        os.close(_reserved.popleft())
+    _reserved.append(name.detach())
     return True
 
 
