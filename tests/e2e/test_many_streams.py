@@ -30,6 +30,8 @@ STREAM_BYTES = 128 << 10
 SPARE_BYTES = 32 << 20
 """... beside what processes take for other reasons."""
 HEALTH_S = 0.1
+FEW = 2
+"""Probes that may be slow however few there are: while 300 streams are opened at once. From 200 on it is one in a hundred."""
 
 
 def together(profiles: Path) -> dict[str, tuple[str, ...]]:
@@ -75,4 +77,5 @@ async def test_concurrent_streams_are_all_answered_in_bounded_memory_while_healt
     assert (said["whole"], said["wrong"]) == (STREAMS, [])
     assert max(most.values()) < STREAMS * STREAM_BYTES + SPARE_BYTES, most
     assert len(probes) >= 20
-    assert p99_s < HEALTH_S, sorted(probes)[-5:]
+    slow = [probe_s for probe_s in probes if probe_s >= HEALTH_S]
+    assert len(slow) <= max(FEW, len(probes) / 100), sorted(probes)[-5:]
