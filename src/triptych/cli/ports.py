@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 MAX_PORT = 65_535
 RANGE = range(20_000, 32_000)
 """Below the kernel's ephemeral ports, so that the kernel gives none away between choosing and listening."""
-_reserved: deque[int] = deque(maxlen=512)
+_reserved: deque[int] = deque(maxlen=128)
 """The sockets that reserve the ports which this process found last. The oldest is given up for a new one."""
 
 
