@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from services.router.service import RouterService
+from tests.router_client import LocalRouter
 from tests.simulation.cluster import SimCluster, SimMembership, World, running
 from tests.simulation.workload import make_asks, play
-from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
-from triptych.domain.resolving import ResolvedItem, ResolveRequest
-from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import TriptychError
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
@@ -26,7 +25,7 @@ BROKEN_SHARE = 0.1
 """Of the calls to a router that is alive: those whose connection breaks after the first events."""
 
 
-class RouterNode:
+class RouterNode(LocalRouter):
     """A router's process with its connections, and its callers' connection to it (``RouterClient``)."""
 
     def __init__(self, name: str, cluster: SimCluster) -> None:
@@ -83,21 +82,6 @@ class RouterNode:
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return await self._link.call("Models", lambda one: one.models())
-
-    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
-        return await self.service.tokenize(request, return_token_strs=return_token_strs)
-
-    def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
-        return self.service.resolve(request)
-
-    async def timeline(self, request_id: str) -> Timeline:
-        return await self.service.timeline(request_id)
-
-    async def readiness(self) -> Readiness:
-        return await self.service.readiness()
-
-    async def close(self) -> None:
-        pass
 
 
 async def _told(service: RouterService, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:

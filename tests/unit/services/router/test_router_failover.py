@@ -22,18 +22,17 @@ from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.text.answer import Answer
 from services.text.sequences import Tokens
+from tests.router_client import LocalRouter
 from tests.unit.services.router.fakes import FakeEncoder, FakeText, ask, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import now_s, virtual
 from triptych.client import AsyncClient, ToolChoice
 from triptych.demo import MODEL_DIR
-from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import ChatEvent, Finished, FinishReason, Ready, TextEvent, TextRequest
-from triptych.domain.instance import ModelInfo
-from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.timeline import Outcome, Readiness, Timeline
+from triptych.domain.timeline import Outcome
 from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
@@ -95,7 +94,7 @@ class ScriptedText(FakeText):
         return (chunk, Finished(reason, answer.completion_tokens, 0.1, 0.2, choice))
 
 
-class Breaking:
+class Breaking(LocalRouter):
     """A router, the connection to which can break."""
 
     def __init__(self, service: RouterService, site: "Site") -> None:
@@ -118,24 +117,6 @@ class Breaking:
                 if self.site.cuts():
                     raise InstanceLost("the connection broke")
                 yield events
-
-    async def models(self) -> tuple[ModelInfo, ...]:
-        return await self.service.models()
-
-    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
-        return await self.service.tokenize(request, return_token_strs=return_token_strs)
-
-    def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
-        return self.service.resolve(request)
-
-    async def timeline(self, request_id: str) -> Timeline:
-        return await self.service.timeline(request_id)
-
-    async def readiness(self) -> Readiness:
-        return await self.service.readiness()
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass
