@@ -12,7 +12,6 @@ A request that fails misses it.
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from benchmarks.bursts import (
     replayed,
     synthetic,
 )
+from benchmarks.figures import add_json_option, write_figures
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
@@ -125,7 +125,7 @@ def show(served: Served, outcomes: Sequence[Outcome]) -> None:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument(
         "--trace", type=Path, help="directory of a ServeGen workload; by default the burst is synthetic"
     )
@@ -146,17 +146,15 @@ def main() -> None:
             outcomes = asyncio.run(run(served, workload, Path(directory) / "logs"))
             show(served, outcomes)
             models.append(document(served, outcomes))
-    if options.json:
-        settings = {
-            "engines": "sleep as a synthetic profile says",
-            "delays": asdict(delays),
-            "shape": asdict(shape),
-            "slo": f"TTFT within {SLO_FACTOR:g} times the isolated TTFT",
-            "manager": " ".join(MANAGER),
-            "seed": options.seed,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": on, "settings": settings, "models": models}, indent=1) + "\n")
+    settings = {
+        "engines": "sleep as a synthetic profile says",
+        "delays": asdict(delays),
+        "shape": asdict(shape),
+        "slo": f"TTFT within {SLO_FACTOR:g} times the isolated TTFT",
+        "manager": " ".join(MANAGER),
+        "seed": options.seed,
+    }
+    write_figures(options.json, {"machine": on, "settings": settings, "models": models})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ the machine and its other load.
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -31,6 +30,7 @@ from PIL import Image
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_DIR, MODEL_ID
 
@@ -221,7 +221,7 @@ def report(results: list[Result]) -> list[dict[str, Any]]:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--requests", type=int, default=48, help="per case")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -238,10 +238,8 @@ def main() -> None:
             f"{row['images']:>6} {row['concurrency']:>5} {row['system']:>11} {row['ttft_p50_ms']:>7} ms "
             f"{row['ttft_p99_ms']:>5} ms {row['requests_per_s']:>7} {row['ttft_ratio']:>7} {row['rate_ratio']:>7}"
         )
-    if options.json:
-        settings = {"requests": options.requests, "rounds": options.rounds, "output_tokens": OUTPUT_TOKENS}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": on, "settings": settings, "rows": rows}, indent=1) + "\n")
+    settings = {"requests": options.requests, "rounds": options.rounds, "output_tokens": OUTPUT_TOKENS}
+    write_figures(options.json, {"machine": on, "settings": settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ Equal seeds give equal results, on any machine.
 
 import argparse
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.figures import add_json_option, write_figures
 from services.router.service import RouterService
 from tests.simulation.cluster import MIB, SimCluster, World, running
 from tests.simulation.workload import Ask, make_asks, play
@@ -192,7 +191,7 @@ def _shown(row: Row) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="few requests, two routers: shows that it works")
     parser.add_argument("--requests", type=int, default=Settings().requests, help="of each row")
     parser.add_argument("--routers", default="1,2,4", help="numbers of routers, separated by commas")
@@ -200,9 +199,7 @@ def main() -> None:
     arguments = parser.parse_args()
     routers, loads = tuple(map(int, arguments.routers.split(","))), tuple(map(float, arguments.loads.split(",")))
     result = measure(QUICK if arguments.quick else Settings(arguments.requests, routers=routers, loads=loads))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import torch
 import transformers as untyped_transformers
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.demo import MODEL_DIR
 from triptych.engine import heap
 
@@ -257,7 +258,7 @@ def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-0.5b"], choices=["demo", *SHAPES])
     parser.add_argument(
         "--quick", action="store_true", help="the demo model and a random one of 50 million, fewer requests"
@@ -293,9 +294,7 @@ def main() -> None:
     behind = [row for row in rows if row["ours_is_x"] < 1]
     for row in behind:
         print(f"behind {row['system']} with {row['model']}, {row['case']}: {row['ours_is_x']}x")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": on, "settings": settings, "rows": rows}, indent=1) + "\n")
+    write_figures(options.json, {"machine": on, "settings": settings, "rows": rows})
 
 
 if __name__ == "__main__":

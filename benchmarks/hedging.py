@@ -13,12 +13,12 @@ Equal seeds give equal results, on any machine.
 
 import argparse
 import asyncio
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks import machine
+from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.cli.bench.report import percentile
@@ -163,7 +163,7 @@ def _shown(row: Row) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="few requests, one load: shows that it works")
     parser.add_argument("--requests", type=int, default=Settings().requests, help="of each row")
     parser.add_argument(
@@ -171,11 +171,10 @@ def main() -> None:
     )
     parser.add_argument("--policies", default=",".join(POLICIES), help=f"of {', '.join(POLICIES)}, separated by commas")
     arguments = parser.parse_args()
+    print("; ".join(f"{key} {value}" for key, value in machine.describe().items()))
     loads, policies = tuple(map(float, arguments.loads.split(","))), tuple(arguments.policies.split(","))
     result = measure(QUICK if arguments.quick else Settings(arguments.requests, loads, policies=policies))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, {"machine": machine.describe(), **result})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ limit in rows where ``generator_cpu`` is near the number of its cores and ``mana
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import statistics
@@ -28,7 +27,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -37,6 +35,7 @@ import psutil
 import uvloop
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
 from triptych.domain.membership import MemberKind
@@ -435,7 +434,7 @@ def _print_gathering(row: Gathering) -> None:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="one rate, for a second: shows that it works")
     defaults = Settings()
     parser.add_argument("--members", type=int, default=defaults.members)
@@ -446,9 +445,7 @@ def main() -> None:
     rates = tuple(map(int, arguments.rates.split(","))) if arguments.rates else defaults.rates
     settings = Settings(arguments.members, arguments.watchers, rates, arguments.seconds)
     result = uvloop.run(measure(QUICK if arguments.quick else settings))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import asyncio
 import base64
 import dis
 import inspect
-import json
 import statistics
 import sys
 import threading
@@ -39,6 +38,7 @@ from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from tests.integration.gateway.wired import Wired, wired
 from tests.simulation.cluster import World
 from triptych.testing.fakes import FAKE_MODEL
@@ -263,7 +263,7 @@ def _by_file(calls: Counter[CodeType]) -> dict[str, int]:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the figures to this file, with what they are made of")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="one request: shows that it works")
     defaults = Settings()
     parser.add_argument("--requests", type=int, default=defaults.requests, help="of which the median is taken")
@@ -273,9 +273,7 @@ def main() -> None:
     result = asyncio.run(measure(QUICK if arguments.quick else settings))
     for name, figure in result["figures"].items():
         print(f"{name:<14} {figure:>6,}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -41,6 +40,7 @@ import grpc.aio
 import uvloop
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
 from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
@@ -496,7 +496,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
     defaults = Settings()
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="busy time of each system and case")
@@ -507,9 +507,7 @@ def main() -> None:
         seconds=arguments.seconds, first_tokens=arguments.first_tokens, concurrency=arguments.concurrency
     )
     result = uvloop.run(measure(QUICK if arguments.quick else settings))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ for one request, which is CPU time on a machine without other work.
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Mixed, Model
 from tests.simulation.cluster import MIB, SimCluster, SimMembership, World, running
 from tests.simulation.workload import Ask
@@ -407,7 +407,7 @@ def main() -> None:
     usual = Settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="directory of a ServeGen workload")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="few requests, one load: shows that it works")
     parser.add_argument("--requests", type=int, default=usual.requests, help="of each run")
     parser.add_argument("--seeds", type=int, default=usual.seeds, help="runs of each policy at each load")
@@ -431,9 +431,7 @@ def main() -> None:
         f"{_SLO_FACTOR:g} times the TTFT alone; times in ms: median of the seeds (least-most)"
     )
     result = measure(settings, trace_directory(given.traces), given.jobs)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_figures(given.json, result)
 
 
 if __name__ == "__main__":

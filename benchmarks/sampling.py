@@ -6,7 +6,6 @@ models are scaled to a standard deviation of 3, since a random head gives all to
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ import torch
 
 from benchmarks import ending, machine
 from benchmarks.engine import make
+from benchmarks.figures import add_json_option, write_figures
 from tests.unit.engine.decoder.reference_sampling import Sampler
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m", "qwen2.5-vocabulary"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="only show that it works")
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     args = parser.parse_args()
     models, steps = (["demo"], 2) if args.quick else (args.models, args.steps)
     said = machine.describe()
@@ -149,8 +149,7 @@ def main() -> None:
                 f"{one.batch_step_ms / one.rows_step_ms:.2f}; sampling {one.batch_ms:7.2f}, by rows {one.rows_ms:7.2f}"
             )
             figures.append(asdict(one))
-    if args.json:
-        args.json.write_text(json.dumps({"machine": said, "rows": ROWS, "steps": steps, "figures": figures}, indent=1))
+    write_figures(args.json, {"machine": said, "rows": ROWS, "steps": steps, "figures": figures})
 
 
 if __name__ == "__main__":

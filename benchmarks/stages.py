@@ -14,7 +14,6 @@ decode step and two images here, measured at start.
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -32,6 +31,7 @@ import transformers as untyped_transformers
 from PIL import Image
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from services.encoder import app as encoder_app
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
@@ -280,7 +280,7 @@ def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, 
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--layers", type=int, default=3, help="of tower and language model each")
     parser.add_argument("--hidden", type=int, default=256, help="a multiple of 64")
@@ -325,9 +325,7 @@ def main() -> None:
     print("; ".join(f"{key} {value}" for key, value in said.items()))
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": on, "settings": said, "rows": rows}, indent=1) + "\n")
+    write_figures(options.json, {"machine": on, "settings": said, "rows": rows})
 
 
 if __name__ == "__main__":

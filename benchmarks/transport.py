@@ -37,6 +37,7 @@ import grpc
 import uvloop
 
 from benchmarks import ending, identity, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.child import child_command
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
@@ -540,7 +541,7 @@ def show(rows: list[dict[str, Any]], small_rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few small pulls, to see that it runs")
     parser.add_argument("--rounds", type=int, help="instead of the default")
     parser.add_argument("--systems", help="comma-separated, instead of all that work here")
@@ -566,10 +567,8 @@ def main() -> None:
     on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
     rows, small_rows = report(measured), small(measured)
     show(rows, small_rows)
-    if options.json:
-        said = {"machine": on, "settings": asdict(settings), "rows": rows, "small": small_rows}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(said, indent=1) + "\n")
+    said = {"machine": on, "settings": asdict(settings), "rows": rows, "small": small_rows}
+    write_figures(options.json, said)
 
 
 if __name__ == "__main__":

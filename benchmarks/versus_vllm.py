@@ -20,7 +20,6 @@ their rounds do not overlap. Every vLLM has the same arguments; its defaults com
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -36,6 +35,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from benchmarks.random_qwen import CONTEXT_TOKENS, Shape, image_tokens, make
 from benchmarks.versus_vllm_report import LEAST_ROUNDS, Run, Taken, Unloaded, document, rows, show, verdicts
 from benchmarks.vllm_servers import Vllm
@@ -266,7 +266,7 @@ def say(text: str) -> None:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--smoke", action="store_true", help="a small model and a few requests: shows that it works")
     parser.add_argument("--rounds", type=int, help=f"at least {LEAST_ROUNDS} for a result")
     parser.add_argument("--requests", type=int, help="of a round at one rate")
@@ -297,19 +297,17 @@ def main() -> None:
     )
     print(f"objectives are multiples of {asdict(result.unloaded)}")
     show(made, settings.rounds)
-    if options.json:
-        said = {
-            "machine": on,
-            "settings": asdict(settings),
-            "capacity": result.capacity,
-            "unloaded": asdict(result.unloaded),
-            "idle_core_share": result.idle_core_share,
-            "rows": made,
-            "verdicts": verdicts(made, settings.rounds),
-            "requests": document(result),
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(said, indent=1) + "\n")
+    said = {
+        "machine": on,
+        "settings": asdict(settings),
+        "capacity": result.capacity,
+        "unloaded": asdict(result.unloaded),
+        "idle_core_share": result.idle_core_share,
+        "rows": made,
+        "verdicts": verdicts(made, settings.rounds),
+        "requests": document(result),
+    }
+    write_figures(options.json, said)
 
 
 if __name__ == "__main__":

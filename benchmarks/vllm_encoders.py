@@ -5,7 +5,6 @@ The model is a Qwen2.5-VL with random weights (``random_qwen``), in float32 on o
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from benchmarks.random_qwen import Shape, image_tokens, make
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="only show that it works")
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     args = parser.parse_args()
     settings = Settings(2, QUICK, sides_px=(56,), batches=(1, 2)) if args.quick else Settings(args.rounds)
     print(f"settings: {asdict(settings)}")
@@ -103,13 +103,12 @@ def main() -> None:
             f"{middle:.2f} ({least:.2f}-{largest:.2f})",
             flush=True,
         )
-    if args.json:
-        said = {
-            "machine": machine.describe(),
-            "settings": asdict(settings),
-            "rows": [asdict(row) for row in rows],
-        }
-        args.json.write_text(json.dumps(said, indent=2) + "\n")
+    said = {
+        "machine": machine.describe(),
+        "settings": asdict(settings),
+        "rows": [asdict(row) for row in rows],
+    }
+    write_figures(args.json, said)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ encoded at the instance that computed their prompts. Equal seeds give equal resu
 """
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import Ask, make_asks, play
 from triptych.cli.bench.report import percentile
@@ -119,13 +118,11 @@ def _shown(row: Row) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="few requests, one load: shows that it works")
     arguments = parser.parse_args()
     result = measure(QUICK if arguments.quick else Settings())
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":
