@@ -247,6 +247,7 @@ def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
         engine.prefix_queries_tokens,
         engine.prefix_hits_tokens,
         engine.preemptions,
+        engine.kv_copies,
     )
 
 

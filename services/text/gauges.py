@@ -7,6 +7,7 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 from triptych.domain.instance import InstanceLoad, ModelInfo
+from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.receiver import TensorReceiver
@@ -23,6 +24,8 @@ class KvMemory:
     hits_tokens: int
     """... and found there."""
     preemptions: int
+    copies: KvCopies
+    """Of what was preempted."""
 
 
 _ARENA = ("arena",)
@@ -69,6 +72,7 @@ def watch(
         yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
         yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
         yield total("vllm:num_preemptions", "Sequences preempted", per_model(memory.preemptions), of_model)
+        yield from _of_copies(memory.copies)
 
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
@@ -111,3 +115,14 @@ def watch(
         yield gauge("triptych_transport_preferred", "The backend that the settings prefer", chosen, ("backend",))
 
     metrics.watch(read)
+
+
+def _of_copies(copies: KvCopies) -> Iterable[Metric]:
+    counts: dict[tuple[str, ...], float] = {("out",): copies.out, ("back",): copies.back}
+    yield total("triptych_kv_copies", "Preempted sequences copied to host memory, and back", counts, ("direction",))
+    nbytes: dict[tuple[str, ...], float] = {("out",): copies.out_bytes, ("back",): copies.back_bytes}
+    yield total("triptych_kv_copied_bytes", "Bytes of these copies", nbytes, ("direction",))
+    text = "Tokens of preempted sequences that were copied back instead of recomputed"
+    yield total("triptych_kv_restored_tokens", text, copies.back_tokens)
+    yield gauge("triptych_kv_copies_capacity_bytes", "Host memory for these copies", copies.capacity_bytes)
+    yield gauge("triptych_kv_copies_held_bytes", "... that is in use", copies.held_bytes)

@@ -31,6 +31,9 @@ class _Unread:
     """No further tokens will come."""
     first_token_s: float | None = None
     last_token_s: float | None = None
+    preemptions: int = 0
+    preempted_s: float = 0.0
+    """The gaps between tokens in which it was preempted."""
 
     def take(self, choice: int) -> Tokens:
         tokens = Tokens(choice, tuple(self.token_ids), tuple(self.scores), self.finish_reason)
@@ -63,6 +66,11 @@ class Sequences:
         """When the first and last token of a choice arrived, on the loop's clock."""
         unread = self._choices[choice]
         return unread.first_token_s, unread.last_token_s
+
+    def preempted(self, choice: int) -> tuple[int, float]:
+        """How often a choice was preempted, and the gaps between tokens in which it was, in seconds."""
+        unread = self._choices[choice]
+        return unread.preemptions, unread.preempted_s
 
     async def joined(self) -> float:
         """Wait until the engine has started it; returns when that was. Raises the error if it failed before."""
@@ -120,7 +128,10 @@ class Sequences:
         if unread.first_token_s is None:
             unread.first_token_s = now_s
         if unread.last_token_s is not None:
-            self._on_gap(now_s - unread.last_token_s)
+            gap_s = now_s - unread.last_token_s
+            self._on_gap(gap_s)
+            unread.preempted_s += gap_s if output.preemptions > unread.preemptions else 0.0
+        unread.preemptions = output.preemptions
         unread.last_token_s = now_s
         unread.token_ids.extend(output.token_ids)
         unread.scores.extend(output.scores)

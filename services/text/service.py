@@ -334,4 +334,5 @@ def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences
     (first_s, last_s), joined_s = sequences.times_s(choice), sequences.joined_s
     if first_s is None or last_s is None or joined_s is None:
         return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0, choice=choice)
-    return Finished(reason, completion_tokens, first_s - joined_s, last_s - first_s, choice)
+    preemptions, preempted_s = sequences.preempted(choice)
+    return Finished(reason, completion_tokens, first_s - joined_s, last_s - first_s, choice, preemptions, preempted_s)

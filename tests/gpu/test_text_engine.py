@@ -3,6 +3,7 @@
 Skipped, and said so, where there is no CUDA device. Nothing of this folder has been run on one yet.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
             engine.add(request)
         answers.append(run(engine))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("block_tokens", [None, 16])
+def test_preempted_sequences_go_on_from_pinned_memory(tmp_path: Path, block_tokens: int | None) -> None:
+    """Float32, so that answers do not depend on what is computed together."""
+    directory = make_model(tmp_path)
+    long = [replace(one, sampling=greedy(200, ignore_eos=True)) for one in requests()]
+    answers = []
+    for kv_cache_bytes in (64 << 20, 900 * 768):
+        engine = text_engine(directory, device="cuda", kv_cache_bytes=kv_cache_bytes, kv=KvOptions(block_tokens))
+        for request in long:
+            engine.add(request)
+        answers.append(run(engine))
+    assert answers[0] == answers[1]
+    assert engine.kv_copies.back
 
 
 @pytest.mark.parametrize("window", [None, 100])

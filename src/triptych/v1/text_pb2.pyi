@@ -72,18 +72,22 @@ class Ready(_message.Message):
     def __init__(self, pulls: _Optional[_Iterable[_Union[PullReport, _Mapping]]] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s", "choice")
+    __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s", "choice", "preemptions", "preempted_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_S_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     completion_tokens: int
     prefill_s: float
     decode_s: float
     choice: int
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ...) -> None: ...
+    preemptions: int
+    preempted_s: float
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ...) -> None: ...
 
 class TextEvent(_message.Message):
     __slots__ = ("ready", "chunk", "finished")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
+from tests.unit.engine.kv_transfer import hand_over
 from tests.unit.engine.on_cuda import as_on_cuda
 from triptych.domain.continuation import ContinuedChoice
 from triptych.engine.decoder.setup import KvOptions
@@ -72,19 +73,43 @@ def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> No
 
 
 def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
-    """Prompts roughly fit side by side, and answers do not: some wait, some are preempted and recomputed."""
+    """Prompts roughly fit side by side, and answers do not: some wait, some are preempted and copied back, or recomputed."""
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
     requests = [case.request(name, question, LONG_ANSWER_TOKENS) for name, question in questions.items()]
     prompts = sum(len(request.token_ids) for request in requests)
-    preemptions = 0
-    for spare in (20, 50, 80, 110):
-        engine = case.engine(kv_cache_bytes=(prompts + spare) * case.slot_nbytes)
+    recomputed = copied_back = 0
+    for spare, copied_bytes in ((20, None), (80, None), (110, None), (110, 0)):
+        engine = case.engine(kv_cache_bytes=(prompts + spare) * case.slot_nbytes, preempted_kv_bytes=copied_bytes)
         for request in requests:
             engine.add(request)
         answers = finish(engine)
         assert answers == {name: case.answer(question, LONG_ANSWER_TOKENS) for name, question in questions.items()}
-        preemptions += engine.preemptions
-    assert preemptions
+        recomputed += engine.preemptions - engine.kv_copies.out
+        copied_back += engine.kv_copies.back
+        assert engine.kv_copies.held_bytes == 0
+    assert recomputed
+    assert copied_back
+
+
+def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
+    """With blocks of other sizes and in other places, amid other requests; nothing is computed twice."""
+    question = case.question(8, 2)
+    request = case.request("one", question, ANSWER_TOKENS)
+    other = case.request("other", case.question(1, 1), LONG_ANSWER_TOKENS)
+    source = case.engine(kv=KvOptions(16, contiguous=True))
+    source.add(request)
+    answer: list[int] = []
+    while not answer:
+        answer += [token for output in source.step() for token in output.token_ids]
+    for kv in (KvOptions(48, contiguous=False), KvOptions(256, contiguous=True), KvOptions(16, contiguous=False)):
+        target = case.engine(kv=kv)
+        target.add(other)
+        target.step()
+        assert hand_over(source, request, target) == answer
+        answer += [token for output in target.step() if output.request_id == "one" for token in output.token_ids]
+        assert target.kv_copies.back_tokens == len(request.token_ids) + len(answer) - 2
+        source = target
+    assert answer + finish(source)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
 def test_answers_go_on_from_every_position(case: Case) -> None:

@@ -28,6 +28,8 @@ from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 Make = Callable[..., EngineRequest]
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
 LAYOUTS = [KvOptions(4, contiguous=True), KvOptions(4, contiguous=False)]
+COPIED = {"copied": None, "recomputed": 0}
+"""``preempted_kv_bytes``"""
 
 
 @pytest.fixture
@@ -39,11 +41,12 @@ def make(reference: Reference, encoder: TransformersEncoderEngine) -> Make:
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("nbytes", COPIED.values(), ids=COPIED)
 def test_answers_of_preempted_sequences_equal_generate(
-    model_dir: Path, reference: Reference, make: Make, kv: KvOptions
+    model_dir: Path, reference: Reference, make: Make, kv: KvOptions, nbytes: int | None
 ) -> None:
     questions = {f"r{seed}": random_question(random.Random(seed), (0, 1, 2, 0)[seed % 4]) for seed in range(6)}
-    engine = text_engine(model_dir, kv_cache_bytes=84 * SLOT_NBYTES, token_budget=32, kv=kv)
+    engine = text_engine(model_dir, kv_cache_bytes=84 * SLOT_NBYTES, preempted_kv_bytes=nbytes, token_budget=32, kv=kv)
     outputs: list[EngineOutput] = []
     for name, question in questions.items():
         engine.add(make(name, question, greedy(24, ignore_eos=True)))
@@ -52,16 +55,18 @@ def test_answers_of_preempted_sequences_equal_generate(
         name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
     }
     assert engine.preemptions
+    assert bool(engine.kv_copies.back) == (nbytes is None)
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_preemption_does_not_change_samples(model_dir: Path, kv: KvOptions) -> None:
+@pytest.mark.parametrize("nbytes", COPIED.values(), ids=COPIED)
+def test_preemption_does_not_change_samples(model_dir: Path, kv: KvOptions, nbytes: int | None) -> None:
     sampling = SamplingParams(temperature=1.5, seed=11, max_tokens=20, ignore_eos=True, n=3, frequency_penalty=0.4)
     prompt = tuple(range(4, 13))
 
     def answers(slots: int) -> tuple[dict[tuple[str, int], list[int]], int]:
-        engine = text_engine(model_dir, kv_cache_bytes=slots * SLOT_NBYTES, kv=kv)
+        engine = text_engine(model_dir, kv_cache_bytes=slots * SLOT_NBYTES, preempted_kv_bytes=nbytes, kv=kv)
         for name in ("one", "other"):
             engine.add(EngineRequest(name, prompt + (7,) * (name == "other"), (), sampling))
         told: dict[tuple[str, int], list[int]] = {}
@@ -79,12 +84,13 @@ def test_preemption_does_not_change_samples(model_dir: Path, kv: KvOptions) -> N
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_preemption_does_not_change_answers_that_go_on(model_dir: Path, kv: KvOptions) -> None:
+@pytest.mark.parametrize("nbytes", COPIED.values(), ids=COPIED)
+def test_preemption_does_not_change_answers_that_go_on(model_dir: Path, kv: KvOptions, nbytes: int | None) -> None:
     sampling = SamplingParams(temperature=1.5, seed=11, max_tokens=20, ignore_eos=True, n=3, frequency_penalty=0.4)
     prompt = tuple(range(4, 13))
 
     def answers(slots: int, continued: tuple[ContinuedChoice, ...]) -> tuple[dict[tuple[str, int], list[int]], int]:
-        engine = text_engine(model_dir, kv_cache_bytes=slots * SLOT_NBYTES, kv=kv)
+        engine = text_engine(model_dir, kv_cache_bytes=slots * SLOT_NBYTES, preempted_kv_bytes=nbytes, kv=kv)
         for name in ("one", "other"):
             engine.add(EngineRequest(name, prompt, (), sampling, continued=continued))
         told: dict[tuple[str, int], list[int]] = {}

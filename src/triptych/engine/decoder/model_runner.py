@@ -10,7 +10,6 @@ from triptych.engine.families.adapters import ForwardPart, PromptPlan
 from triptych.engine.tensors import argmax
 from triptych.errors import EngineFailure
 from triptych.families.base import Span
-from triptych.machine.text.kv_blocks import Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,6 @@ class ModelRunner(Protocol):
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         """One pass over all inputs. A sequence that makes it fail gets an EngineFailure, the others their outputs."""
-        ...
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Copy the contents of KV blocks, in the given order."""
         ...
 
     def fork(self, source: str, targets: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_o
 from triptych.engine.decoder.paged_attention import paged_layout
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
 from triptych.errors import EngineFailure
-from triptych.machine.text.kv_blocks import Copy
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,6 @@ class PackedModelRunner:
                 return [result for one in inputs for result in self.run([one])]
             logger.exception("sequence %s fails", inputs[0].sequence_id)
             return [EngineFailure("the engine failed on this request")]
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        self._cache.copy(copies)
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
         """Nothing to do: all state is in the blocks."""

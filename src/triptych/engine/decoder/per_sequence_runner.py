@@ -16,7 +16,6 @@ from transformers import DynamicCache
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Result, forward_outputs, positions, splice
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
 from triptych.errors import EngineFailure
-from triptych.machine.text.kv_blocks import Copy
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,6 @@ class PerSequenceModelRunner:
                 logger.exception("sequence %s fails", one.sequence_id)
                 results.append(EngineFailure("the engine failed on this request"))
         return results
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Nothing to do: blocks are only counted here."""
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
         for target in targets:

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from triptych.domain.kv_segment import KvKind
 from triptych.engine.decoder.attention import PACKED_ATTENTION
 from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
-from triptych.engine.decoder.kv_cache import KvCache, KvShape
+from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
+from triptych.engine.tensors import domain_dtype
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
 
@@ -41,6 +43,8 @@ class DecoderSetup:
     blocks: int
     block_tokens: int
     contiguous: bool
+    cache: KvCache | None = None
+    """None: each sequence has a cache of its own, and blocks are only counted."""
     fixed_blocks: int = 0
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
@@ -61,6 +65,7 @@ def build_runner(
     *,
     device: torch.device,
     options: KvOptions,
+    model_revision: str,
     graphs: GraphOptions | None = None,
 ) -> DecoderSetup:
     """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
@@ -70,7 +75,7 @@ def build_runner(
     config: Any = adapter.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     made = (
-        _packed(adapter, kv_cache_bytes, device, options, graphs)
+        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs)
         if kinds <= _PACKED_LAYERS
         else _cached(adapter, kv_cache_bytes, device, options)
     )
@@ -90,23 +95,30 @@ def _probe(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence
 
 
 def _packed(
-    adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, options: KvOptions, graphs: GraphOptions | None
+    adapter: DecoderAdapter,
+    kv_cache_bytes: int,
+    device: torch.device,
+    options: KvOptions,
+    model_revision: str,
+    graphs: GraphOptions | None,
 ) -> DecoderSetup:
     config: Any = adapter.decoder.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = adapter.decoder.dtype
-    shape = KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)
+    kind = KvKind(
+        model_revision, domain_dtype(dtype), config.num_hidden_layers, config.num_key_value_heads, int(head_size)
+    )
     paged = has_paged_kernel(device, dtype) and options.block_tokens in {None, FLASH_BLOCK_TOKENS}
     block_tokens = options.block_tokens or (FLASH_BLOCK_TOKENS if paged else _BLOCK_TOKENS)
     if not (paged and adapter.supports_cuda_graphs):
         graphs = None
     spare = graphs is not None
-    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
+    cache = KvCache(kind, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
     captured = None if graphs is None else _captured(adapter, cache, graphs)
     runner = PackedModelRunner(adapter, cache, device=device, paged=paged, graphs=captured)
-    return DecoderSetup(runner, cache.blocks, block_tokens, contiguous)
+    return DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:
@@ -137,4 +149,4 @@ def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, 
     if not blocks:
         raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
     fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing counted this way can be shared
-    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks, supports_chunked_prefill=False)
+    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks=fixed_blocks, supports_chunked_prefill=False)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
+from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_weights import pack
@@ -28,21 +31,28 @@ from triptych.engine.measuring import TextProbe
 from triptych.engine.request_checks import RequestLimits
 from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
+from triptych.families.model_files import BadModel
+from triptych.machine.text.host_copies import HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.running_batch import BatchLimits, Part, RunningBatch, Step
+from triptych.machine.text.running_batch import BatchLimits, Move, Part, RunningBatch, Step
 from triptych.policy.batching import MEASURED_SHARE, largest_within
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
 
+_MOST_DEFAULT_COPIES_NBYTES = 4 << 30
+_MEASURED_TOKENS = 64
+"""Copies of so many tokens are compared with computing them; both take about proportionally longer for more."""
+
 
 class TransformersTextEngine:
     """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
     A request starts when there is KV memory for its prompt; until then it waits holding none, in turn. When memory runs
-    out, the latest sequence is preempted: it frees its memory and is recomputed later, with the same answer. Cached
-    prefixes are not recomputed. The caller bounds the number of waiting requests.
+    out, the latest sequence is preempted: it frees its memory, and goes on later with the same answer, from a copy in host
+    memory if there is room for one, else recomputed. Cached prefixes are not recomputed. The caller bounds the number of
+    waiting requests.
     """
 
     def __init__(
@@ -77,10 +87,21 @@ class TransformersTextEngine:
         context_length = self._model_info.context_length
         graphs = None if options.enforce_eager else GraphOptions(max_sequences, context_length)
         made = build_runner(
-            self._adapter, options.kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs
+            self._adapter,
+            options.kv_cache_bytes,
+            device=self._device,
+            options=kv or KvOptions(),
+            model_revision=self._model_info.revision,
+            graphs=graphs,
         )
+        if made.cache is None and options.preempted_kv_bytes:
+            raise BadModel(
+                f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
+                " have state outside of KV blocks, which cannot be copied"
+            )
         self._made = made
         self._runner: ModelRunner = made.runner
+        self._mover = KvMover(made.cache) if made.cache is not None else None
         self._batch = self._new_batch(token_budget, max_sequences)
         self._limits = Limits(
             RequestLimits(
@@ -100,9 +121,32 @@ class TransformersTextEngine:
         self._embedding_nbytes: dict[str, int] = {}
         if options.tpot_slo_s is not None:
             token_budget = max(max_sequences, self._measured_budget(options.tpot_slo_s))
-            self._batch = self._new_batch(token_budget, max_sequences)  # with an empty prefix cache
+        copies = self._host_copies(options)
+        self._batch = self._new_batch(token_budget, max_sequences, copies)  # with an empty prefix cache
 
-    def _new_batch(self, token_budget: int, max_sequences: int) -> RunningBatch[EngineSequence]:
+    def _host_copies(self, options: EngineOptions) -> HostCopies | None:
+        """Host memory for preempted sequences; None if there is to be none, or copies would take longer than recomputation."""
+        nbytes = options.preempted_kv_bytes
+        if nbytes is None:
+            nbytes = min(options.kv_cache_bytes, _MOST_DEFAULT_COPIES_NBYTES)
+        if self._mover is None or not nbytes:
+            return None
+        tokens = min(_MEASURED_TOKENS, self._longest - 1)
+        copies_s, computes_s = self._mover.round_trip_s(tokens), self._prefill_s(TextProbe(self), tokens)
+        if copies_s >= computes_s:
+            logger.info(
+                "preempted sequences are recomputed: %d tokens take %.3g s, to copy them out and back %.3g s",
+                tokens,
+                computes_s,
+                copies_s,
+            )
+            return None
+        self._mover.reserve(nbytes)
+        return HostCopies(self._mover.cache.kind, nbytes)
+
+    def _new_batch(
+        self, token_budget: int, max_sequences: int, copies: HostCopies | None = None
+    ) -> RunningBatch[EngineSequence]:
         made = self._made
         return RunningBatch(
             KvBlocks(made.blocks, contiguous=made.contiguous),
@@ -113,22 +157,25 @@ class TransformersTextEngine:
                 fixed_blocks=made.fixed_blocks,
                 supports_chunked_prefill=made.supports_chunked_prefill,
             ),
+            copies,
         )
 
     def _measured_budget(self, tpot_slo_s: float) -> int:
         """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin."""
-        probe = TextProbe(self)
-        longest = min(
-            self._model_info.context_length, (self._made.blocks - self._made.fixed_blocks) * self._made.block_tokens
-        )
-        most = min(self.token_budget, longest - 1)
+        most = min(self.token_budget, self._longest - 1)
         least = min(self._limits.max_sequences, most)
-
-        def prefill_s(tokens: int) -> float:
-            return min(probe.prefill_s(tokens) or inf for _ in range(2))
-
+        prefill_s = partial(self._prefill_s, TextProbe(self))
         prefill_s(least)
         return largest_within(MEASURED_SHARE * tpot_slo_s, most, prefill_s, least=least)
+
+    def _prefill_s(self, probe: TextProbe, tokens: int) -> float:
+        return min(probe.prefill_s(tokens) or inf for _ in range(2))
+
+    @property
+    def _longest(self) -> int:
+        """Most tokens of a sequence."""
+        made = self._made
+        return min(self._model_info.context_length, (made.blocks - made.fixed_blocks) * made.block_tokens)
 
     @property
     def model(self) -> ModelInfo:
@@ -169,6 +216,11 @@ class TransformersTextEngine:
     def preemptions(self) -> int:
         """Preemptions so far."""
         return self._batch.preemptions
+
+    @property
+    def kv_copies(self) -> KvCopies:
+        """Copies of preempted sequences in host memory."""
+        return self._batch.copies.stats if self._batch.copies is not None else KvCopies()
 
     @property
     def embedding_nbytes(self) -> int:
@@ -238,7 +290,7 @@ class TransformersTextEngine:
 
     def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
         self._drop(step.preempted)
-        self._runner.copy(step.copies)
+        self._move(step.moves)
         if not step.parts:
             return []
         results = self._runner.run([self._forward_input(part) for part in step.parts])
@@ -262,6 +314,10 @@ class TransformersTextEngine:
                 outputs.append(self._extend(one, token))
         return outputs
 
+    def _move(self, moves: Iterable[Move]) -> None:
+        if self._mover is not None:
+            self._mover.run(moves)
+
     @torch.inference_mode()
     def _vocabulary(self) -> int:
         """Size of the head's output, which may be smaller than the number of embeddings."""
@@ -284,7 +340,7 @@ class TransformersTextEngine:
     def _fork(self, leader: EngineSequence) -> list[EngineSequence]:
         """A sequence that gets its next token, and the choices that start from its prompt."""
         followers, copies = self._batch.fork(leader)
-        self._runner.copy(copies)
+        self._move(copies)
         self._runner.fork(leader.sequence_id, [one.sequence_id for one in followers])
         return [leader, *followers]
 
@@ -338,6 +394,7 @@ class TransformersTextEngine:
             finish_reason,
             choice=one.choice,
             scores=() if token.scores is None else (token.scores,),
+            preemptions=one.preemptions,
         )
 
     def _fail(self, one: EngineSequence, error: TriptychError) -> EngineOutput:

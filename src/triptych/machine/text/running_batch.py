@@ -6,8 +6,9 @@
 
 A sequence starts when there are blocks for its tokens so far and one more; until then it holds none. The callers' turns
 (``policy.queueing``) order the queue. A sequence gets blocks as it grows. When none is free, the last running sequence
-in that order is preempted: it keeps its tokens, frees its blocks, and is recomputed when its turn comes. The first is
-never preempted, so it runs to its end. Waiting sequences never take blocks from running ones.
+in that order is preempted: it keeps its tokens and frees its blocks. Its keys and values are copied to host memory and
+back when its turn comes; where there is no room for a copy, they are recomputed (ADR 42). The first is never preempted,
+so it runs to its end. Waiting sequences never take blocks from running ones.
 
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
 the others, which are then independent.
@@ -19,12 +20,16 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from triptych.families.base import Span
+from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
 from triptych.machine.text.sequence import Sequence
 from triptych.policy.batching import Prefill, plan_step, preemption_victim
+from triptych.policy.fairness import RESERVED_SHARE, may_start
 from triptych.policy.queueing import Turn
 
 S = TypeVar("S", bound=Sequence)
+Move = Copy | CopyOut | CopyIn
+"""Keys and values to copy, before anything else is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +58,22 @@ class Part(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S]):
-    """One forward pass: first the copies, in order, then all parts, decodes first.
+    """One forward pass: first the moves, in order, then all parts, decodes first.
 
-    ``preempted`` sequences have lost their computed state.
+    ``preempted`` sequences have lost what they have in blocks and beside them.
     """
 
     parts: tuple[Part[S], ...]
-    copies: tuple[Copy, ...]
+    moves: tuple[Move, ...]
     preempted: tuple[S, ...] = ()
 
 
 class RunningBatch(Generic[S]):
-    def __init__(self, blocks: KvBlocks, limits: BatchLimits) -> None:
+    def __init__(self, blocks: KvBlocks, limits: BatchLimits, copies: HostCopies | None = None) -> None:
+        """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
         self.blocks = blocks
         self.limits = limits
+        self.copies = copies
         self._arrivals = 0
         self._known: dict[str, dict[int, S]] = {}
         """By request and choice, followers included."""
@@ -97,7 +104,7 @@ class RunningBatch(Generic[S]):
         """Whether the next step could compute part of a prompt, or of a preempted sequence."""
         if any(not one.is_decoding for one in self._running):
             return True
-        return bool(self._waiting) and self._has_place(self._waiting[0]) and self._has_room(self._waiting[0])
+        return bool(self._waiting) and self._may_start(self._waiting[0], 0) and self._has_room(self._waiting[0])
 
     @property
     def shares_prefixes(self) -> bool:
@@ -157,6 +164,7 @@ class RunningBatch(Generic[S]):
                 self.blocks.evict_hashes(one.sequence_id)
             self._leave(one)
             self.blocks.free(one.sequence_id)
+            self._forget_copy(one)
         if not known:
             self._known.pop(request_id, None)
         return gone
@@ -166,26 +174,29 @@ class RunningBatch(Generic[S]):
 
         Without ``prefill`` it contains decodes only.
         """
-        copies: list[Copy] = []
+        moves: list[Move] = []
         preempted: list[S] = []
         at = 0
         while at < len(self._running):  # preempted sequences come later in the list
             if self._running[at].is_decoding:
-                self._grow(self._running[at], copies, preempted)
+                self._grow(self._running[at], moves, preempted)
             at += 1
         units = {one.sequence_id: one for one in self._running}
         step = plan_step(
             [name for name, one in units.items() if one.is_decoding],
-            self._prompts(units, copies) if prefill else (),
+            self._prompts(units, moves) if prefill else (),
             token_budget=self.limits.token_budget,
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
-        return Step(tuple(parts), tuple(copies), tuple(preempted))
+        return Step(tuple(parts), tuple(moves), tuple(preempted))
 
     def advance(self, one: S, count: int) -> None:
         """``count`` more positions are computed: their full blocks can be found from now on."""
-        before, one.computed = one.computed, one.computed + count
+        self._advance_to(one, one.computed + count)
+
+    def _advance_to(self, one: S, computed: int) -> None:
+        before, one.computed = one.computed, computed
         if one.prefix_hashes is not None:
             size = self.limits.block_tokens
             for index in range(before // size, one.computed // size):
@@ -216,6 +227,10 @@ class RunningBatch(Generic[S]):
             held = [self.blocks.table(other.sequence_id) for other in (one, *one.followers)]
             assert not any(held), f"{one.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
             assert not one.computed, f"{one.sequence_id} waits and has computed"  # noqa: S101 - invariant
+        if self.copies is not None:
+            self.copies.validate([one.copy for one in waiting if one.copy is not None])
+            others = [one for one in everyone if one not in waiting]
+            assert not any(one.copy for one in others), "a sequence with blocks has a copy"  # noqa: S101 - invariant
         for one in running:
             held_tokens = (
                 len(self.blocks.table(one.sequence_id)) - self.limits.fixed_blocks
@@ -225,7 +240,7 @@ class RunningBatch(Generic[S]):
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def _grow(self, one: S, copies: list[Copy], preempted: list[S]) -> None:
+    def _grow(self, one: S, moves: list[Move], preempted: list[S]) -> None:
         """Allocate a block for a decode's next token. If none is free, preempt later sequences, and finally itself."""
         while True:
             missing = self.blocks_for(one.length) - len(self.blocks.table(one.sequence_id))
@@ -233,17 +248,23 @@ class RunningBatch(Generic[S]):
                 return
             moved = self.blocks.allocate(one.sequence_id, missing, room=self._room(one))
             if moved is not None:
-                copies.extend(moved)
+                moves.extend(moved)
                 return
             by_id = {other.sequence_id: other for other in self._running}
             victim = by_id[preemption_victim(list(by_id))]
-            preempted += self._preempt(victim)
+            preempted += self._preempt(victim, moves)
             if victim is one:
                 return
 
-    def _preempt(self, one: S) -> list[S]:
+    def _preempt(self, one: S, moves: list[Move]) -> list[S]:
+        """Free its blocks, after a copy if there is room for one. Followers have computed nothing yet."""
         self.preemptions += 1
+        one.preemptions += 1
         self._running.remove(one)
+        if self.copies is not None and (copy := self.copies.take(one.computed)) is not None:
+            one.copy = copy
+            used = self.blocks.table(one.sequence_id)[: self.blocks_for(one.computed)]
+            moves.append(CopyOut(tuple(used), copy.segment, copy.offset))
         everyone = [one, *one.followers]
         for other in everyone:
             self.blocks.free(other.sequence_id)
@@ -251,37 +272,42 @@ class RunningBatch(Generic[S]):
         insort(self._waiting, one, key=_order)
         return everyone
 
-    def _prompts(self, units: dict[str, S], copies: list[Copy]) -> Iterator[Prefill]:
+    def _prompts(self, units: dict[str, S], moves: list[Move]) -> Iterator[Prefill]:
         """Those that have blocks and those that wait, by their turns. The latter start, one per iteration, while there are
         batch slots and blocks.
         """
         begun = [one for one in self._running if not one.is_decoding]
+        started_beyond = 0
         while self._waiting:
             one = self._waiting[0]
             while begun and begun[0].order < one.order:
                 yield self._prefill(begun.pop(0))
-            if not self._has_place(one) or not self._start(one, copies):
+            if not self._may_start(one, started_beyond) or not self._start(one, moves):
                 break
+            if one.turn.beyond_share:
+                started_beyond += 1 + len(one.followers)
             insort(self._running, self._waiting.pop(0), key=_order)
             units[one.sequence_id] = one
             yield self._prefill(one)
         yield from map(self._prefill, begun)
 
-    def _has_place(self, one: S) -> bool:
-        return self.running + 1 + len(one.followers) <= self.limits.max_sequences
+    def _may_start(self, one: S, started_beyond: int) -> bool:
+        wanted, places = 1 + len(one.followers), self.limits.max_sequences
+        return may_start(one.turn, wanted=wanted, running=self.running, places=places, begun=started_beyond)
 
     def _has_room(self, one: S) -> bool:
         """Whether enough blocks are available for it to start."""
         wanted, shared = self._wanted(one)
         in_all = wanted + len(one.followers) * (wanted - shared)
-        return in_all + len(self._running) <= self.blocks.available + self._found_here(one)
+        reserved = self.blocks.blocks // RESERVED_SHARE if one.turn.beyond_share and self._running else 0
+        return in_all + len(self._running) + reserved <= self.blocks.available + self._found_here(one)
 
     def _wanted(self, one: S) -> tuple[int, int]:
         """Number of blocks for its tokens and one more, and how many of them its choices share."""
         shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
         return self.blocks_for(one.length + 1), shared
 
-    def _start(self, one: S, copies: list[Copy]) -> bool:
+    def _start(self, one: S, moves: list[Move]) -> bool:
         """Allocate blocks for its tokens and one more, for all choices or for none."""
         if not self._has_room(one):
             return False
@@ -295,12 +321,26 @@ class RunningBatch(Generic[S]):
                 self.blocks.free(other.sequence_id)
             one.computed = 0
             return False
-        copies.extend(made)
+        moves.extend(made)
         if one.prefix_hashes is not None and not one.was_looked_up:
             self.prefix_queries_tokens += one.length
             self.prefix_hits_tokens += one.computed
         one.was_looked_up = True
+        self._restore(one, moves)
         return True
+
+    def _restore(self, one: S, moves: list[Move]) -> None:
+        """Copy back what the prefix cache has not kept."""
+        if self.copies is None or one.copy is None:
+            return
+        copy, one.copy = one.copy, None
+        moves.extend(self.copies.use(copy, one.computed, tuple(self.blocks.table(one.sequence_id))))
+        self._advance_to(one, max(one.computed, copy.segment.end))
+
+    def _forget_copy(self, one: S) -> None:
+        if self.copies is not None and one.copy is not None:
+            self.copies.free(one.copy)
+            one.copy = None
 
     def _found_here(self, one: S) -> int:
         """Number of blocks that it can share with current owners."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from triptych.families.base import Span
+from triptych.machine.text.host_copies import HostCopy
 from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.policy.queueing import FIRST_COME, Turn
 
@@ -27,6 +28,9 @@ class Sequence:
     arrival: int = 0
     computed: int = 0
     """Tokens whose keys and values are in the KV cache."""
+    copy: HostCopy | None = None
+    """Those that are in host memory, while it is preempted."""
+    preemptions: int = 0
     was_looked_up: bool = False
     """Whether its prefix has been counted in the prefix cache's statistics."""
     followers: list[Self] = field(default_factory=list)
@@ -59,7 +63,8 @@ class Sequence:
     @property
     def pending_tokens(self) -> int:
         """Tokens to compute before the next one, and to generate, for this sequence and its followers."""
-        first = max(0, self.length - self.computed - (self.generated > 0))
+        known = self.computed if self.copy is None else self.copy.segment.positions
+        first = max(0, self.length - known - (self.generated > 0))
         return first + self.left_tokens + sum(one.left_tokens for one in self.followers)
 
     @property

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from triptych.domain.embedding import DType
+from triptych.domain.kv_segment import KvKind
 from triptych.engine.decoder.attention import Context, PackedBatch, decodes, packed_attention
-from triptych.engine.decoder.kv_cache import KvCache, KvShape
+from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import forward_outputs
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 2, 4, 2, 8, 4
@@ -20,8 +22,8 @@ class Layer:
 @pytest.fixture
 def cache() -> KvCache:
     torch.manual_seed(0)
-    shape = KvShape(LAYERS, KV_HEADS, HEAD_SIZE, torch.float32)
-    made = KvCache(shape, nbytes=shape.slot_nbytes * BLOCK * 32, block_tokens=BLOCK, device=torch.device("cpu"))
+    kind = KvKind("model", DType.F32, LAYERS, KV_HEADS, HEAD_SIZE)
+    made = KvCache(kind, nbytes=kind.position_nbytes * BLOCK * 32, block_tokens=BLOCK, device=torch.device("cpu"))
     made.keys.normal_()
     made.values.normal_()
     return made

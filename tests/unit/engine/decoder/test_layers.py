@@ -21,6 +21,7 @@ from tests.unit.engine.tiny import (
     transformers,
 )
 from triptych.engine.decoder.attention import Chunk, Context
+from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.decoder.setup import KvOptions
 from triptych.errors import EngineFailure
@@ -65,6 +66,29 @@ def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
             engine.add(engine_request(name, question, reference, encoder, greedy(16, ignore_eos=True)))
         assert run(engine) == expected
         assert engine.kv_free_tokens == engine.kv_tokens
+
+
+def test_preempted_sequences_give_the_same_answers(directory: Path) -> None:
+    """From copies, but for layers whose state is not in blocks: these are recomputed."""
+    reference = Reference(directory)
+    encoder = encoder_engine(directory)
+    questions = {f"r{seed}": random_question(random.Random(seed), seed % 3) for seed in range(1, 6)}
+    size = text_engine(directory).kv_tokens
+    engine = text_engine(directory, kv_cache_bytes=(4 << 20) * 90 // size, kv=KvOptions(4))
+    for name, question in questions.items():
+        engine.add(engine_request(name, question, reference, encoder, greedy(24, ignore_eos=True)))
+    assert run(engine) == {
+        name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
+    }
+    assert engine.preemptions
+    assert bool(engine.kv_copies.back) == isinstance(engine._runner, PackedModelRunner)
+    assert engine.kv_copies.held_bytes == 0
+
+
+def test_state_outside_of_blocks_cannot_be_copied(tmp_path: Path) -> None:
+    directory = make_model(tmp_path, text=DECODERS["convolutions"]())
+    with pytest.raises(BadModel, match=r"preempted_kv_bytes is 4096: .*'conv', 'full_attention'"):
+        text_engine(directory, preempted_kv_bytes=4096)
 
 
 def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> None:

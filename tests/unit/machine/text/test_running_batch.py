@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.domain.embedding import DType
+from triptych.domain.kv_segment import KvKind
 from triptych.families.base import Span
+from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import PrefixHashes
-from triptych.machine.text.running_batch import BatchLimits, RunningBatch, Step
+from triptych.machine.text.running_batch import BatchLimits, Move, RunningBatch, Step
 from triptych.machine.text.sequence import Sequence
-from triptych.policy.queueing import FIRST_COME, Turn
+from triptych.policy.queueing import AGEING_S, FIRST_COME, Turn
 
 BLOCK = 4
+KIND = KvKind("model", DType.F32, layers=1, heads=1, head_size=8)
+"""64 bytes per position."""
 
 
 @dataclass
@@ -26,6 +31,8 @@ class Engine:
     batch: RunningBatch[Sequence]
     seed: int = 0
     memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    host: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By byte offset."""
     answers: dict[str, list[int]] = field(default_factory=dict)
     steps: list[Step[Sequence]] = field(default_factory=list)
 
@@ -66,17 +73,27 @@ class Engine:
         size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
         return self.batch.blocks.table(sequence_id)[fixed + position // size] * size + position % size
 
-    def copy(self, copies: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> None:
+    def move(self, moves: tuple[Move, ...]) -> None:
         size = self.batch.limits.block_tokens
-        for source, target in copies:
-            for before, after in zip(source, target, strict=True):
+        for move in moves:
+            if isinstance(move, CopyOut | CopyIn):
+                first = move.first if isinstance(move, CopyIn) else 0
+                for position in range(first, move.segment.end):
+                    slot = move.blocks[position // size] * size + position % size
+                    at = move.offset + position * KIND.position_nbytes
+                    if isinstance(move, CopyIn):
+                        self.memory[slot] = self.host[at]
+                    else:
+                        self.host[at] = self.memory[slot]
+                continue
+            for before, after in zip(move.source, move.target, strict=True):
                 for at in range(size):
                     self.memory[after * size + at] = self.memory.get(before * size + at, ())
 
     def step(self) -> Step[Sequence]:
         step = self.batch.plan()
         self.steps.append(step)
-        self.copy(step.copies)
+        self.move(step.moves)
         for part in step.parts:
             for position in range(part.first):
                 seen = self.memory[self.slot(part.sequence.sequence_id, position)]
@@ -90,7 +107,7 @@ class Engine:
             self.batch.advance(part.sequence, part.count)
             if part.reaches_end:
                 followers, copies = self.batch.fork(part.sequence)
-                self.copy(copies)
+                self.move(copies)
                 for one in (part.sequence, *followers):
                     self._extend(one)
         self.batch.validate()
@@ -121,6 +138,7 @@ def engine(
     max_sequences: int = 8,
     fixed_blocks: int = 0,
     supports_chunked_prefill: bool = True,
+    copied_positions: int = 0,
 ) -> Engine:
     limits = BatchLimits(
         BLOCK,
@@ -130,7 +148,8 @@ def engine(
         growth_tokens=16,
         supports_chunked_prefill=supports_chunked_prefill,
     )
-    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits))
+    copies = HostCopies(KIND, copied_positions * KIND.position_nbytes) if copied_positions else None
+    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits, copies))
 
 
 def test_a_sequence_takes_the_blocks_it_needs_now_and_grows() -> None:
@@ -260,6 +279,133 @@ def test_a_preempted_sequence_is_recomputed_in_chunks() -> None:
     assert again[1].count > 1
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_preempted_sequence_goes_on_from_its_copy(contiguous: bool) -> None:
+    one = engine(6, contiguous=contiguous, copied_positions=11)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    (sequence,) = until_preempted(one)
+    length = sequence.length
+    assert sequence.copy is not None
+    assert sequence.copy.segment.positions == length - 1 == 11
+    assert (
+        one.batch.pending_tokens - sum(other.pending_tokens for other in one.batch.choices("old"))
+        == sequence.left_tokens
+    )
+    one.run(100)
+    at = next(number for number, step in enumerate(one.steps) if step.preempted)
+    again = [part for step in one.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
+    assert (again[0].first, again[0].count) == (length - 1, 1), "only its last token is computed"
+    assert one.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
+    assert one.batch.copies is not None
+    assert one.batch.copies.stats.out == one.batch.copies.stats.back == 1
+    assert one.batch.copies.stats.back_bytes == one.batch.copies.stats.out_bytes == 11 * 64
+    assert one.batch.copies.stats.back_tokens == 11
+    assert one.batch.copies.stats.held_bytes == 0
+
+
+def test_without_room_for_a_copy_a_sequence_is_recomputed() -> None:
+    one = engine(6, copied_positions=10)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    one.run(100)
+    assert one.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
+    assert one.batch.preemptions == 1
+    assert one.batch.copies is not None
+    assert one.batch.copies.stats.out == 0
+
+
+def test_a_half_computed_prompt_goes_on_from_its_copy() -> None:
+    one = engine(7, token_budget=2, copied_positions=64)
+    one.add("old", [0] * 3, 24, keyed=False)
+    for _ in range(3):
+        one.step()
+    one.add("young", list(range(14)), 2, keyed=False)
+    preempted = until_preempted(one)
+    assert [gone.request_id for gone in preempted] == ["young"]
+    computed = preempted[0].copy
+    assert computed is not None
+    assert 0 < computed.segment.positions < 14
+    one.run(200)
+    assert one.answers == engine_alone(("old", [0] * 3, 24), ("young", list(range(14)), 2))
+
+
+def test_what_the_prefix_cache_has_kept_is_not_copied_back() -> None:
+    one = engine(8, contiguous=False, copied_positions=64)
+    one.add("old", [0] * 4, 20)
+    one.step()
+    one.add("young", [1] * 12, 9)
+    until_preempted(one)
+    (sequence,) = one.batch.choices("young")
+    assert sequence.copy is not None
+    kept, copied = len(one.batch._found(sequence)) * BLOCK, sequence.copy.segment.positions
+    assert 0 < kept < copied
+    one.batch.remove("old")
+    one.step()
+    assert one.batch.copies is not None
+    assert one.batch.copies.stats.back_tokens == copied - kept
+    one.run(30)
+    assert one.answers["young/0"] == engine_alone(("young", [1] * 12, 9))["young/0"]
+
+
+def test_a_copied_prefix_is_found_by_others() -> None:
+    one = engine(12, contiguous=False, copied_positions=64, max_sequences=2)
+    one.add("old", [0] * 4, 40)
+    one.step()
+    one.add("young", [1] * 9, 20)
+    until_preempted(one)
+    assert any(isinstance(move, CopyIn) for _ in range(60) for move in one.step().moves)
+    one.batch.remove("old")
+    one.add("like", [1] * 9, 3)
+    assert next(part.first for part in one.step().parts if part.sequence.request_id == "like") == 8
+    one.run(60)
+    assert one.answers["young/0"] == engine_alone(("young", [1] * 9, 20))["young/0"]
+
+
+@pytest.mark.parametrize("choice", [None, 0])
+def test_a_sequence_that_ends_while_it_is_preempted_frees_its_copy(choice: int | None) -> None:
+    one = engine(6, copied_positions=64)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    until_preempted(one)
+    assert one.batch.copies is not None
+    assert one.batch.copies.stats.held_bytes == 11 * 64
+    one.batch.remove("young", choice)
+    assert one.batch.copies.stats.held_bytes == 0
+    one.batch.validate()
+    one.run(30)
+
+
+def test_the_next_choice_begins_anew_when_a_preempted_leader_is_cancelled() -> None:
+    one = engine(11, token_budget=2, max_sequences=4, copied_positions=64)
+    one.add("old", [0] * 3, 24, keyed=False)
+    for _ in range(3):
+        one.step()
+    one.add("young", list(range(14)), 2, choices=2, keyed=False)
+    preempted = until_preempted(one)
+    assert [gone.sequence_id for gone in preempted] == ["young/0", "young/1"]
+    assert preempted[0].copy is not None
+    one.batch.remove("young", 0)
+    assert one.batch.copies is not None
+    assert one.batch.copies.stats.held_bytes == 0
+    one.run(100)
+    assert len(one.answers["young/1"]) == 2
+
+
+def until_preempted(one: Engine) -> tuple[Sequence, ...]:
+    """Steps until sequences are preempted, and returns them."""
+    return next(step.preempted for step in (one.step() for _ in range(60)) if step.preempted)
+
+
+def engine_alone(*added: tuple[str, list[int], int]) -> dict[str, list[int]]:
+    """Answers with memory for all."""
+    alone = engine(64, token_budget=64)
+    for name, prompt, max_tokens in added:
+        alone.add(name, prompt, max_tokens, keyed=False)
+    alone.run(100)
+    return alone.answers
+
+
 def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
     one = engine(token_budget=4, max_sequences=2)
     one.add("a", [0] * 6, 2, keyed=False)
@@ -309,6 +455,41 @@ def test_prompts_are_chunked_unless_forbidden() -> None:
         "there is room for all but one block of the second"
     )
     assert [(part.sequence.request_id, part.count) for part in uncut.step().parts] == [("b", 7)]
+
+
+BEYOND = FIRST_COME.behind(AGEING_S + 1.0)
+"""The turn of a request beyond its tenant's share."""
+
+
+def test_requests_beyond_a_share_start_few_at_a_time_and_leave_places_free() -> None:
+    one = engine(blocks=400, token_budget=400, max_sequences=32)
+    for number in range(40):
+        one.add(f"hog-{number}", [number] * 4, 64, turn=BEYOND)
+    started = [len([part for part in one.step().parts if not part.first]) for _ in range(9)]
+    assert started == [4, 4, 4, 4, 4, 4, 4, 0, 0], "an eighth of the places in each step, up to seven eighths"
+    for number in range(5):
+        one.add(f"other-{number}", [number] * 4, 64)
+    assert [part.sequence.request_id for part in one.step().parts if not part.first] == [
+        f"other-{number}" for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("turn", "started"), [(FIRST_COME, 11), (BEYOND, 9)])
+def test_requests_beyond_a_share_leave_memory_free(turn: Turn, started: int) -> None:
+    one = engine(blocks=32, token_budget=128, max_sequences=64)
+    for number in range(12):
+        one.add(f"hog-{number}", [number] * 4, 4, turn=turn, keyed=False)
+    one.step()
+    one.step()
+    assert one.batch.running == started, "each has two blocks, and one is left for each to grow"
+    one.run(20)
+
+
+def test_a_request_beyond_a_share_starts_alone_however_large_it_is() -> None:
+    one = engine(blocks=16, token_budget=64, max_sequences=2)
+    one.add("hog", [0] * 20, 2, choices=2, turn=BEYOND, keyed=False)
+    one.run(5)
+    assert len(one.answers) == 2
 
 
 def test_a_sequence_starts_only_if_every_running_one_can_grow_by_a_block() -> None:
@@ -429,7 +610,7 @@ def test_a_shared_prefix_takes_no_memory_and_copies_nothing() -> None:
     one.add("b", [0] * 12, 2)
     step = one.step()
     assert [(part.sequence.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
-    assert (step.copies, one.batch.blocks.available) == ((), 1)
+    assert (step.moves, one.batch.blocks.available) == ((), 1)
 
 
 def test_each_chunk_of_a_prompt_is_cached_for_others() -> None:
@@ -552,6 +733,7 @@ requests = st.lists(
     token_budget=st.integers(4, 40),
     blocks=st.integers(48, 64),
     fixed_blocks=st.integers(0, 1),
+    copied_positions=st.integers(0, 80),
     cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(0, 2)), max_size=6),
 )
 def test_all_sequences_finish_for_any_lengths(
@@ -560,6 +742,7 @@ def test_all_sequences_finish_for_any_lengths(
     token_budget: int,
     blocks: int,
     fixed_blocks: int,
+    copied_positions: int,
     cancels: list[tuple[int, int, int]],
 ) -> None:
     """No livelock: each step makes progress, and every answer is right."""
@@ -569,6 +752,7 @@ def test_all_sequences_finish_for_any_lengths(
         token_budget=token_budget,
         max_sequences=4,
         fixed_blocks=fixed_blocks if contiguous else 0,
+        copied_positions=0 if contiguous and fixed_blocks else copied_positions,
     )
     coming: dict[int, list[Callable[[], None]]] = {}
     for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
@@ -593,6 +777,7 @@ def test_all_sequences_finish_for_any_lengths(
         assert sum(part.count for part in step.parts) <= token_budget + 40
     assert not one.batch.has_work
     assert one.batch.blocks.available == blocks
+    assert one.batch.copies is None or not one.batch.copies.stats.held_bytes
     alone = engine(64, token_budget=64)
     for number, (prompt, answer, choices, _, kind) in enumerate(requests):
         alone.add(

@@ -593,6 +593,29 @@ def test_an_engine_that_is_lost_while_it_has_no_request_ends_its_loop() -> None:
     under_virtual_time(scenario)
 
 
+def test_the_end_of_a_choice_tells_how_often_and_how_long_it_was_preempted() -> None:
+    class Preempting(FakeTextEngine):
+        """The third and the fifth token of each choice come late, after one and two further preemptions."""
+
+        told = 0
+
+        def step(self) -> list[EngineOutput]:
+            self.told += 1
+            spend({3: 2.0, 5: 1.5}.get(self.told, 0.0))
+            times = (self.told >= 3) + 2 * (self.told >= 5)
+            return [replace(output, preemptions=times) for output in super().step()]
+
+    async def scenario() -> None:
+        async with instances(engine=Preempting(VOCABULARY)) as p:
+            finished = (await answer(p.text.service, question("who", []).request)).finished
+            assert finished.completion_tokens > 5
+            assert finished.preemptions == 3
+            assert finished.preempted_s == pytest.approx(3.5 + 2 * 0.005)
+            assert finished.preempted_s < finished.decode_s
+
+    under_virtual_time(scenario)
+
+
 def test_a_sequence_lost_by_the_engine_fails() -> None:
     class Forgetful(FakeTextEngine):
         def step(self) -> list[EngineOutput]:

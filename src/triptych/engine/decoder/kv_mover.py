@@ -1,0 +1,53 @@
+"""Carries out the scheduler's moves of keys and values: between blocks, and between blocks and the memory of the host."""
+
+from collections.abc import Iterable
+
+import torch
+
+from triptych.domain.kv_segment import KvSegment
+from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.measuring import fastest_s
+from triptych.machine.text.host_copies import CopyIn, CopyOut
+from triptych.machine.text.running_batch import Move
+
+
+class KvMover:
+    """Moves keys and values of one cache. Without ``reserve`` there is no host memory, and nothing may be copied to it."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+        self._host = self._memory(0)
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate host memory, pinned for a GPU; on a CPU, pages never written cost nothing."""
+        self._host = self._memory(nbytes)
+
+    def run(self, moves: Iterable[Move]) -> None:
+        """In the given order."""
+        for move in moves:
+            if isinstance(move, CopyOut):
+                self.cache.export(move.blocks, move.segment.first, move.segment.end, self._host[move.offset :])
+            elif isinstance(move, CopyIn):
+                self.cache.load(move.blocks, move.segment, self._host[move.offset :], first=move.first)
+            else:
+                self.cache.copy([move])
+
+    def round_trip_s(self, positions: int) -> float:
+        """The time to copy as many positions out and back in, measured now in the first blocks, which it leaves as they are."""
+        table = range(-(-positions // self.cache.block_tokens))
+        memory = self._memory(KvSegment(self.cache.kind, 0, positions).nbytes)
+
+        def there_and_back() -> None:
+            segment = self.cache.export(table, 0, positions, memory)
+            self.cache.load(table, segment, memory, first=0)
+            if self._is_cuda:
+                torch.cuda.synchronize(self.cache.keys.device)
+
+        return fastest_s(there_and_back)
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self.cache.keys.device.type == "cuda"
+
+    def _memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._is_cuda and nbytes > 0)
