@@ -149,7 +149,12 @@ async def serve(
         keys=_keys(settings),
         media=remote_media(settings),
     )
-    observe.watch(telemetry.metrics, gateway.admission)
+    observe.watch(telemetry.metrics, gateway.admission, gateway.shedding)
+
+    async def instances() -> object:
+        return (await gateway.readiness()).instances
+
+    telemetry.show("/instances", instances)
     listener = _listen(settings.host, settings.port)
     port: int = listener.getsockname()[1]
     application = create_app(

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.ports import Clock
 from triptych.runtime import logs, tracing
-from triptych.runtime.metrics import CONTENT_TYPE, Metrics, gauge
+from triptych.runtime.metrics import CONTENT_TYPE, Metrics, gauge, total
 from triptych.runtime.telemetry import Telemetry
 
 _ROUTES = frozenset(
@@ -112,11 +112,23 @@ class Admitted(Protocol):
     def nbytes(self) -> int: ...
 
 
-def watch(metrics: Metrics, admitted: Admitted) -> None:
-    """Read ``admitted`` at every scrape."""
+class Shed(Protocol):
+    """What the gateway has refused by itself."""
+
+    @property
+    def count(self) -> int: ...
+
+
+def watch(metrics: Metrics, admitted: Admitted, shed: Shed) -> None:
+    """Read both at every scrape."""
 
     def read() -> Iterable[Metric]:
         yield gauge("triptych_http_requests_running", "Requests that are being answered", admitted.requests)
         yield gauge("triptych_http_body_bytes", "Bytes of their bodies", admitted.nbytes)
+        yield total(
+            "triptych_http_requests_shed",
+            "Requests refused without asking the router, as it refuses and the way to it is behind",
+            {(): shed.count},
+        )
 
     metrics.watch(read)

@@ -157,6 +157,7 @@ class Post:
         request_id: str = scope["state"]["request_id"]
         caller: Caller = scope["state"]["caller"]
         headers: Headers = scope["state"]["headers"]
+        self._gateway.shedding.check(caller.name)
         edge.check_encoding(headers)
         settings = self._gateway.settings
         timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)

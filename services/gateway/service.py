@@ -5,12 +5,21 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from random import Random
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import DeadlineExceeded, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
-from triptych.ports import Offload, Router
+from triptych.errors import (
+    DeadlineExceeded,
+    ModelNotFound,
+    Overloaded,
+    RequestTimeout,
+    RequestTooLarge,
+    TriptychError,
+)
+from triptych.ports import Clock, Offload, Router
+from triptych.runtime.clock import monotonic
 
 from .admission import Admission, Hold
 from .keys import Caller, KeyRing
@@ -19,6 +28,7 @@ from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, tenant_salt
 from .request_ids import canonical
 from .settings import GatewaySettings
+from .shedding import Shedding
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +51,7 @@ class Gateway:
         *,
         keys: KeyRing,
         media: RemoteMedia,
+        clock: Clock = monotonic,
     ) -> None:
         self._router = router
         self._offload = offload
@@ -50,6 +61,8 @@ class Gateway:
         self._media = media
         self.keys = keys
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes, keys=keys.count)
+        self._clock = clock
+        self.shedding = Shedding(clock, Random())  # noqa: S311 - it spreads Retry-After
 
     @property
     def settings(self) -> GatewaySettings:
@@ -100,7 +113,7 @@ class Gateway:
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):
-                with _naming_fields(request):
+                with _naming_fields(request), self._noting_refusal(caller):
                     await answer.begin()
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
@@ -109,6 +122,16 @@ class Gateway:
             raise
         finally:
             caller.charge(answer.spent_tokens)
+
+    @contextmanager
+    def _noting_refusal(self, caller: Caller) -> Iterator[None]:
+        asked_s = self._clock()
+        try:
+            yield
+        except Overloaded as error:
+            if type(error) is Overloaded:  # and not that an arena is full, for which a request may have waited
+                self.shedding.refused(caller.name, error, self._clock() - asked_s)
+            raise
 
     async def _spent_prompt_tokens(self, request_id: str) -> int:
         """The prompt's tokens if a text instance has received it; otherwise the tokens of the items sent to an encoder."""
