@@ -10,6 +10,7 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
+from services.gateway.keys import new_key
 from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
@@ -17,6 +18,7 @@ from triptych.demo import MODEL_ID
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
 
+_KEY, _ENTRY = new_key("clients")
 QUESTION = "What digits are shown?"
 
 
@@ -32,20 +34,31 @@ ASKED: dict[str, Any] = {"model": MODEL_ID, "messages": MESSAGES, "temperature":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def base_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    async with LocalCluster(encoders=2, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(_ENTRY)
+    options = {"gateway": ("--keys", str(keys))}
+    async with LocalCluster(encoders=2, text=1, options=options, log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield f"{running.url}/v1"
 
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as connected:
+    with openai.OpenAI(base_url=base_url, api_key=_KEY, max_retries=0) as connected:
         yield connected
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def aclient(base_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as connected:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=_KEY, max_retries=0) as connected:
         yield connected
+
+
+def test_openai_with_a_wrong_key(base_url: str) -> None:
+    with (
+        openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.chat.completions.create(**ASKED)
 
 
 def test_openai_without_streaming(client: openai.OpenAI) -> None:
@@ -98,7 +111,7 @@ def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 @on_the_modules_loop
 async def test_langchain_with_and_without_streaming_and_async(base_url: str) -> None:
-    chat = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
+    chat = ChatOpenAI(base_url=base_url, api_key=_KEY, model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
     message = HumanMessage(content=CONTENT)
     answer = await chat.ainvoke([message])
     assert answer.content == "3 7"
@@ -107,7 +120,7 @@ async def test_langchain_with_and_without_streaming_and_async(base_url: str) -> 
 
 
 def test_langchain_from_a_thread_without_a_loop(base_url: str) -> None:
-    chat = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
+    chat = ChatOpenAI(base_url=base_url, api_key=_KEY, model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
     message = HumanMessage(content=CONTENT)
     assert chat.invoke([message]).content == "3 7"
     assert "".join(str(chunk.content) for chunk in chat.stream([message])) == "3 7"

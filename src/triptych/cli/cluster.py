@@ -447,10 +447,9 @@ class LocalCluster:
                 return f"missing: {', '.join(body['missing'])}"
             if name != "gateway":
                 return ""
-            # Its admin port says that it listens, so this gateway answers on its port.
-            public = (await client.get(f"{self.url}/ready", timeout=_READY_ANSWER_S)).json()
+            seen = (await client.get(f"{self.admin_urls[name]}/instances", timeout=_READY_ANSWER_S)).json()
             engines = {plan.name for plan in self._plan.processes if plan.service in ENGINES}
-            ready = {line.removesuffix(": ready") for line in public["instances"] if line.endswith(": ready")}
+            ready = {line.removesuffix(": ready") for line in seen if line.endswith(": ready")}
         except httpx.HTTPError:
             return "it does not answer"
         except (ValueError, KeyError, TypeError, AttributeError):
