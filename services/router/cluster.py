@@ -168,6 +168,16 @@ class Cluster:
         return self._machine.retries_left
 
     @property
+    def hints(self) -> int:
+        """Embeddings of which it is believed to know where they are."""
+        return len(self._machine.instances.directory)
+
+    @property
+    def hints_followed(self) -> Mapping[str, int]:
+        """Items that were sent where their embedding was believed to be, by what came of it."""
+        return self._machine.instances.directory.followed
+
+    @property
     def membership(self) -> MembershipSnapshot:
         """The current snapshot."""
         return self._snapshot

@@ -1,6 +1,6 @@
 """The router's gauges, read at every scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MembershipSnapshot
 from triptych.runtime.managed_membership import membership_gauges
-from triptych.runtime.metrics import Metrics, gauge, longest_wait
+from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 
 from .attainment import Attainment
 
@@ -44,6 +44,12 @@ class ClusterState(Protocol):
 
     @property
     def retries_left(self) -> float: ...
+
+    @property
+    def hints(self) -> int: ...
+
+    @property
+    def hints_followed(self) -> Mapping[str, int]: ...
 
     @property
     def membership(self) -> MembershipSnapshot: ...
@@ -83,6 +89,13 @@ def watch(metrics: Metrics, state: State) -> None:
             ("stage", "reason"),
         )
         yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.retries_left)
+        yield gauge("triptych_embedding_hints", "Embeddings that encoders are believed to hold", cluster.hints)
+        yield total(
+            "triptych_embedding_hints_followed",
+            "Items sent where their embedding was believed to be, by what came of it",
+            {(outcome,): count for outcome, count in cluster.hints_followed.items()},
+            ("outcome",),
+        )
 
         yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
         yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)

@@ -203,6 +203,7 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
         "text_attempts": timeline.text_attempts,
         "continuations": timeline.continuations,
         "continued_tokens": timeline.continued_tokens,
+        "preemptions": timeline.preemptions,
     }
     durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
     return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}

@@ -22,6 +22,7 @@ from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
+from triptych.domain.kv_segment import KvCopies
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
@@ -559,7 +560,7 @@ class EngineOutput:
     """The result of one step for one choice. ``error`` is set if the engine failed the request, with all its choices.
 
     ``token_ids`` includes the token that ends the answer, as ``generate`` returns it. ``scores`` has one entry per
-    token if ``logprobs`` were requested.
+    token if ``logprobs`` were requested. ``preemptions`` counts those of the choice so far, if the engine tells.
     """
 
     request_id: str
@@ -568,6 +569,7 @@ class EngineOutput:
     error: Exception | None = None
     choice: int = 0
     scores: tuple[Scores, ...] = ()
+    preemptions: int = 0
 
 
 class TextEngine(Protocol):
@@ -656,6 +658,11 @@ class ObservedTextEngine(TextEngine, Protocol):
     @property
     def preemptions(self) -> int:
         """Sequences that gave way for want of memory."""
+        ...
+
+    @property
+    def kv_copies(self) -> KvCopies:
+        """Copies of such sequences in the memory of the host."""
         ...
 
 

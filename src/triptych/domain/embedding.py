@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.record import record
 
 KEY_NBYTES = 32
 LEASE_ID_NBYTES = 16
@@ -28,6 +29,8 @@ class DType(Enum):
     I32 = "I32"
     U8 = "U8"
     BOOL = "BOOL"
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs in Python on every lookup
 
     @property
     def itemsize(self) -> int:
@@ -170,7 +173,7 @@ LeaseId = bytes
 """16 random bytes; knowing them grants read access to the embedding while the lease lasts."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ticket:
     """Where an embedding is stored and how to pull it. A ticket is a capability and must be kept secret.
 
@@ -195,6 +198,23 @@ class Ticket:
     """Duration of the lease, from when the holder granted it."""
     address: str = ""
     """``HOST:PORT`` of the holder. The router adds it, as a holder does not know how others reach it."""
+
+    def at(self, address: str) -> "Ticket":
+        """A copy with the holder's address."""
+        return Ticket(
+            self.key,
+            self.holder,
+            self.epoch,
+            self.offset,
+            self.payload_nbytes,
+            self.generation,
+            self.checksum,
+            self.tensors,
+            self.tokens,
+            self.lease_id,
+            self.lease_s,
+            address,
+        )
 
     @property
     def held_by(self) -> HolderRef:

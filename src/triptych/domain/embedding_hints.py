@@ -15,6 +15,7 @@ MAX_HINTS = 512
 """In one report."""
 
 
+@lru_cache(maxsize=4096)
 def hint_of(content: Content) -> bytes:
     """16 bytes that stand for the content: for other tenants' equal items they are others.
 

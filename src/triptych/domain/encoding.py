@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.item_plan import Content, content_of
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EncodeRequest:
     """One item or shard.
 
@@ -49,7 +50,7 @@ class EncodeRequest:
         return content_of(self.info.digest, self.shard, self.tenant_salt)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EncodeResult:
     """``ticket.lease_id`` and ``router_lease`` are the ids given in the request."""
 

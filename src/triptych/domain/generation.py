@@ -7,6 +7,7 @@ from enum import Enum
 from triptych.domain.chat import ToolCall
 from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
+from triptych.domain.record import record
 from triptych.domain.sampling import SamplingParams
 
 
@@ -17,7 +18,7 @@ class FinishReason(Enum):
     """It stopped after tool calls. Only the router recognises them in the text."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Placement:
     """Where an embedding goes in the prompt: the first ``tokens`` placeholders at or after position ``start``.
 
@@ -71,7 +72,7 @@ class TextRequest:
         return begun(self.sampling.n, self.continued)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PullReport:
     """How one item was pulled, for the timeline. ``nbytes`` is 0 on a cache hit."""
 
@@ -82,7 +83,7 @@ class PullReport:
     cached: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """All embeddings have arrived and prefill is next. Sent once, before the first token."""
 
@@ -108,7 +109,7 @@ class TokenLogprobs:
     top: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenChunk:
     """Tokens of one choice that were produced together, with the text they complete.
 
@@ -122,7 +123,7 @@ class TokenChunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """The last event of a choice; a successful stream has one per choice."""
 
@@ -131,6 +132,10 @@ class Finished:
     prefill_s: float
     decode_s: float
     choice: int = 0
+    preemptions: int = 0
+    """Times that it was preempted for want of KV memory ..."""
+    preempted_s: float = 0.0
+    """... and the gaps between tokens in which that was. It is part of ``decode_s``."""
 
 
 TextEvent = Ready | TokenChunk | Finished

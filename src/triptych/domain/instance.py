@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from triptych.domain.embedding import DType
 from triptych.domain.embedding_hints import EmbeddingHints
 from triptych.domain.profile import ProfileIdentity
+from triptych.domain.record import record
 from triptych.domain.stage import Role, Stage
 
 
@@ -68,7 +69,7 @@ class InstanceInfo:
     """Whether it goes on with answers that another instance began (``TextRequest.continued``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StageLoad:
     """The load of one stage of an instance.
 
@@ -83,7 +84,7 @@ class StageLoad:
     """Arena bytes that cannot be reclaimed: leased, being written, or in quarantine. Encode stage only."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InstanceLoad:
     """One load report: the load of every stage that the instance serves."""
 

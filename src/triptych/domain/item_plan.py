@@ -1,9 +1,10 @@
 """The plan of one item of a request, computed once with the prompt and passed on unchanged."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.record import record
 
 Content = tuple[bytes, bytes]
 """Identifies an item's embedding within one model: (digest of the media, tenant's salt)."""
@@ -14,7 +15,7 @@ def content_of(media_digest: bytes, shard: Shard | None, tenant_salt: bytes) -> 
     return (media_digest if shard is None else media_digest + str(shard).encode(), tenant_salt)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemPlan:
     """An item or shard: its placeholders in the prompt, and the size of its embedding."""
 

@@ -64,6 +64,10 @@ class Timeline:
     """In all, from such breaks to the next token. It is part of ``decode_s``, which then counts from the first token on."""
     continued_tokens: int = 0
     """Of ``completion_tokens``, those that another router passed on, whose caller then came here."""
+    preemptions: int = 0
+    """Times that a choice was preempted for want of KV memory, at the text instance that ended it."""
+    preempted_s: float = 0.0
+    """The gaps between tokens in which that was, of the choice with most. It is part of ``decode_s``."""
     error: str = ""
     """The error's code if the outcome is FAILED."""
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
+from triptych.domain.record import record
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -30,7 +32,7 @@ class Held:
         return cls(holders, by_host, sum(holders.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """What one item asks of an encoder, or one request of a text instance."""
 

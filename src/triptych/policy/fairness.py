@@ -11,8 +11,14 @@ from typing import NamedTuple, Protocol
 
 from triptych.policy.queueing import AGEING_S, Turn
 
+RESERVED_SHARE = 8
+"""One of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
+
 BURST_S = 1.0
 """What a tenant may want at once without being beyond its share, in seconds of its share of the service."""
+
+_LEAST_BEGUN = 2
+"""Places that a step gives to requests beyond shares, however few there are: with one, short answers would not fill them."""
 
 
 class Share(NamedTuple):
@@ -40,6 +46,20 @@ def by_weight(*, ahead_s: float) -> Share:
     """As no objective or deadline orders by more than ``AGEING_S``, what is beyond goes behind what is within."""
     within = ahead_s <= BURST_S
     return Share(ahead_s if within else ahead_s + AGEING_S, within)
+
+
+def may_start(turn: Turn, *, wanted: int, running: int, places: int, begun: int) -> bool:
+    """Whether a step of an engine may start a request whose choices take ``wanted`` of its ``places``, of which ``running`` are taken.
+
+    What runs is not interrupted, and a step ends when all of its prompts are computed. So requests beyond their tenants' shares,
+    which have taken ``begun`` places in this step, take few in one step, and leave some free. The first is never held up by that alone.
+    """
+    if running + wanted > places:
+        return False
+    if not turn.beyond_share or not running:
+        return True
+    reserved = places // RESERVED_SHARE
+    return running + wanted <= places - reserved and (not begun or begun + wanted <= max(_LEAST_BEGUN, reserved))
 
 
 def share_wait_s(*, ahead_s: float, own_s: float, more_urgent_s: float, share: float) -> float:

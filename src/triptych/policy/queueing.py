@@ -37,6 +37,11 @@ class Turn(NamedTuple):
     behind_s: float = 0.0
     """How much later all that is than the request's own objective, because of its tenant's share (``policy.fairness``)."""
 
+    @property
+    def beyond_share(self) -> bool:
+        """Whether its tenant's share had no room for it: then it is about ``AGEING_S`` behind, less what the stage was late."""
+        return self.behind_s > AGEING_S / 2
+
     def behind(self, by_s: float, *, within: bool = False) -> "Turn":
         """The position of a request that counts as having come so much later, or earlier if negative.
 

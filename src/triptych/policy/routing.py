@@ -8,18 +8,17 @@ pending tokens (text and image together, for decoder-only families).
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from functools import lru_cache
-from hashlib import blake2b
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 from triptych.domain.item_plan import Content
+from triptych.domain.record import record
 from triptych.domain.rng import Rng
 from triptych.policy.affinity import Having, Holding, counted, nothing_held, pays
 from triptych.policy.backlog import Backlog, EncodeBacklog, Held, Price, Speed, Work, ends_s
+from triptych.policy.loads import ANY_NUMBER, Loads, preferred
 
 
 class Candidate(NamedTuple):
@@ -68,24 +67,31 @@ class Candidate(NamedTuple):
 Candidates = Sequence[Candidate]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pool:
     """The instances that serve certain stages, in order of their names.
 
     ``turn`` counts the decisions over this pool and rotates tie-breaking.
     """
 
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Candidates = ()
     turn: int = 0
     held: Having = nothing_held
     """Which instances are believed to hold embeddings, or to be encoding them. These hints may be stale."""
+    kept: Callable[[], Loads] | None = None
+    """Gives the loads of the candidates, where somebody keeps them."""
+
+    @property
+    def loads(self) -> Loads:
+        """Not to be changed."""
+        return _loads(self.candidates) if self.kept is None else self.kept()
 
     @property
     def usable(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates if candidate.usable]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Want:
     """An item that needs an encoder. ``nbytes`` is the arena space of its embedding."""
 
@@ -106,7 +112,17 @@ class Want:
         return Work(self.tokens, self.nbytes, self.media_nbytes, self.pixels)
 
 
-class Why(Enum):
+def _loads(candidates: Candidates) -> Loads:
+    loads = Loads([one.name for one in candidates], [one.instance_id for one in candidates])
+    for place, one in enumerate(candidates):
+        if one.usable and not one.backoff:
+            left = one.max_items - one.pending if one.max_items else ANY_NUMBER
+            left = min(left, 1) if one.probation else left
+            loads.put(place, one.pending_tokens, one.pending, one.available_bytes, left)
+    return loads
+
+
+class Why(StrEnum):
     """Why an encoder was chosen."""
 
     ROUTED = "chosen by the routing policy"
@@ -118,7 +134,7 @@ class Why(Enum):
     HEDGE = "has nothing to do, while the item takes long elsewhere"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """The encoder chosen for an item, the load it adds, and the reason."""
 
@@ -187,12 +203,14 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     Largest first keeps the longest queue within 4/3 of the optimum, and packs bytes well. An encoder that holds an
     item's embedding, or else one that is encoding it, is preferred over the one ``routing`` chose if that ``pays``
     (``policy.affinity``), in tokens, or to ``predicted`` in seconds. Between encoders that are equal to
-    ``least_loaded`` and ``predicted`` the item's content decides (``preferred``). An encoder whose engine fails is fast and
+    ``least_loaded`` and ``predicted`` the item's content decides (``policy.loads.preferred``). An encoder whose engine fails is fast and
     so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
     go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
     only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing exists. Whether
     it is NO_ENCODER does not depend on the load.
     """
+    if routing is least_loaded and (placed := _place_by_load(pool, wants)) is not None:
+        return placed
     usable = pool.usable
     if not usable or any(_excludes_all(want, usable) for want in wants):
         return Shortage.NO_ENCODER
@@ -205,35 +223,6 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     if _place(empty, wants, least_loaded, rng) is not None:
         return Shortage.NO_CREDIT
     return _any_packing(pool, empty, wants, rng)
-
-
-def preferred(candidates: Candidates, content: Content) -> Candidate:
-    """The candidate with the highest weight for this content (rendezvous hashing: Thaler and Ravishankar, 1998).
-
-    Routers that know nothing of each other agree on it, so that the encoder joins what they send it at the same time,
-    and finds what it encoded for another. Different contents spread evenly. An instance that joins takes only its own
-    share of the contents from the others; of one that leaves, the others get equal parts.
-    """
-    if len(candidates) == 1:
-        return candidates[0]
-    digest, salt = content
-    item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
-    # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
-    weights = [(item ^ _hashed_id(one.instance_id or one.name)) * _MULTIPLIER & _MASK for one in candidates]
-    return candidates[weights.index(max(weights))]
-
-
-@lru_cache(maxsize=4096)
-def _hashed_id(instance_id: str) -> int:
-    return _hashed(instance_id.encode())
-
-
-def _hashed(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8, person=b"triptych-prefer").digest(), "little")
-
-
-_MASK = (1 << 64) - 1
-_MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in Fibonacci hashing
 
 
 def _excludes_all(want: Want, candidates: Candidates) -> bool:
@@ -249,7 +238,7 @@ def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tu
     unknown = any(candidate.arena_bytes == 0 for candidate in pool.candidates)
     if unknown or search.pack(revived, wants) is not None or search.spent:
         return Shortage.NO_ENCODER
-    uncounted = replace(revived, candidates=tuple(one._replace(max_items=0) for one in revived.candidates))
+    uncounted = Pool(tuple(one._replace(max_items=0) for one in revived.candidates), pool.turn, pool.held)
     return Shortage.NEVER_FITS if _place(uncounted, wants, least_loaded, rng) is None else Shortage.TOO_MANY_ITEMS
 
 
@@ -295,26 +284,41 @@ def choose_text(
     hosts: Mapping[str, str] = MappingProxyType({}),
     tokens: int = 0,
     answer_tokens: int = 0,
-) -> Candidate | None:
-    """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none.
+) -> str | None:
+    """The name of a usable text instance outside ``avoid``, preferring those not in backoff; None if there is none.
 
     ``tokens`` are the prompt's, ``answer_tokens`` those expected of each choice. ``holders`` are the bytes of the request's embeddings by the ids of their encoders, ``hosts`` the hosts of instances by
     their ids, as far as they are known.
     """
+    if routing is least_loaded and not avoid:
+        loads = pool.loads
+        if equal := loads.least_in_turn(pool.turn):
+            return _nearest_of(loads, equal, holders, hosts)
     able = [text for text in pool.candidates if text.usable and text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
     if not able:
         return None
     held = Held.of(holders, hosts) if holders and able[0].backlog is not None else None
     work = Work(tokens, answer_tokens=answer_tokens, held=held)
-    return routing(_in_turn(able, pool.turn), holders=_nearest(able, holders, hosts), rng=rng, work=work)
+    near = _nearest([text.instance_id for text in able], holders, hosts)
+    return routing(_in_turn(able, pool.turn), holders=near, rng=rng, work=work).name
 
 
-def _nearest(texts: Candidates, holders: Mapping[str, int], hosts: Mapping[str, str]) -> frozenset[str]:
-    """Ids of those that hold embeddings themselves, else of those on the host that has most bytes of them."""
+def _nearest_of(loads: Loads, equal: list[int], holders: Mapping[str, int], hosts: Mapping[str, str]) -> str:
+    """The first of these equally loaded ones, or that of them that is nearest to the embeddings."""
+    if len(equal) > 1 and any(one in hosts or one in loads.ids for one in holders):
+        near = _nearest(
+            [loads.ids[place] for place, _ in enumerate(loads.ids) if loads.takes(place, 0)], holders, hosts
+        )
+        return loads.names[next((place for place in equal if loads.ids[place] in near), equal[0])]
+    return loads.names[equal[0]]
+
+
+def _nearest(ids: Sequence[str], holders: Mapping[str, int], hosts: Mapping[str, str]) -> frozenset[str]:
+    """Those (of text instances) that hold embeddings themselves, else those on the host that has most bytes of them."""
     if not holders:
         return frozenset()
-    own = frozenset([text.instance_id for text in texts if text.instance_id in holders])
+    own = frozenset([one for one in ids if one in holders])
     nbytes: Counter[str] = Counter()
     for holder, held in holders.items():
         if host := hosts.get(holder):
@@ -322,7 +326,7 @@ def _nearest(texts: Candidates, holders: Mapping[str, int], hosts: Mapping[str, 
     if own or not nbytes:
         return own
     most = max(nbytes.values())
-    return frozenset([text.instance_id for text in texts if nbytes[hosts.get(text.instance_id, "")] == most])
+    return frozenset([one for one in ids if nbytes[hosts.get(one, "")] == most])
 
 
 def _in_turn(candidates: list[Candidate], turn: int) -> list[Candidate]:
@@ -352,11 +356,50 @@ def _able(candidates: Candidates, want: Want) -> list[Candidate]:
     return ([one for one in roomy if one.name not in avoid] or roomy) if avoid else roomy
 
 
+def _place_by_load(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+    """What ``_place`` finds by ``least_loaded`` in the ordinary case: no item has failed anywhere, and all fit at once.
+
+    Else None. It looks at the encoders with the least load, and at those that hold an item, but at no others.
+    """
+    loads = pool.loads if len(wants) == 1 else pool.loads.copy()
+    choices: list[Choice] = []
+    placed: dict[Content, str] = {}
+    for want in wants if len(wants) == 1 else sorted(wants, key=_largest_first):
+        content, tokens, nbytes, why = want.content, want.tokens, want.nbytes, Why.ROUTED
+        if content in placed:
+            choices.append(Choice(want.item, placed[content], 0, 0, Why.SAME_CONTENT))
+            continue
+        chosen = None if want.exclude or want.avoid else loads.least(nbytes, content)
+        if chosen is None:
+            return None
+        for holding in pool.held(content):
+            at = loads.places.get(holding.name)
+            if at is None or not loads.takes(at, nbytes):
+                continue
+            if pays(holding, loads.tokens(at), loads.tokens(chosen), tokens):
+                why = Why.ENCODES_ALREADY if holding.encoding else Why.HOLDS_EMBEDDING
+                chosen, tokens = at, counted(holding, tokens)
+                break
+        name = placed[content] = loads.names[chosen]
+        choices.append(Choice(want.item, name, tokens, nbytes, why))
+        if len(choices) < len(wants):
+            loads.add(chosen, tokens, nbytes)
+    return tuple(sorted(choices, key=_by_item)) if len(choices) > 1 else tuple(choices)
+
+
+def _largest_first(want: Want) -> tuple[int, int]:
+    return -want.tokens, want.item
+
+
+def _by_item(choice: Choice) -> int:
+    return choice.item
+
+
 def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | None:
     candidates, turn = pool.usable, pool.turn
     choices: list[Choice] = []
     placed: dict[Content, str] = {}
-    for want in sorted(wants, key=lambda want: (-want.tokens, want.item)):
+    for want in sorted(wants, key=_largest_first):
         if want.content in placed:
             choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
             continue
@@ -365,9 +408,9 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
             return None
         timed = ends_s([one.backlog for one in able], want.work) if routing is predicted else None
         if timed is not None:
-            chosen = preferred(_first_done(able, timed[0]), want.content)
+            chosen = _preferred(_first_done(able, timed[0]), want.content)
         elif routing in (least_loaded, predicted):
-            chosen = preferred(_least_loaded(able), want.content)
+            chosen = _preferred(_least_loaded(able), want.content)
         else:
             chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng, work=want.work)
         why, tokens = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED, want.tokens
@@ -385,7 +428,11 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
                 backlog = backlog.with_item(timed[1][backlog.speed])
             candidates[candidates.index(chosen)] = chosen.with_item(tokens, want.nbytes, backlog)
             turn += 1
-    return tuple(sorted(choices, key=lambda choice: choice.item))
+    return tuple(sorted(choices, key=_by_item))
+
+
+def _preferred(candidates: Candidates, content: Content) -> Candidate:
+    return candidates[preferred([one.instance_id or one.name for one in candidates], content)]
 
 
 def _first_done(able: Candidates, ends: Sequence[float]) -> Candidates:
@@ -438,7 +485,7 @@ class _Search:
             else:
                 choice = Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT)
             choices.append(choice)
-        return tuple(sorted(choices, key=lambda choice: choice.item))
+        return tuple(sorted(choices, key=_by_item))
 
     def _fill(self, candidates: list[Candidate], wants: list[Want]) -> dict[Content, str] | None:
         self._steps += 1
@@ -473,4 +520,4 @@ def _emptied(pool: Pool, *, revived: bool = False) -> Pool:
         )
         for candidate in pool.candidates
     )
-    return replace(pool, candidates=candidates)
+    return Pool(candidates, pool.turn, pool.held)

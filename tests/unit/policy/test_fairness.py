@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from triptych.policy.fairness import BURST_S, UNSHARED, Share, by_weight, share_wait_s
+from triptych.policy.fairness import BURST_S, UNSHARED, Share, by_weight, may_start, share_wait_s
 from triptych.policy.queueing import AGEING_S, Turn, as_called, by_slo
 
 
@@ -62,3 +62,23 @@ def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate_and_never_for_m
     ahead_s: float, own_s: float, more_urgent_s: float, share: float, wait_s: float
 ) -> None:
     assert share_wait_s(ahead_s=ahead_s, own_s=own_s, more_urgent_s=more_urgent_s, share=share) == wait_s
+
+
+@pytest.mark.parametrize(
+    ("beyond", "wanted", "running", "begun", "starts"),
+    [
+        (False, 1, 15, 0, True),
+        (False, 2, 15, 0, False),
+        (True, 16, 0, 0, True),
+        (True, 1, 13, 0, True),
+        (True, 1, 14, 0, False),
+        (True, 1, 5, 1, True),
+        (True, 1, 5, 2, False),
+        (True, 4, 5, 0, True),
+    ],
+)
+def test_what_is_beyond_a_share_leaves_places_free_and_takes_few_in_a_step(
+    *, beyond: bool, wanted: int, running: int, begun: int, starts: bool
+) -> None:
+    one = by_weight(ahead_s=BURST_S + beyond).of(turn())
+    assert may_start(one, wanted=wanted, running=running, places=16, begun=begun) is starts

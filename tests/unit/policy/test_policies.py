@@ -37,7 +37,7 @@ def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
 def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int = 7) -> list[str]:
     rng = Random(seed)
     chosen = [choose_text(Pool(candidates, turn), routing, rng) for turn in range(turns)]
-    return [found.name for found in chosen if found is not None]
+    return [found for found in chosen if found is not None]
 
 
 @pytest.mark.parametrize("kind", list(NAMES))

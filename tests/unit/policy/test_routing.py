@@ -36,7 +36,7 @@ def choose_encoder(pool: Pool, want: Want) -> Choice | None:
     return None if isinstance(choices, Shortage) else choices[0]
 
 
-def choose_text(pool: Pool, **wanted: Any) -> Candidate | None:
+def choose_text(pool: Pool, **wanted: Any) -> str | None:
     return routing.choose_text(pool, least_loaded, RNG, **wanted)
 
 
@@ -66,7 +66,7 @@ def chosen(choice: Choice | None) -> str:
 def text_chosen(pool: Pool, **wanted: Any) -> str:
     chosen = choose_text(pool, **wanted)
     assert chosen is not None
-    return chosen.name
+    return chosen
 
 
 def test_the_least_pending_image_tokens_win() -> None:

@@ -8,7 +8,6 @@ spread evenly (ModServe section 4.3). Arena bytes are granted as *credits*, for 
 none. Until then a request waits in a bounded queue, ordered by the policies, and holds nothing (no hold-and-wait).
 """
 
-from bisect import insort
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -52,10 +51,10 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
+from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.health import BackoffReason
-from triptych.machine.router.instance import Credit
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
@@ -77,9 +76,9 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.machine.router.waiting_requests import Waiting, WaitingRequests
 from triptych.policy.policies import Policies
-from triptych.policy.queueing import Turn, longest_waits
-from triptych.policy.routing import Candidate, Shortage, Want, Why, assign_items, choose_hedge, choose_text
+from triptych.policy.routing import Choice, Shortage, Want, Why, assign_items, choose_hedge, choose_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +121,12 @@ _ENGINE_ERRORS: Mapping[Stage, type[TriptychError]] = {
     Stage.DECODE: EngineFailure,
 }
 _MAX_SAVED_HEDGES = 50.0
+_BY_HINT = (Why.HOLDS_EMBEDDING, Why.ENCODES_ALREADY)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    wanted: CreditsWanted
-    since_s: float
-    turn: Turn
+def _answer_classes(model_id: str) -> dict[bool | None, AnswerClass]:
+    """By whether they are answers to items as well; None if that is not known."""
+    return {with_items: AnswerClass(model_id, with_items) for with_items in (None, False, True)}
 
 
 class ClusterMachine:
@@ -159,8 +157,9 @@ class ClusterMachine:
         self._backlogs = Backlogs(costs, encode_times, text_times) if policies.predict else None
         self._instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
         self._expected = ExpectedOutput()
-        self._credits: dict[int, Credit] = {}
-        self._next_credit = 0
+        self._answers = _answer_classes("")
+        """Of the model that the instances serve."""
+        self._credits = CreditLedger(self._instances)
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
         self._health = PoolHealth(
@@ -172,12 +171,7 @@ class ClusterMachine:
             limits.outlier_factor,
             encode_times,
         )
-        self._waiting: list[_Waiting] = []
-        """In the order in which they are served."""
-        self._lost_s = inf
-        """When the first of them will be lost (``Turn.at``), or before."""
-        self._unplaceable: set[int] = set()
-        """Those of them that the encoders could not take even without load, since the last review."""
+        self._waiting = WaitingRequests()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
@@ -197,21 +191,21 @@ class ClusterMachine:
     @property
     def waiting(self) -> int:
         """Requests that wait for credits."""
-        return len(self._waiting)
+        return len(self._waiting.in_order)
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of the requests that wait for credits has waited (``policy.queueing``)."""
-        return longest_waits((waiting.turn.priority, now_s - waiting.since_s) for waiting in self._waiting)
+        return self._waiting.longest_s(now_s)
 
     @property
     def outstanding(self) -> int:
         """Number of credits, of items and of dispatches, not yet returned."""
-        return len(self._credits)
+        return len(self._credits.by_number)
 
     @property
     def credits(self) -> AbstractSet[int]:
         """The credits not yet returned."""
-        return self._credits.keys()
+        return self._credits.by_number.keys()
 
     @property
     def retries_left(self) -> float:
@@ -226,31 +220,9 @@ class ClusterMachine:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         self._instances.validate()
-        for name, instance in self._instances.by_name.items():
-            out = [credit for credit in self._credits.values() if credit.name == name]
-            assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
-            assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
-            prepare_us = sum(round(1e6 * credit.prepare_s) for credit in out if credit.working)
-            assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
-            for stage, one in instance.stages.items():
-                own = [credit for credit in out if credit.stage is stage]
-                working = [credit for credit in own if credit.working]
-                tokens = sum(credit.tokens for credit in working)
-                if stage is Stage.DECODE:
-                    tokens += sum(credit.output_tokens for credit in out if credit.working)
-                assert one.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
-                assert one.own_pending == len(working), f"{name}: pending"  # noqa: S101
-                assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
-                running = {
-                    number
-                    for number, credit in self._credits.items()
-                    if credit.working and credit.stage is stage and credit.name == name
-                }
-                assert one.health.probes <= running, f"{name}: probes"  # noqa: S101
-        known = self._instances.by_name.keys()
-        assert {credit.name for credit in self._credits.values()} <= known, "credits of an unknown instance"  # noqa: S101
-        assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
-        assert self._unplaceable <= {one.wanted.request for one in self._waiting}, "unplaceable but gone"  # noqa: S101
+        self._credits.validate()
+        self._waiting.validate()
+        assert len(self._waiting.in_order) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -258,8 +230,24 @@ class ClusterMachine:
         """Apply one event and return the effects. Events about what no longer exists are ignored."""
         effects: list[ClusterEffect] = []
         match event:
-            case LoadReported(name, load):  # the most frequent
+            case LoadReported(name, load):  # from the most frequent ones on
                 effects = self._reported(name, load, now_s)
+            case CreditReturned(credit):
+                effects = self._return(credit, now_s)
+            case CreditsWanted():
+                effects = self._wanted(event, now_s)
+            case ItemEncoded(credit, _, result):
+                effects = self._encoded(credit, now_s, cached=result.cached)
+            case TextWanted():
+                effects = self._text_wanted(event, now_s)
+            case FirstToken(credit):
+                self._answer_began(credit, now_s)
+            case EmbeddingsRead(credits_):
+                for credit in credits_:
+                    if (placed := self._credits.by_number.get(credit)) is not None:
+                        self._health.read(placed)
+            case AnswerEnded():
+                self._answer_ended(event)
             case MemberJoined(member):
                 effects = self._joined(member, now_s)
             case MemberLeaving(name):
@@ -272,37 +260,20 @@ class ClusterMachine:
                 self._know_keys(event)
             case InstanceSuspected(name):
                 effects = self._suspected(name, now_s)
-            case CreditsWanted():
-                effects = self._wanted(event, now_s)
             case CreditsAbandoned(request):
-                self._waiting = [waiting for waiting in self._waiting if waiting.wanted.request != request]
-                self._unplaceable.discard(request)
-            case TextWanted():
-                effects = self._text_wanted(event, now_s)
-            case ItemEncoded(credit, _, result):
-                effects = self._encoded(credit, now_s, cached=result.cached)
+                self._waiting.remove(request)
             case CallFailed():
                 effects = self._failed(event, now_s)
-            case FirstToken(credit):
-                self._answer_began(credit, now_s)
-            case AnswerEnded():
-                self._answer_ended(event)
             case EmbeddingGone():
                 effects = self._embedding_gone(event, now_s)
-            case EmbeddingsRead(credits_):
-                for credit in credits_:
-                    if (placed := self._credits.get(credit)) is not None:
-                        self._health.read(placed)
             case HedgeWanted():
                 effects = self._hedge(event, now_s)
             case Overtaken(credit):
-                if (placed := self._credits.get(credit)) is not None:
+                if (placed := self._credits.by_number.get(credit)) is not None:
                     effects = self._health.overtaken(credit, placed, now_s)
-            case CreditReturned(credit):
-                effects = self._return(credit, now_s)
             case Tick():
                 self._wake_at_s = None
-        if self._waiting:
+        if self._waiting.in_order:
             effects += self._serve_waiting(now_s)
         if not self._instances.has_text or self._textless_s is not None:
             effects += self._check_text_pool(now_s)
@@ -328,8 +299,7 @@ class ClusterMachine:
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
         if not self._instances.forget(name):
             return []
-        for number in [number for number, credit in self._credits.items() if credit.name == name]:
-            self._call_ended(self._credits.pop(number))
+        self._credits.forget(name)
         self._forget_times(name)
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
@@ -348,7 +318,9 @@ class ClusterMachine:
         instance = self._instances.by_name.get(name)
         if instance is None or instance.info is None:
             return []
-        if instance.reported(self._as_expected(load)):
+        decode = load.stages.get(Stage.DECODE)
+        expected_tokens = None if decode is None else self._expected_tokens(decode, load.at(Stage.PREFILL))
+        if instance.reported(load, expected_tokens):
             self._review(now_s)
         hints = load.hints
         if hints is None or instance.leaving:
@@ -363,24 +335,15 @@ class ClusterMachine:
             if slot.name in self._instances.by_name:
                 self._instances.directory.told_key(key, slot)
 
-    def _as_expected(self, load: InstanceLoad) -> InstanceLoad:
-        """The report with the tokens that are expected to be decoded, instead of the most that may be.
+    def _expected_tokens(self, decode: StageLoad, prefill: StageLoad) -> int | None:
+        """The tokens that are expected to be decoded there, while the report has the most that may be; None without any.
 
         Its answers may be other routers', so their class is not known.
         """
-        decode = load.stages.get(Stage.DECODE)
-        if decode is None:
-            return load
-        answers = decode.pending + load.at(Stage.PREFILL).pending
-        if not answers:
-            return load
-        each = self._expected.predict(AnswerClass(self._model_id), decode.pending_tokens // answers)
-        return InstanceLoad({**load.stages, Stage.DECODE: StageLoad(answers * each, decode.pending)}, load.draining)
-
-    @property
-    def _model_id(self) -> str:
-        model = self._instances.model
-        return "" if model is None else model.model_id
+        answers = decode.pending + prefill.pending
+        if not answers or not decode.pending_tokens:
+            return None
+        return answers * self._expected.predict(self._answers[None], decode.pending_tokens // answers)
 
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
         instance = self._instances.by_name.get(name)
@@ -392,14 +355,21 @@ class ClusterMachine:
 
     def _review(self, now_s: float) -> None:
         self._instances.review(now_s)
-        self._unplaceable.clear()
+        self._waiting.encoders_changed()
+        model = self._instances.model
+        if model is not None and model.model_id != self._answers[None].model:
+            self._answers = _answer_classes(model.model_id)
 
     # --- results of calls --------------------------------------------------------------------------------------------
 
     def _failed(self, event: CallFailed, now_s: float) -> list[ClusterEffect]:
         """What a failed call means for its instance: arena full, a failure, or suspected until described again."""
-        self._stop_work(event.credit)
-        credit, instance, error = self._credits.get(event.credit), self._instances.by_name.get(event.name), event.error
+        self._credits.work_ended(event.credit)
+        credit, instance, error = (
+            self._credits.by_number.get(event.credit),
+            self._instances.by_name.get(event.name),
+            event.error,
+        )
         if instance is None:
             return []
         if isinstance(error, ArenaFull):
@@ -416,7 +386,7 @@ class ClusterMachine:
 
     def _answer_began(self, number: int, now_s: float) -> None:
         """The prompt has been computed: it is no work any more. What is expected of the answer remains, to its end."""
-        credit = self._credits.get(number)
+        credit = self._credits.by_number.get(number)
         if credit is None:
             return
         self._health.worked(credit)
@@ -424,20 +394,21 @@ class ClusterMachine:
             self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
             self._backlogs.observed()
         if credit.working and credit.answers is not None:
-            self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
-            credit.tokens = 0
+            self._credits.prompt_computed(credit)
 
     def _answer_ended(self, event: AnswerEnded) -> None:
-        credit = self._credits.get(event.credit)
+        credit = self._credits.by_number.get(event.credit)
         if credit is not None and credit.answers is not None:
             self._expected.observe(credit.answers, event.tokens, by_itself=event.by_itself)
 
     def _encoded(self, number: int, now_s: float, *, cached: bool) -> list[ClusterEffect]:
-        credit = self._credits.get(number)
+        credit = self._credits.by_number.get(number)
         if credit is None:
             return []
         self._health.worked(credit)
         self._retries.earn()
+        if credit.working and credit.why in _BY_HINT:
+            self._instances.directory.answered(encoding=credit.why is Why.ENCODES_ALREADY, cached=cached)
         if credit.content is not None and not self._instances.by_name[credit.name].leaving:
             self._instances.directory.remember(credit.content, credit.name)
         effects: list[ClusterEffect] = []
@@ -446,11 +417,11 @@ class ClusterMachine:
             effects = self._health.encoded(number, credit, now_s)
             if self._backlogs is not None:
                 self._backlogs.observed()
-        self._stop_work(number)
+        self._credits.work_ended(number)
         return effects
 
     def _embedding_gone(self, event: EmbeddingGone, now_s: float) -> list[ClusterEffect]:
-        credit = self._credits.get(event.credit)
+        credit = self._credits.by_number.get(event.credit)
         if credit is None:
             return []
         if credit.content is not None:
@@ -463,10 +434,15 @@ class ClusterMachine:
     # --- credits -----------------------------------------------------------------------------------------------------
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
-        if any(waiting.wanted.request == event.request for waiting in self._waiting):
+        waiting = self._waiting.in_order
+        if waiting and any(one.wanted.request == event.request for one in waiting):
             raise ValueError(f"request {event.request} is waiting already")
         if event.again and not self._retries.has(len(event.wants)):
             return [Refused(event.request, self._too_many_retries(), final=True)]
+        if event.wait and not waiting:
+            outcome = self._assign(event, now_s)
+            if isinstance(outcome, Granted):
+                return [outcome]
         if not event.wait:
             outcome = self._assign(event, now_s)
             if not isinstance(outcome, Granted):
@@ -474,23 +450,14 @@ class ClusterMachine:
             if event.again:
                 self._retries.spend(len(event.wants))
             return [outcome]
-        if len(self._waiting) >= self._limits.max_waiting_requests:
+        if len(waiting) >= self._limits.max_waiting_requests:
             error = Overloaded(
-                f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting_requests}",
+                f"{len(waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting_requests}",
                 retry_after_s=self._retry_after_s,
             )
             return [Refused(event.request, error)]
-        self._lost_s = min(self._lost_s, event.turn.lost_s)
-        insort(self._waiting, _Waiting(event, now_s, event.turn), key=lambda waiting: waiting.turn)
+        self._waiting.add(event, now_s)
         return []
-
-    def _put_lost_back(self, now_s: float) -> None:
-        """Requests that cannot be served in time any more go behind those that can."""
-        if now_s <= self._lost_s:
-            return
-        self._waiting = [replace(waiting, turn=waiting.turn.at(now_s)) for waiting in self._waiting]
-        self._waiting.sort(key=lambda waiting: waiting.turn)
-        self._lost_s = min((waiting.turn.lost_s for waiting in self._waiting), default=inf)
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
         """Grant in queue order.
@@ -498,19 +465,16 @@ class ClusterMachine:
         A request that must wait for credits holds up those behind it, so that large requests are not starved. One that
         needs another encoder does not: no credit returned helps it.
         """
-        self._put_lost_back(now_s)
+        self._waiting.put_lost_back(now_s)
         effects: list[ClusterEffect] = []
         wakes: list[tuple[float, str]] = []
-        index = 0
-        while index < len(self._waiting):
-            waiting = self._waiting[index]
+        for waiting in self._waiting.in_order.copy():
             wanted, until_s = waiting.wanted, self._grace_until_s(waiting)
-            known = wanted.request in self._unplaceable
+            known = self._waiting.is_known_unplaceable(wanted.request)
             outcome = Shortage.NO_ENCODER if known else self._assign(wanted, now_s)
             if outcome is Shortage.NO_ENCODER and now_s < until_s:
-                self._unplaceable.add(wanted.request)
+                self._waiting.cannot_be_placed(wanted.request)
                 wakes.append((until_s, "no encoder within the grace"))
-                index += 1
                 continue
             if outcome is Shortage.NO_CREDIT:
                 encoders = self._instances.pools[ENCODE].members.values()
@@ -518,11 +482,10 @@ class ClusterMachine:
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
             effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
-            del self._waiting[index]
-            self._unplaceable.discard(wanted.request)
+            self._waiting.remove(wanted.request)
         return effects + (self._wake(*min(wakes)) if wakes else [])
 
-    def _grace_until_s(self, waiting: _Waiting) -> float:
+    def _grace_until_s(self, waiting: Waiting) -> float:
         """Counts from the loss of an encoder, however long the request has already waited."""
         return max(waiting.since_s, self._instances.encoder_lost_s) + self._limits.pool_grace_s
 
@@ -533,20 +496,22 @@ class ClusterMachine:
         if isinstance(choices, Shortage):
             return choices
         self._instances.turns[ENCODE] += 1
+        if len(choices) == 1:
+            return Granted(wanted.request, (self._grant_item(choices[0], wanted.wants[0], now_s),))
         by_item = {want.item: want for want in wanted.wants}
-        grants = []
-        for choice in choices:
-            want = by_item[choice.item]
-            place = Credit(choice.encoder, Stage.ENCODE, want.content, choice.tokens, choice.nbytes)
-            if choice.tokens:
-                place.prepare_s = self._prepare_s(choice.encoder, want)
-            hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
-            grants.append(self._grant(place, choice.item, choice.why.value, now_s, hedge_after_s))
+        grants = [self._grant_item(choice, by_item[choice.item], now_s) for choice in choices]
         return Granted(wanted.request, tuple(grants))
+
+    def _grant_item(self, choice: Choice, want: Want, now_s: float) -> Grant:
+        place = Credit(choice.encoder, Stage.ENCODE, want.content, choice.tokens, choice.nbytes, why=choice.why)
+        if choice.tokens:
+            place.prepare_s = self._prepare_s(choice.encoder, want)
+        hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
+        return self._credits.grant(place, choice.item, now_s, hedge_after_s)
 
     def _hedge(self, event: HedgeWanted, now_s: float) -> list[ClusterEffect]:
         """Grant it only where it holds up nobody: at an encoder without work, while no request waits for one."""
-        if self._waiting or not self._hedges.has(1):
+        if self._waiting.in_order or not self._hedges.has(1):
             return []
         want, routing = event.want, self._policies.encoder_routing
         chosen = choose_hedge(self._instances.pool(ENCODE, now_s), want, routing, self._rng)
@@ -555,25 +520,10 @@ class ClusterMachine:
         encoder, tokens = chosen
         self._instances.turns[ENCODE] += 1
         self._hedges.spend(1)
-        place = Credit(encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes)
+        place = Credit(encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes, why=Why.HEDGE)
         place.prepare_s = self._prepare_s(encoder.name, want) if tokens else 0.0
-        grant = self._grant(place, want.item, Why.HEDGE.value, now_s)
+        grant = self._credits.grant(place, want.item, now_s)
         return [Granted(event.request, (replace(grant, hedges=True),))]
-
-    def _grant(self, credit: Credit, item: int | None, reason: str, now_s: float, hedge_after_s: float = inf) -> Grant:
-        instance = self._instances.by_name[credit.name]
-        if instance.info is None:
-            raise AssertionError("a chosen instance has been described")
-        self._next_credit += 1
-        credit.report = instance.reports
-        if credit.content is not None:
-            self._instances.directory.began(credit.content, credit.name)
-        self._credits[self._next_credit] = credit
-        instance.probe(credit.stage, self._next_credit, now_s)
-        instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
-        instance.prepares(credit.prepare_s)
-        credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
-        return Grant(self._next_credit, item, credit.name, instance.info.instance_id, reason, hedge_after_s)
 
     def _prepare_s(self, encoder: str, want: Want) -> float:
         return 0.0 if self._backlogs is None else self._backlogs.prepare_s(self._instances.by_name[encoder], want)
@@ -583,33 +533,16 @@ class ClusterMachine:
         if self._backlogs is not None:
             self._backlogs.text_times.forget(name)
 
-    def _stop_work(self, number: int) -> None:
-        credit = self._credits.get(number)
-        if credit is None or not credit.working:
-            return
-        self._call_ended(credit)
-        credit.working = False
-        instance = self._instances.by_name[credit.name]
-        instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
-        instance.prepares(-credit.prepare_s)
-        instance.probe_ended(credit.stage, number)
-
-    def _call_ended(self, credit: Credit) -> None:
-        if credit.working and credit.content is not None:
-            self._instances.directory.ended(credit.content, credit.name)
-
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
-        self._stop_work(number)
-        credit = self._credits.pop(number, None)
-        if credit is None:
+        credit = self._credits.give_back(number)
+        instance = None if credit is None else self._instances.by_name[credit.name]
+        if instance is None or not instance.leaving or instance.credits:
             return []
-        instance = self._instances.by_name[credit.name]
-        instance.take_back(credit.stage, credit.nbytes)
-        return self._forget(credit.name, "has left", now_s) if instance.leaving and not instance.credits else []
+        return self._forget(instance.name, "has left", now_s)
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         unable = self._instances.without_continuations if event.continues else frozenset[str]()
-        answers = AnswerClass(self._model_id, event.with_items)
+        answers = self._answers[event.with_items]
         each_tokens = self._expected.predict(answers, event.max_tokens)
         chosen = self._choose_text(event, event.avoid | unable, each_tokens, now_s)
         if chosen is None and event.continues:
@@ -621,12 +554,10 @@ class ClusterMachine:
         self._instances.turns[TEXT] += 1
         if self._backlogs is not None:
             self._backlogs.prompted(event.tokens)
-        place = Credit(chosen.name, TEXT[0], None, event.tokens, 0, answers, event.choices * each_tokens)
-        return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value, now_s),))]
+        place = Credit(chosen, TEXT[0], None, event.tokens, 0, answers, event.choices * each_tokens)
+        return [Granted(event.request, (self._credits.grant(place, None, now_s),))]
 
-    def _choose_text(
-        self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float
-    ) -> Candidate | None:
+    def _choose_text(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
         return choose_text(
             self._instances.pool(TEXT, now_s),
             self._policies.text_routing,

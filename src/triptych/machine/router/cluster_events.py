@@ -1,10 +1,10 @@
 """Events and effects of the router's cluster machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.membership import Member
+from triptych.domain.record import record
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.shared_events import (
     Answer,
@@ -25,28 +25,28 @@ from triptych.machine.router.shared_events import (
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberJoined:
     """A member was added or updated, or is no longer leaving."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberLeaving:
     """The member gets no new work. It is forgotten once it has no credits."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberLeft:
     """The member is gone: its credits and calls are lost."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InstanceSeen:
     """An instance described itself, so it is reachable."""
 
@@ -54,20 +54,20 @@ class InstanceSeen:
     info: InstanceInfo
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadReported:
     name: str
     load: InstanceLoad
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeysTold:
     """Callers know these keys, or have read their embeddings."""
 
     slots: Mapping[bytes, KnownSlot]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeyGone:
     """The encoder no longer has the embedding of this key there."""
 
@@ -75,14 +75,14 @@ class KeyGone:
     slot: KnownSlot
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InstanceSuspected:
     """A call failed as if the instance were down: it gets no work until it is seen again."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """The time of a WakeAt has come."""
 
@@ -114,35 +114,35 @@ ClusterEvent = (
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connect:
     """Connect to this member and watch it."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Disconnect:
     """The member is forgotten: give up its calls, then close the connection."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DescribeAgain:
     """Describe the instance again at once, as a call to it failed."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WatchAgain:
     """Start the watch of its load again: a report of what it holds is missing. It is no failure."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WakeAt:
     """Send a Tick at that time. Replaces any earlier WakeAt."""
 
@@ -150,7 +150,7 @@ class WakeAt:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Logged:
     """A line for the log."""
 

@@ -48,6 +48,8 @@ class EmbeddingDirectory:
         """The hints with an entry of this encoder."""
         self._sequences: dict[str, int] = {}
         """The number of the last report of each encoder that publishes."""
+        self.followed = {"hit": 0, "joined": 0, "stale": 0}
+        """Items that were sent to an encoder because of what is known here, and have been encoded, by what came of it."""
         self._calls: dict[Content, tuple[str, ...]] = {}
         """The encoders of the router's own calls that encode a content, once for each call."""
 
@@ -109,6 +111,10 @@ class EmbeddingDirectory:
         """It holds this embedding."""
         self._put(hint_of(content), _holding(name, False, name in self._sequences))
         self._evict()
+
+    def answered(self, *, encoding: bool, cached: bool) -> None:
+        """An item was sent where its embedding was believed to be, or to be encoded, and was ``cached`` there or not."""
+        self.followed["joined" if encoding else "hit" if cached else "stale"] += 1
 
     def gone(self, content: Content, name: str) -> None:
         """It does not hold it."""

@@ -35,6 +35,13 @@ class _Seen:
 
     tokens: float = float(_PRIOR_TOKENS * _PRIOR_ANSWERS)
     ends: float = float(_PRIOR_ANSWERS)
+    mean: float = float(_PRIOR_TOKENS)
+    """Tokens of an answer without a limit, at least 1."""
+
+    def add(self, tokens: int, *, end: bool) -> None:
+        self.tokens = _FADE * self.tokens + tokens
+        self.ends = _FADE * self.ends + end
+        self.mean = max(1.0, self.tokens / max(self.ends, _FEWEST_ENDS))
 
 
 class ExpectedOutput:
@@ -45,8 +52,7 @@ class ExpectedOutput:
 
     def predict(self, class_: AnswerClass, max_tokens: int) -> int:
         """Tokens of an answer of at most ``max_tokens``, and never more than these. At least 1, if that many may come."""
-        seen = self._seen.get(class_, _NOTHING_SEEN)
-        mean = max(1.0, seen.tokens / max(seen.ends, _FEWEST_ENDS))
+        mean = self._seen.get(class_, _NOTHING_SEEN).mean
         return min(max_tokens, ceil(-mean * expm1(-max_tokens / mean)))
 
     def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
@@ -54,9 +60,7 @@ class ExpectedOutput:
         for one in (class_, class_._replace(with_items=None)):
             if one not in self._seen and len(self._seen) == _MAX_CLASSES:
                 del self._seen[next(iter(self._seen))]
-            seen = self._seen.setdefault(one, _Seen())
-            seen.tokens = _FADE * seen.tokens + tokens
-            seen.ends = _FADE * seen.ends + by_itself
+            self._seen.setdefault(one, _Seen()).add(tokens, end=by_itself)
 
 
 _NOTHING_SEEN = _Seen()

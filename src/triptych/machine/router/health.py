@@ -63,9 +63,10 @@ class Health:
 
     def worked(self, *reasons: BackoffReason) -> bool:
         """What would fail under any of these has succeeded. Returns whether the instance has become well."""
-        for reason in reasons:
-            self._failures.pop(reason, None)
-        if self.reason not in reasons:
+        if self._failures:
+            for reason in reasons:
+                self._failures.pop(reason, None)
+        if self.reason is None or self.reason not in reasons:
             return False
         self.reason, self.until_s, self.backoffs = None, -inf, 0
         return True

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
-from triptych.domain.item_plan import Content
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
+from triptych.policy.loads import ANY_NUMBER, Loads
 from triptych.policy.routing import Candidate
 
 Stages = tuple[Stage, ...]
@@ -28,32 +28,6 @@ class InstanceState(StrEnum):
     LEAVING = "leaving"
     DRAINING = "draining"
     READY = "ready"
-
-
-@dataclass(slots=True)
-class Credit:
-    """What a router counts as given to an instance. Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
-
-    name: str
-    """The instance's address."""
-    stage: Stage
-    content: Content | None
-    """The item's content; None for a request at a text instance."""
-    tokens: int
-    """Of the item, 0 if it is encoded with another one; or of the prompt until the first token of its answer."""
-    nbytes: int
-    answers: AnswerClass | None = None
-    """The class of the request's answers; None for an item."""
-    output_tokens: int = 0
-    """What these are expected to have, as it was when the credit was granted."""
-    prepare_s: float = 0.0
-    """Predicted preprocessing of the item, on one core; 0 if unknown."""
-    report: int = 0
-    """The number of the instance's last report when the credit was granted."""
-    working: bool = True
-    granted_s: float = 0.0
-    pending_tokens: int = 0
-    """Of the instance at this stage when the credit was granted, these included."""
 
 
 @dataclass(slots=True)
@@ -93,7 +67,7 @@ class Instance:
     own_prepare_us: int = 0
     """Predicted preprocessing of the router's items there, on one core."""
     changed_in: tuple[set[str], ...] = ()
-    """Where it notes its name when it changes: each pool makes its candidate again."""
+    """Where it notes its name when it changes: what its pools keep of it no longer holds."""
 
     @property
     def name(self) -> str:
@@ -147,14 +121,19 @@ class Instance:
         self.info, self.reachable = info, True
         return restarted
 
-    def reported(self, load: InstanceLoad) -> bool:
-        """Store a load report. Returns whether the instance began or stopped draining."""
+    def reported(self, load: InstanceLoad, expected_tokens: int | None = None) -> bool:
+        """Store a load report. Returns whether the instance began or stopped draining.
+
+        ``expected_tokens`` are those that it is expected to decode; they count instead of the most that it may.
+        """
         changed, self.draining = self.draining is not load.draining, load.draining
         self.reports += 1
         for stage, reported in load.stages.items():
             one = self.stages[stage]
             one.load = reported
             one.new_tokens = one.new_pending = one.new_bytes = 0
+        if expected_tokens is not None and (decode := load.stages.get(Stage.DECODE)) is not None:
+            self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending)
         self._changed()
         return changed
 
@@ -190,13 +169,18 @@ class Instance:
 
     def work_ended(self, stage: Stage, tokens: int, report: int, output_tokens: int = 0) -> None:
         """End the rest of a credit's work. Its bytes stay taken."""
-        one = self.stages[stage]
+        one, known = self.stages[stage], self._is_known(stage, report)
+        one.own_tokens -= tokens
         one.own_pending -= 1
-        if self._is_known(stage, report):
+        if known:
+            one.new_tokens -= tokens
             one.new_pending -= 1
-        self.work_done(stage, tokens, report)
         if output_tokens:
-            self.work_done(Stage.DECODE, output_tokens, report)
+            decode = self.stages[Stage.DECODE]
+            decode.own_tokens -= output_tokens
+            if known:
+                decode.new_tokens -= output_tokens
+        self._changed()
 
     def _is_known(self, stage: Stage, report: int) -> bool:
         """Whether it is known what the load since then still counts of a credit's work."""
@@ -261,7 +245,7 @@ class Instance:
     def probe(self, stage: Stage, credit: int, now_s: float) -> None:
         """A credit is about to be granted: on probation it is the only one."""
         health = self.stages[stage].health
-        if health.on_probation(now_s):
+        if health.reason is not None and health.on_probation(now_s):
             health.probes.add(credit)
             self._changed()
 
@@ -281,36 +265,7 @@ class Instance:
     def candidate(self, stages: Stages, now_s: float, backlog: Backlog | None = None) -> tuple[Candidate, float]:
         """What policies see of it, with this backlog, and until when that holds if nothing happens to it."""
         info, encodes = self.info, Stage.ENCODE in stages
-        tokens = pending = nbytes = 0
-        estimated_tokens = estimated_pending = estimated_nbytes = 0
-        reported = full = backoff = probation = False
-        until_s = inf
-        for stage in stages:
-            one = self.stages[stage]
-            tokens += one.own_tokens
-            pending += one.own_pending
-            nbytes += one.own_bytes
-            if (load := one.load) is None:
-                estimated_tokens += one.new_tokens
-                estimated_pending += one.new_pending
-                estimated_nbytes += one.new_bytes
-            else:
-                reported = True
-                estimated_tokens += one.new_tokens + load.pending_tokens
-                estimated_pending += one.new_pending + load.pending
-                estimated_nbytes += one.new_bytes + load.leased_bytes
-            if now_s < one.full_until_s:
-                full, until_s = True, min(until_s, one.full_until_s)
-            if one.health.in_backoff(now_s):
-                backoff, until_s = True, min(until_s, one.health.until_s)
-            elif one.health.on_probation(now_s):
-                probation, backoff = True, backoff or bool(one.health.probes)
-        if reported:
-            # Only the report includes other routers' load; only the router's own counts include calls still on their
-            # way.
-            tokens = max(tokens, estimated_tokens)
-            pending = max(pending, estimated_pending)
-            nbytes = max(nbytes, estimated_nbytes)
+        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
         arena_bytes = info.arena_bytes if info is not None and encodes else 0
         made = Candidate(
             self.member.address,
@@ -318,11 +273,77 @@ class Instance:
             tokens,
             pending,
             arena_bytes,
-            0 if full else arena_bytes - nbytes,
+            0 if standing.full else arena_bytes - nbytes,
             info.max_items if info is not None and encodes else 0,
-            backoff,
+            standing.backoff,
             "" if info is None else info.instance_id,
-            probation,
+            standing.probation,
             backlog,
         )
-        return made, until_s
+        return made, standing.until_s
+
+    def put_load(self, loads: Loads, place: int, stages: Stages, now_s: float) -> float:
+        """Put there what routing by load compares. Returns until when that holds if nothing happens to it."""
+        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
+        info, room, left = self.info, 0, ANY_NUMBER
+        if info is None or standing.backoff or self.state is not InstanceState.READY:
+            loads.put_aside(place)
+            return standing.until_s
+        if stages[0] is Stage.ENCODE:
+            room = 0 if standing.full else info.arena_bytes - nbytes
+            left = info.max_items - pending if info.max_items else ANY_NUMBER
+        loads.put(place, tokens, pending, room, min(left, 1) if standing.probation else left)
+        return standing.until_s
+
+    def _estimate(self, stages: Stages, now_s: float) -> "tuple[int, int, int, _Standing]":
+        """Its pending tokens, its items or requests, the bytes that they take, and what else keeps work from it."""
+        tokens = pending = nbytes = 0
+        estimated_tokens = estimated_pending = estimated_nbytes = 0
+        reported, standing = False, _WELL
+        for stage in stages:
+            one = self.stages[stage]
+            if now_s < one.full_until_s or one.health.reason is not None:
+                standing = self._standing(stages, now_s)
+            tokens += one.own_tokens
+            pending += one.own_pending
+            nbytes += one.own_bytes
+            estimated_tokens += one.new_tokens
+            estimated_pending += one.new_pending
+            estimated_nbytes += one.new_bytes
+            if (load := one.load) is not None:
+                reported = True
+                estimated_tokens += load.pending_tokens
+                estimated_pending += load.pending
+                estimated_nbytes += load.leased_bytes
+        if not reported:
+            return tokens, pending, nbytes, standing
+        # Only the report includes other routers' load; only the router's own counts include calls still on their way.
+        most_nbytes = max(estimated_nbytes, nbytes)
+        return max(estimated_tokens, tokens), max(estimated_pending, pending), most_nbytes, standing
+
+    def _standing(self, stages: Stages, now_s: float) -> "_Standing":
+        full = backoff = probation = False
+        until_s = inf
+        for stage in stages:
+            one = self.stages[stage]
+            if now_s < one.full_until_s:
+                full, until_s = True, min(until_s, one.full_until_s)
+            if one.health.in_backoff(now_s):
+                backoff, until_s = True, min(until_s, one.health.until_s)
+            elif one.health.on_probation(now_s):
+                probation, backoff = True, backoff or bool(one.health.probes)
+        return _Standing(full, backoff, probation, until_s)
+
+
+class _Standing(NamedTuple):
+    """What keeps work from an instance, and until when that holds if nothing happens to it."""
+
+    full: bool = False
+    """Its arena."""
+    backoff: bool = False
+    """Or a probe runs."""
+    probation: bool = False
+    until_s: float = inf
+
+
+_WELL = _Standing()

@@ -172,7 +172,9 @@ class Instances:
         if self.backlogs is not None and self.backlogs.refresh():
             for pool in self.pools.values():
                 pool.predict_again()
-        return Pool(self.pools[stages].candidates(now_s), self.turns[stages], self.directory.holders)
+        kept = self.pools[stages]
+        kept.update(now_s)
+        return Pool(kept, self.turns[stages], self.directory.holders, kept.loads)
 
     def states(self) -> dict[tuple[Role | None, str], int]:
         """Number of instances by role (None: not seen yet) and state."""

@@ -1,17 +1,20 @@
-"""The instances of one pool, with the candidates that policies see of them."""
+"""The instances of one pool, with what policies see of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from typing import overload
 
 from triptych.machine.router.instance import Instance, Stages
 from triptych.policy.backlog import Backlog
+from triptych.policy.loads import Loads
 from triptych.policy.routing import Candidate
 
 
-class KeptPool:
-    """Part of ``machine.router.instances.Instances``, which alone sets its members.
+class KeptPool(Sequence[Candidate]):
+    """Part of ``machine.router.instances.Instances``, which alone sets its members. As a sequence, their candidates.
 
-    A candidate is kept until its instance changes, which the instance notes in ``changed``, or until its time is up.
+    Loads and candidates are kept until their instance changes, which it notes in ``changed``, or until their time is up, and
+    made again when they are read: routing by load reads no candidates, and other policies no loads.
     """
 
     def __init__(self, stages: Stages, backlog_of: Callable[[Instance], Backlog | None] | None = None) -> None:
@@ -19,59 +22,102 @@ class KeptPool:
         self.members: dict[str, Instance] = {}
         """By name, in this order."""
         self.changed: set[str] = set()
-        """Members whose kept candidates no longer hold."""
+        """Members that have changed since the last update."""
         self._stages = stages
         self._backlog_of = backlog_of
-        self._kept: dict[str, Candidate] = {}
-        """By name, in the order of ``members``; empty until they are asked for."""
+        self._loads = Loads((), ())
+        self._stale_loads: set[str] = set()
+        """Members whose loads no longer hold."""
+        self._candidates: list[Candidate] = []
+        """In the order of ``members``; empty until they are asked for."""
+        self._stale_candidates: set[str] = set()
+        """Members whose candidates no longer hold."""
         self._until_s: dict[str, float] = {}
-        """Until when those hold that change with time."""
-        self._candidates: tuple[Candidate, ...] = ()
-        """The values of ``_kept``; empty if these have changed."""
+        """Until when what changes with time holds."""
         self._at_s = -inf
 
     def set_members(self, members: Iterable[Instance]) -> None:
         """Replace all members. What was kept is dropped."""
         self.members = {member.name: member for member in members}
+        ids = ["" if one.info is None else one.info.instance_id for one in self.members.values()]
+        self._loads, self._candidates = Loads(tuple(self.members), ids), []
+        self._stale_loads = set(self.members)
+        self._stale_candidates.clear()
         self.changed.clear()
-        self._kept.clear()
         self._until_s.clear()
-        self._candidates = ()
 
-    def candidates(self, now_s: float) -> tuple[Candidate, ...]:
-        """One for each member, in their order. ``now_s`` never falls."""
+    def update(self, now_s: float) -> None:
+        """Note what no longer holds at this time, which never falls."""
+        self._at_s = now_s
         if self._until_s:
             self.changed.update([name for name, until_s in self._until_s.items() if until_s <= now_s])
-        names: Iterable[str] = self.changed if self._kept else self.members
-        for name in names:
-            self._make(name, now_s)
-        self.changed.clear()
-        if not self._candidates:
-            self._candidates = tuple(self._kept.values())
-        return self._candidates
+        if self.changed:
+            self._stale_loads |= self.changed
+            if self._candidates:
+                self._stale_candidates |= self.changed
+            self.changed.clear()
 
     def predict_again(self) -> None:
         """Predictions have changed."""
-        self.changed.update(self.members)
+        self._candidates = []
 
-    def _candidate(self, name: str, now_s: float) -> tuple[Candidate, float]:
+    def loads(self) -> Loads:
+        """As of the last update."""
+        if self._stale_loads:
+            loads, members, stages, now_s = self._loads, self.members, self._stages, self._at_s
+            for name in self._stale_loads:
+                self._holds(name, members[name].put_load(loads, loads.places[name], stages, now_s))
+            self._stale_loads.clear()
+        return self._loads
+
+    def _up_to_date(self) -> list[Candidate]:
+        if not self._candidates:
+            self._candidates = [self._candidate(name) for name in self.members]
+        else:
+            for name in self._stale_candidates:
+                self._candidates[self._loads.places[name]] = self._candidate(name)
+        self._stale_candidates.clear()
+        return self._candidates
+
+    def _candidate(self, name: str) -> Candidate:
         instance = self.members[name]
-        return instance.candidate(self._stages, now_s, self._backlog_of(instance) if self._backlog_of else None)
+        backlog = None if self._backlog_of is None else self._backlog_of(instance)
+        made, until_s = instance.candidate(self._stages, self._at_s, backlog)
+        self._holds(name, until_s)
+        return made
 
-    def _make(self, name: str, now_s: float) -> None:
-        self._kept[name], until_s = self._candidate(name, now_s)
+    def _holds(self, name: str, until_s: float) -> None:
         if until_s < inf:
             self._until_s[name] = until_s
         elif self._until_s:
             self._until_s.pop(name, None)
-        self._candidates, self._at_s = (), max(self._at_s, now_s)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._up_to_date())
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        return self._up_to_date()[index]
 
     def validate(self) -> None:
-        """Raise AssertionError where a kept candidate is not what its instance gives now."""
-        assert not self._kept or list(self._kept) == list(self.members), "candidates of other instances"  # noqa: S101
-        assert self._candidates in ((), tuple(self._kept.values())), "candidates are not the kept ones"  # noqa: S101
-        for name, kept in self._kept.items():
+        """Raise AssertionError where what is kept of an instance is not what it gives now."""
+        assert list(self._loads.names) == list(self.members), "loads of other instances"  # noqa: S101
+        assert len(self._candidates) in {0, len(self.members)}, "candidates of other instances"  # noqa: S101
+        made = Loads(self._loads.names, self._loads.ids)
+        for place, (name, instance) in enumerate(self.members.items()):
             until_s = self._until_s.get(name, inf)
-            if name not in self.changed and until_s > self._at_s:
-                made = self._candidate(name, self._at_s)
-                assert made == (kept, until_s), f"{name}: its candidate is out of date"  # noqa: S101
+            if name in self.changed or until_s <= self._at_s:
+                continue
+            if name not in self._stale_loads:
+                holds_until_s = instance.put_load(made, place, self._stages, self._at_s)
+                assert holds_until_s == until_s, f"{name}: holds for another time"  # noqa: S101
+                assert made.of(place) == self._loads.of(place), f"{name}: its load is out of date"  # noqa: S101
+            if self._candidates and name not in self._stale_candidates:
+                kept = self._candidates[place]
+                assert kept == self._candidate(name), f"{name}: its candidate is out of date"  # noqa: S101

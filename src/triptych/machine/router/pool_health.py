@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from triptych.domain.stage import Stage
 from triptych.machine.router.cluster_events import ClusterEffect, Logged
+from triptych.machine.router.credit_ledger import Credit
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.health import BackoffReason
-from triptych.machine.router.instance import Credit, Instance
+from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.policy.ejection import may_eject
 

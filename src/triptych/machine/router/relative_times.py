@@ -39,6 +39,11 @@ class _Means:
     tokens: _Mean = field(default_factory=lambda: _Mean(_MEAN_WEIGHT))
     time_s: _Mean = field(default_factory=lambda: _Mean(_MEAN_WEIGHT))
 
+    def relative(self, time_s: float) -> float | None:
+        """A time as a multiple of the mean; None before enough is known."""
+        mean = self.time_s
+        return time_s / max(mean.value, _LEAST_S) if mean.seen >= _ENOUGH_TO_COMPARE else None
+
 
 @dataclass(slots=True)
 class RelativeTimes:
@@ -51,18 +56,19 @@ class RelativeTimes:
 
     def took(self, name: str, pending: int, time_s: float) -> float | None:
         """Learn a time, of a grant after which so many tokens were ``pending``. Returns ``relative`` to the pool."""
-        relative, means = self.relative(pending, time_s), self._means[pending.bit_length()]
+        means, own = self._means[pending.bit_length()], self._slowness[name]
+        relative = means.relative(time_s)
+        slowness = own.value if own.seen >= _ENOUGH_TO_COMPARE else 1.0
         means.tokens.add(pending)
-        means.time_s.add(time_s / max(self.slowness(name), _LEAST_RELATIVE))
+        means.time_s.add(time_s / max(slowness, _LEAST_RELATIVE))
         if relative is not None:
-            self._slowness[name].add(min(relative, _MOST_RELATIVE))
+            own.add(min(relative, _MOST_RELATIVE))
         return relative
 
     def relative(self, pending: int, time_s: float) -> float | None:
         """A time as a multiple of the pool's mean for as many pending tokens; None if that is not known."""
         means = self._means.get(pending.bit_length())
-        known = means is not None and means.time_s.seen >= _ENOUGH_TO_COMPARE
-        return time_s / max(means.time_s.value, _LEAST_S) if means is not None and known else None
+        return None if means is None else means.relative(time_s)
 
     def line(self) -> Line | None:
         """The pool's mean time over the pending tokens; None before enough is known."""

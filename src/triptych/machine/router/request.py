@@ -14,7 +14,6 @@ request returns to the queue, holding nothing; if an encoder is busy, only that 
 until the deadline, with growing pauses.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +28,7 @@ from triptych.errors import (
     ArenaFull,
     Cancelled,
     DeadlineExceeded,
+    EngineFailure,
     InternalError,
     LeaseLost,
     Overloaded,
@@ -53,17 +53,16 @@ from triptych.machine.router.request_events import (
     TextReported,
 )
 from triptych.machine.router.request_item import RequestItem
+from triptych.machine.router.request_items import RequestItems
 from triptych.machine.router.request_stats import RequestStats
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
-    EmbeddingsRead,
     FirstToken,
     Grant,
     Granted,
-    HedgeWanted,
     ItemEncoded,
     Refused,
     Release,
@@ -73,7 +72,7 @@ from triptych.machine.router.shared_events import (
 from triptych.machine.router.text_attempts import TextAttempts
 from triptych.policy.fairness import UNSHARED
 from triptych.policy.policies import Ordering
-from triptych.policy.queueing import Turn, by_slo
+from triptych.policy.queueing import FIRST_COME, Turn, by_slo
 from triptych.policy.retrying import pause_s
 
 
@@ -99,10 +98,6 @@ class Phase(Enum):
 
 
 _OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
-
-
-_HEDGE_AGAIN = 0.25
-"""A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +163,10 @@ class RequestMachine:
         self._over = False
         self._begun = continued_tokens is not None
         """Whether some of its answer has been sent."""
-        self._items: list[RequestItem] = []
+        self._items = RequestItems()
         self._answer_tokens = 0
-        self._alarm_s = inf
-        """When ``LEASES_DUE`` will come."""
-        self._hedge_alarm_s = inf
-        """When ``HEDGES_DUE`` will come."""
+        self._encode_turn = FIRST_COME
+        """Its position in the queues of encoders, as of the last time that it wanted places there."""
         # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -203,7 +196,7 @@ class RequestMachine:
     @property
     def holds(self) -> int:
         """Number of items whose credits are held."""
-        return sum(item.held is not None for item in self._items)
+        return len(self._items.held)
 
     def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
         """The timeline so far; constant once the request is over."""
@@ -212,24 +205,19 @@ class RequestMachine:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        for item in self._items:
-            held, whose = item.held, f"item {item.index}"
-            assert held is None or held.unsent is None or held.sealed is not None, f"{whose}: unsent, not sealed"  # noqa: S101
-            assert held is None or held.lease_ids, f"{whose}: a credit without leases"  # noqa: S101
-            assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews without a ticket"  # noqa: S101
-            assert item.losses <= self._limits.max_encode_attempts, f"{whose}: attempts"  # noqa: S101
-            assert item.hedge is None or item.encoding, f"{whose}: a hedge of nothing"  # noqa: S101
-            assert item.hedge is None or item.hedge.sealed is None, f"{whose}: two embeddings"  # noqa: S101
+        self._items.validate()
+        losses = max((item.losses for item in self._items), default=0)
+        assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
         if self._phase is Phase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
         if self._phase is Phase.ENCODING:
-            busy = any(item.held is not None and item.held.pending for item in self._items)
+            busy = any(held.pending for held in self._items.held)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
         if self._phase in {Phase.DISPATCHING, Phase.HOLDING}:
-            assert all(item.ready for item in self._items), "dispatched or resolved before every item was there"  # noqa: S101
+            assert self._items.ready, "dispatched or resolved before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
         assert self._over == self._phase.over, "over before its end"  # noqa: S101
         assert not (self._over and self._pauses), "a finished request has pauses"  # noqa: S101
@@ -254,6 +242,10 @@ class RequestMachine:
                 return []
             case Prepared():
                 return self._prepared(event, now_s)
+            case FirstToken(credit):
+                return self._first_token(now_s) if self._text.has(credit) else []
+            case TextReported(credit, what):
+                return self._text_reported(what, now_s) if self._text.has(credit) else []
             case Refused():
                 wants_text = self._phase is Phase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
@@ -262,9 +254,9 @@ class RequestMachine:
             case Resumed(number):
                 return self._resumed(number, now_s)
             case Signal.LEASES_DUE:
-                return self._leases_due(now_s)
+                return self._items.leases_due(now_s, self._lease_s(now_s))
             case Signal.HEDGES_DUE:
-                return self._hedges_due(now_s)
+                return self._items.hedges_due(self._number, now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case TextPoolLost(error):
@@ -277,12 +269,6 @@ class RequestMachine:
             case Signal.DEADLINE_PASSED:
                 error = DeadlineExceeded(f"not done within {self._deadline_s - self._stats.started_s:.3f} s")
                 return self._end(Phase.FAILED, error, now_s)
-            case _ if not self._text.has(event.credit):
-                return []
-            case FirstToken():
-                return self._first_token(now_s)
-            case TextReported(_, what):
-                return self._text_reported(what, now_s)
 
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
         self._stats.prepared_s = now_s
@@ -290,17 +276,18 @@ class RequestMachine:
         self._answer_tokens = event.answer_tokens
         self._expected = event.expected
         self._share = event.share
-        self._items = [RequestItem(index, plan) for index, plan in enumerate(event.items)]
+        self._items = RequestItems(event.items)
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
         self._phase = Phase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
 
     def _reserve(self, items: Iterable[int], *, wait: bool, reason: str, again: bool = False) -> CreditsWanted:
-        wanted = frozenset(items)
-        self._reserving |= wanted
-        wants = tuple(self._items[index].want for index in sorted(wanted))
-        return CreditsWanted(self._number, wants, wait, self._turn(), reason, again)
+        wanted = sorted(items)
+        self._reserving = self._reserving.union(wanted)
+        self._encode_turn = self._turn()
+        wants = tuple([self._items[index].want for index in wanted])
+        return CreditsWanted(self._number, wants, wait, self._encode_turn, reason, again)
 
     def _turn(self, *, encoded: bool = False) -> Turn:
         """The request's position in the queues of its next stage: of encoders, or once ``encoded`` of text instances."""
@@ -330,31 +317,14 @@ class RequestMachine:
         item.attempts += 1
         item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
         item.hedge_s, item.hedge_won = now_s + grant.hedge_after_s, False
-        return [item.encode(item.held, self._turn()), *self._set_hedge_alarm(item.hedge_s, now_s)]
+        return [item.encode(item.held, self._encode_turn), *self._items.watch_hedges(item.hedge_s, now_s)]
 
     def _hedge_granted(self, grant: Grant, item: RequestItem, now_s: float) -> list[RequestEffect]:
         if self._over or not item.may_be_hedged:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         item.hedges += 1
         item.hedge = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
-        return [item.encode(item.hedge, self._turn())]
-
-    def _hedges_due(self, now_s: float) -> list[RequestEffect]:
-        """Want hedges for the items that take long; if none is granted, again later, as an encoder may be idle then."""
-        self._hedge_alarm_s = inf
-        effects: list[RequestEffect] = []
-        for item in self._items:
-            if item.may_be_hedged and item.hedge_s <= now_s:
-                item.hedge_s = now_s + _HEDGE_AGAIN * item.encoding_for_s(now_s)
-                effects.append(HedgeWanted(self._number, item.hedge_want, "it takes longer than others of its size"))
-        due_s = min((item.hedge_s for item in self._items if item.may_be_hedged), default=inf)
-        return [*effects, *self._set_hedge_alarm(due_s, now_s)]
-
-    def _set_hedge_alarm(self, due_s: float, now_s: float) -> list[RequestEffect]:
-        if due_s >= self._hedge_alarm_s:
-            return []
-        self._hedge_alarm_s = due_s
-        return [After(max(0.0, due_s - now_s), Signal.HEDGES_DUE, "an item may take long")]
+        return [item.encode(item.hedge, self._encode_turn)]
 
     def _placement_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
@@ -397,7 +367,7 @@ class RequestMachine:
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
         result = event.result
-        item, held = self._call_of(event.credit)
+        item, held = self._items.call_of(event.credit)
         if item is None or held is None or held.sealed is not None:
             return [Release(event.name, None, (result.router_lease, result.ticket.lease_id), "came too late")]
         fault = held.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
@@ -405,12 +375,12 @@ class RequestMachine:
             error = InternalError(f"encoder {held.grant.instance_id} returned {fault}")
             return self._encode_elsewhere(item, held, error, now_s)
         item.served, item.encoder_id = result, held.grant.instance_id
-        return [*item.won_by(held), *self._set_alarm(now_s), *self._advance(now_s)]
+        return [*item.won_by(held), *self._items.watch_leases(now_s), *self._advance(now_s)]
 
     def _call_failed(self, credit: int, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         if self._text.has(credit):
             return self._text_failed(error, now_s, drains=drains)
-        item, held = self._call_of(credit)
+        item, held = self._items.call_of(credit)
         if item is None or held is None or not held.pending:
             return []
         if held.renewing:
@@ -458,7 +428,7 @@ class RequestMachine:
         return [gone, *item.go_on_without(held, error.message)]
 
     def _lease_granted(self, event: LeaseGranted, now_s: float) -> list[RequestEffect]:
-        item = self._holder_of(event.credit)
+        item = self._items.holder_of(event.credit)
         if item is None or item.held is None or not item.held.renewing:
             return [Release(event.name, None, (event.ticket.lease_id,), "came too late")]
         if item.held.renewed_as(event.ticket):
@@ -467,38 +437,11 @@ class RequestMachine:
         return self._encode_elsewhere(item, item.held, fault, now_s)
 
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
-        item = self._holder_of(event.credit)
+        item = self._items.holder_of(event.credit)
         if item is None or item.held is None:
             return []  # released in the meantime
         item.held.extended(event.lease_ids, event.requested_s, event.lease_s, self._deadline_s)
-        return self._set_alarm(now_s)
-
-    def _leases_due(self, now_s: float) -> list[RequestEffect]:
-        """Extend leases, as a request may wait for minutes for other items or at its text instance."""
-        self._alarm_s = inf
-        due = [item.held for item in self._items if item.held is not None and item.held.extend_s <= now_s]
-        return [*(held.extend(now_s, self._lease_s(now_s)) for held in due), *self._set_alarm(now_s)]
-
-    def _set_alarm(self, now_s: float) -> list[RequestEffect]:
-        due_s = min((item.held.extend_s for item in self._items if item.held is not None), default=inf)
-        if due_s >= self._alarm_s:
-            return []
-        self._alarm_s = due_s
-        return [After(max(0.0, due_s - now_s), Signal.LEASES_DUE, "half of the leases' time has passed")]
-
-    def _holder_of(self, credit: int) -> RequestItem | None:
-        """The item that holds this credit, if any."""
-        for item in self._items:
-            if item.held is not None and item.held.grant.credit == credit:
-                return item
-        return None
-
-    def _call_of(self, credit: int) -> tuple[RequestItem | None, HeldTicket | None]:
-        """The item that has a call with this credit, or holds what the call returned, and what that is."""
-        for item in self._items:
-            if (held := item.call(credit)) is not None:
-                return item, held
-        return None, None
+        return self._items.watch_leases(now_s)
 
     def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Release these items and request other places at once. Other items keep theirs."""
@@ -523,21 +466,18 @@ class RequestMachine:
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
-        effects = self._release_all(error.message)
+        effects = self._items.release(error.message)
         self._phase = Phase.WAITING
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
-
-    def _release_all(self, reason: str) -> list[RequestEffect]:
-        return [effect for item in self._items for effect in item.release(reason)]
 
     # --- text --------------------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
-        if not all(item.ready for item in self._items):
+        if not self._items.ready:
             return []
         needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
-        stale = [item.held for item in self._items if item.held is not None and item.held.stale(needed_until_s)]
+        stale = [held for held in self._items.held if held.stale(needed_until_s)]
         if not stale:
             return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
         self._phase = Phase.ENCODING
@@ -547,29 +487,19 @@ class RequestMachine:
     def _hold(self, now_s: float) -> list[RequestEffect]:
         self._phase = Phase.HOLDING
         self._stats.encoded_s = now_s
-        resolved = tuple(item.resolved for item in self._items)
-        self._sent()
-        return [*self._read(), Resolved(resolved)]
-
-    def _sent(self) -> None:
-        """All tickets are in the hands of a reader."""
-        for item in self._items:
-            if item.held is not None:
-                item.held.unsent = None
+        resolved = self._items.resolved()
+        return [*self._items.read(), Resolved(resolved)]
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
         if not self._begun or self._stats.encoded_s is None:
             self._stats.encoded_s = now_s
-        holders: Counter[str] = Counter()
-        for item in self._items:
-            holders[item.encoder_id] += item.plan.nbytes
         return [
             TextWanted(
                 self._number,
                 self._stats.prompt_tokens,
                 self._text.avoid,
-                holders,
+                self._items.nbytes_by_encoder(),
                 reason,
                 choices=self._choices,
                 max_tokens=self._answer_tokens,
@@ -583,19 +513,19 @@ class RequestMachine:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._text.send(grant)
         self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
-        placements = tuple(item.placement for item in self._items)
-        self._sent()
-        return [Generate(grant.credit, grant.name, placements, self._turn(encoded=True), self._begun)]
+        return [Generate(grant.credit, grant.name, self._items.placements(), self._turn(encoded=True), self._begun)]
 
     def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not.
 
-        A request that failed at one does not wait for it, unless some of its answer has been sent and would be lost.
+        A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has
+        been sent and would be lost.
         """
-        if event.final if self._begun else self._text.error is not None:
+        turned_down = isinstance(self._text.error, Overloaded | EngineFailure)
+        if event.final or (turned_down and not self._begun):
             return self._end(Phase.FAILED, self._text.error or event.error, now_s)
         self._phase = Phase.ENCODING
-        self._text.refusals += 1
+        self._text.wait()
         return self._pause((), self._text.refusals, self._text.error or event.error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
@@ -604,11 +534,7 @@ class RequestMachine:
         self._phase = Phase.STREAMING
         self._begun = True
         self._stats.token_arrived(now_s)
-        return [*self._read(), *self._release_all("the text instance has what it needs")]
-
-    def _read(self) -> list[RequestEffect]:
-        credits_ = tuple(item.held.grant.credit for item in self._items if item.held is not None)
-        return [EmbeddingsRead(credits_)] if credits_ else []
+        return [*self._items.read(), *self._items.release("the text instance has what it needs")]
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):
@@ -656,7 +582,7 @@ class RequestMachine:
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
-        effects += self._release_all(phase.value if error is None else error.message)
+        effects += self._items.release(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:
             self._stats.first_token_s = now_s
         self._phase, self._over = phase, True

@@ -1,12 +1,12 @@
 """Events and effects of a request's machine. Calls are identified by their credit."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.record import record
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
 from triptych.errors import TriptychError
@@ -30,7 +30,7 @@ from triptych.policy.queueing import Turn
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prepared:
     """The request is inspected, tokenized and admitted. ``answer_tokens`` is the answer's limit."""
 
@@ -42,7 +42,7 @@ class Prepared:
     """Its tenant's, of the encoders."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaseGranted:
     """Result of Renew."""
 
@@ -51,7 +51,7 @@ class LeaseGranted:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeasesExtended:
     """Result of Extend: these leases, including the router's own, last ``lease_s`` from then on."""
 
@@ -61,7 +61,7 @@ class LeasesExtended:
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextReported:
     """The text instance has the request's embeddings, or has finished a choice."""
 
@@ -69,7 +69,7 @@ class TextReported:
     what: Ready | Finished
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resumed:
     """The pause of this number has ended."""
 
@@ -85,7 +85,7 @@ class Signal(Enum):
     DEADLINE_PASSED = "the deadline has passed"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failed:
     """The request is invalid, or the router failed."""
 
@@ -109,7 +109,7 @@ RequestEvent = (
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Encode:
     """Encode an item or shard. ``index`` counts shards too."""
 
@@ -125,7 +125,7 @@ class Encode:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Renew:
     """Request a new reader's lease from the holder."""
 
@@ -138,7 +138,7 @@ class Renew:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extend:
     """Extend leases. LeasesExtended follows if the first one was extended, else nothing."""
 
@@ -150,7 +150,7 @@ class Extend:
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Generate:
     """Send the request to the text instance. With ``continues`` it goes on with the answer that has been sent so far."""
 
@@ -162,14 +162,14 @@ class Generate:
     continues: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resolved:
     """Tell the caller where the items are. They are held until the request ends."""
 
     items: tuple[ResolvedItem, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abort:
     """Cancel the running call of this credit, if any."""
 
@@ -177,7 +177,7 @@ class Abort:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class After:
     """Send this event after the delay."""
 
@@ -186,7 +186,7 @@ class After:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class End:
     """The request is over; ``error`` is None on success."""
 

@@ -51,7 +51,8 @@ class RequestItem:
     @property
     def ready(self) -> bool:
         """Encoded, with no lease being renewed."""
-        return self.held is not None and not self.held.pending
+        held = self.held
+        return held is not None and held.sealed is not None and not held.renewing
 
     @property
     def want(self) -> Want:
@@ -84,7 +85,7 @@ class RequestItem:
         """An unsent ticket, with the address where the reader will connect."""
         if self.held is None or self.held.unsent is None:
             raise AssertionError("sent without a ticket")
-        return replace(self.held.unsent, address=self.held.grant.name)  # an instance's name is its address
+        return self.held.unsent.at(self.held.grant.name)  # an instance's name is its address
 
     @property
     def may_be_hedged(self) -> bool:
@@ -103,8 +104,9 @@ class RequestItem:
 
     def call(self, credit: int) -> HeldTicket | None:
         """What this credit holds, or will hold."""
-        both = (self.held, self.hedge)
-        return next((one for one in both if one is not None and one.grant.credit == credit), None)
+        if self.held is not None and self.held.grant.credit == credit:
+            return self.held
+        return self.hedge if self.hedge is not None and self.hedge.grant.credit == credit else None
 
     def encode(self, held: HeldTicket, turn: Turn) -> Encode:
         """The call that will fill ``held``, with its position in the encoder's queue."""
@@ -139,10 +141,11 @@ class RequestItem:
 
     def release(self, reason: str) -> list[RequestEffect]:
         """Release the item's places and leases, if it has any."""
-        effects: list[RequestEffect] = []
-        for one in (self.held, self.hedge):
-            if one is not None:
-                effects += _give_back(one, reason)
+        if self.held is None:
+            return []
+        effects = _give_back(self.held, reason)
+        if self.hedge is not None:
+            effects += _give_back(self.hedge, reason)
         self.held = self.hedge = None
         return effects
 

@@ -65,9 +65,11 @@ class RequestStats:
         prepared_s = end_s if self.prepared_s is None else self.prepared_s
         encoded_s = end_s if self.encoded_s is None else self.encoded_s
         finished_tokens, prefill_s, decode_s = 0, 0.0, 0.0
+        preemptions, preempted_s = 0, 0.0
         for one in self.finished.values():
             finished_tokens += one.completion_tokens
             prefill_s, decode_s = max(prefill_s, one.prefill_s), max(decode_s, one.decode_s)
+            preemptions, preempted_s = preemptions + one.preemptions, max(preempted_s, one.preempted_s)
         interrupted_s = self.interrupted_s + (0.0 if self._broke_s is None else end_s - self._broke_s)
         if self.first_token_s is not None and interrupted_s:
             decode_s = end_s - self.first_token_s  # the last text instance knows only its own part
@@ -91,5 +93,7 @@ class RequestStats:
             total_s=end_s - self.started_s,
             interrupted_s=interrupted_s,
             continued_tokens=self.continued_tokens,
+            preemptions=preemptions,
+            preempted_s=preempted_s,
             error=self.error,
         )

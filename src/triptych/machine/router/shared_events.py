@@ -3,11 +3,12 @@ its number, a call by the number of its credit (an item at an encoder, or the re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
+from triptych.domain.record import record
 from triptych.errors import TriptychError
 from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.policy.routing import Want
@@ -16,7 +17,7 @@ from triptych.policy.routing import Want
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CreditsWanted:
     """A request wants a credit for each item. Without ``wait`` it is answered at once.
 
@@ -32,7 +33,7 @@ class CreditsWanted:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HedgeWanted:
     """An item takes longer than others of its size: the request wants another encoder for it as well.
 
@@ -44,7 +45,7 @@ class HedgeWanted:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CreditsAbandoned:
     """The request no longer waits for credits."""
 
@@ -52,7 +53,7 @@ class CreditsAbandoned:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextWanted:
     """A request wants a text instance for a prompt of ``tokens``.
 
@@ -74,7 +75,7 @@ class TextWanted:
     """Some of its answer has been sent: the instance must be able to go on with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grant:
     """One credit: the instance, and why it was chosen."""
 
@@ -92,7 +93,7 @@ class Grant:
     """It is an answer to HedgeWanted: the call that takes long goes on."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted:
     """All credits that the request wanted."""
 
@@ -100,7 +101,7 @@ class Granted:
     grants: tuple[Grant, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refused:
     """The request cannot have what it wanted: not now if it did not wait, else not at all."""
 
@@ -110,7 +111,7 @@ class Refused:
     """It must not ask again, as waiting will not help."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextPoolLost:
     """No text instance has been usable for the whole grace period: requests that need one fail."""
 
@@ -123,7 +124,7 @@ Answer = Granted | Refused | TextPoolLost
 # ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemEncoded:
     """An encoder has encoded the item of this credit and holds its embedding."""
 
@@ -132,7 +133,7 @@ class ItemEncoded:
     result: EncodeResult
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallFailed:
     """A call for this credit (encode, lease or generate) failed at the instance ``name``."""
 
@@ -143,21 +144,21 @@ class CallFailed:
     """The instance drains, or has left: it ends for a reason that the request has no part in."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Overtaken:
     """The hedge of this credit's item was answered first: the call of this credit is cancelled."""
 
     credit: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstToken:
     """The text instance of this credit has produced its first token."""
 
     credit: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AnswerEnded:
     """A choice of the request at this credit's text instance is over, with so many tokens in all.
 
@@ -172,7 +173,7 @@ class AnswerEnded:
 # --- credits and embeddings ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmbeddingGone:
     """The encoder of this credit no longer has the embedding, or (``unusable``) nobody can use it."""
 
@@ -180,21 +181,21 @@ class EmbeddingGone:
     unusable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmbeddingsRead:
     """A reader has the embeddings of these credits, or may read them from now on."""
 
     credits: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CreditReturned:
     """The credit's leases are released or were never granted, or its text instance's call has ended."""
 
     credit: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """Release leases at the instance ``name``, then return the credit. ``credit`` is None if already returned."""
 

@@ -49,6 +49,11 @@ class TextAttempts:
         self.current = grant
         self.sent += 1
 
+    def wait(self) -> None:
+        """No instance is usable: the next that is may be one that the request was lost at."""
+        self.refusals += 1
+        self.avoid = frozenset()
+
     def expire(self, error: TriptychError) -> None:
         """The leases expired while the request was queued: retry with new leases, without counting the attempt."""
         self.current, self.error = None, error

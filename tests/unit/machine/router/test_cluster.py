@@ -1089,6 +1089,29 @@ def hold(machine: ClusterMachine, name: str, digest: bytes) -> Grant:
     return grant
 
 
+def test_what_comes_of_hints_is_counted() -> None:
+    machine, content = cluster("a", "b"), (b"cat", b"")
+    want = (Want(0, 10, 10, content),)
+
+    def sent() -> Grant:
+        return granted(machine.handle(CreditsWanted(next(NUMBERS), want, wait=True), 0)).grants[0]
+
+    def answered(grant: Grant, *, cached: bool) -> dict[str, int]:
+        event = encoded(grant)
+        event = replace(event, result=replace(event.result, cached=cached))
+        for _ in range(2):  # the second one comes too late
+            machine.handle(event, 0)
+        machine.handle(CreditReturned(grant.credit), 0)
+        return machine.instances.directory.followed
+
+    first, joins = sent(), sent()
+    assert answered(first, cached=False) == {"hit": 0, "joined": 0, "stale": 0}
+    assert answered(joins, cached=False) == {"hit": 0, "joined": 1, "stale": 0}
+    assert answered(sent(), cached=True) == {"hit": 1, "joined": 1, "stale": 0}
+    assert answered(sent(), cached=False) == {"hit": 1, "joined": 1, "stale": 1}
+    assert len(machine.instances.directory) == 1
+
+
 def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
 

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -23,19 +24,20 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
     Tick,
 )
-from triptych.machine.router.instance import Stages
+from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
     CreditsWanted,
     FirstToken,
+    Granted,
     ItemEncoded,
     TextWanted,
 )
 from triptych.policy.costs import Costs
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.routing import Candidate, Want
+from triptych.policy.routing import Candidate, Pool, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 ROLES = {"a": Role.E, "b": Role.E, "h": Role.EPD, "t": Role.PD}
@@ -77,7 +79,7 @@ def encoded(credit: int, name: str) -> ItemEncoded:
 
 
 def kept(machine: ClusterMachine, stages: Stages, now_s: float = 0.0) -> tuple[Candidate, ...]:
-    return machine.instances.pool(stages, now_s).candidates
+    return tuple(machine.instances.pool(stages, now_s).candidates)
 
 
 def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Candidate, ...]:
@@ -85,6 +87,17 @@ def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Ca
     backlogs = machine.instances.backlogs
     backlog_of = None if backlogs is None else backlogs.of_encoder if stages is ENCODE else backlogs.of_text
     return tuple(member.candidate(stages, now_s, backlog_of and backlog_of(member))[0] for member in members)
+
+
+def same_loads(machine: ClusterMachine, stages: Stages, now_s: float) -> None:
+    """The loads that are kept are those that the candidates have."""
+    pool = machine.instances.pool(stages, now_s)
+    kept, made = pool.loads, Pool(pool.candidates).loads
+    assert kept.loads == made.loads
+    if stages is ENCODE:
+        sizes = (0, 10, 50, 100)
+        fits, wanted = ([one.takes(at, n) for n in sizes for at in range(len(one.names))] for one in (kept, made))
+        assert fits == wanted
 
 
 def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> ClusterEvent:  # noqa: C901, PLR0911, PLR0912
@@ -152,6 +165,7 @@ def test_what_is_kept_is_always_what_would_be_made_anew(
     for kind, name, number in steps:
         if kind in POOLS:
             assert kept(machine, POOLS[kind], now_s) == made_anew(machine, POOLS[kind], now_s)
+            same_loads(machine, POOLS[kind], now_s)
         else:
             now_s += number / 1000 if kind == "time passes" else 0.0
             machine.handle(event_of(kind, name, number, machine), now_s)
@@ -163,7 +177,7 @@ def test_what_is_kept_is_always_what_would_be_made_anew(
 def test_only_the_candidate_of_a_changed_instance_is_made_again() -> None:
     machine = cluster()
     before = kept(machine, ENCODE)
-    assert kept(machine, ENCODE, 5.0) is before
+    assert all(one is former for one, former in zip(kept(machine, ENCODE, 5.0), before, strict=True))
     machine.handle(LoadReported("b", load(7)), 5.0)
     after = kept(machine, ENCODE, 5.0)
     assert [one.name for one in after] == ["a", "b", "h"]
@@ -183,7 +197,7 @@ def test_a_candidate_is_made_again_when_its_time_is_up() -> None:
     machine = cluster()
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 1.0)
     full = kept(machine, ENCODE, 1.0)
-    assert kept(machine, ENCODE, 1.4) is full
+    assert all(one is former for one, former in zip(kept(machine, ENCODE, 1.4), full, strict=True))
     assert [[one.available_bytes for one in kept(machine, ENCODE, now_s)] for now_s in (1.4, 1.5)] == [
         [0, 100, 100],
         [100, 100, 100],
@@ -195,3 +209,19 @@ def test_a_candidate_that_has_fallen_behind_is_noticed() -> None:
     machine.instances.by_name["a"].stages[Stage.ENCODE].own_tokens = 3
     with pytest.raises(AssertionError, match="a: its candidate is out of date"):
         machine.instances.validate()
+
+
+def test_a_load_that_has_fallen_behind_is_noticed() -> None:
+    machine = cluster()
+    machine.instances.pool(ENCODE, 0.0).loads.tokens(0)
+    machine.instances.by_name["a"].stages[Stage.ENCODE].own_tokens = 3
+    with pytest.raises(AssertionError, match="a: its load is out of date"):
+        machine.instances.validate()
+
+
+def test_routing_by_load_makes_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = cluster()
+    monkeypatch.setattr(Instance, "candidate", Mock(side_effect=AssertionError("made")))
+    for number, kind in enumerate(("items wanted", "text wanted", "reports", "items wanted", "text wanted"), 1):
+        effects = machine.handle(event_of(kind, "b", number, machine), 1.0)
+        assert kind == "reports" or isinstance(effects[0], Granted)

@@ -7,8 +7,8 @@ from triptych.domain.instance import InstanceInfo, ModelInfo
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.cluster_events import ClusterEffect, Logged
+from triptych.machine.router.credit_ledger import Credit
 from triptych.machine.router.health import BackoffReason, Health
-from triptych.machine.router.instance import Credit
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.pool_health import PoolHealth
 

@@ -359,11 +359,12 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 9.0
     world.feed(FirstToken(call.credit))
-    world.feed(TextReported(call.credit, finished()))
+    world.feed(TextReported(call.credit, replace(finished(), preemptions=2, preempted_s=0.1)))
     assert machine.phase is Phase.STREAMING, "one choice is left"
     world.now_s = 11.0
-    world.feed(TextReported(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
+    world.feed(TextReported(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9, preemptions=1)))
     timeline = machine.timeline(99.0, 0)
+    assert (timeline.preemptions, timeline.preempted_s) == (3, 0.1)
     assert (timeline.prepare_s, timeline.encode_s, timeline.ttft_s, timeline.total_s) == (2.0, 3.0, 7.0, 10.0)
     assert (timeline.prefill_s, timeline.decode_s) == (0.3, 0.9)
     assert (timeline.prompt_tokens, timeline.completion_tokens, timeline.text_attempts) == (50, 14, 1)
@@ -819,7 +820,7 @@ def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
     world.feed(failed(call, error))
     world.renew_all()
     assert world.take(TextWanted)
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(Refused(1, Unavailable("none"), final=True))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -867,9 +868,32 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world.feed(failed(first, Unavailable("gone")))
     world.renew_all()
     assert world.take(TextWanted)
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(Refused(1, Unavailable("none"), final=True))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InstanceLost)
+
+
+def test_a_request_may_return_to_where_it_was_lost_once_no_other_was_usable() -> None:
+    world = World(1)
+    lost = world.up_to_text()
+    world.feed(failed(lost, Unavailable("gone")))
+    world.renew_all()
+    assert [wanted.avoid for wanted in world.take(TextWanted) if isinstance(wanted, TextWanted)] == [{lost.name}]
+    world.feed(Refused(1, Unavailable("none")))
+    world.resume()
+    world.renew_all()
+    assert [wanted.avoid for wanted in world.take(TextWanted) if isinstance(wanted, TextWanted)] == [frozenset()]
+
+
+@pytest.mark.parametrize("error", [Overloaded("full"), EngineFailure("broken")])
+def test_a_request_does_not_wait_for_an_instance_that_turned_it_down(error: TriptychError) -> None:
+    world = World(1)
+    world.feed(failed(world.up_to_text(), error))
+    world.renew_all()
+    assert world.take(TextWanted)
+    world.feed(Refused(1, Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
 
 
 def test_an_absent_text_pool_is_retried_without_using_an_attempt() -> None:

@@ -158,6 +158,24 @@ def test_reports_say_how_old_they_are_and_the_last_minute_is_kept() -> None:
     run(test())
 
 
+def test_metrics_show_whether_hints_of_embeddings_were_right() -> None:
+    async def test() -> None:
+        async with bench(settings=SETTINGS) as made:
+            metrics = Metrics()
+            gauges.watch(metrics, made.router)
+            for name in "abc":
+                await collect(made.router, ask(name, [image(1)]))
+            families = text_string_to_metric_families(metrics.render().decode())
+            got = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+            assert got["triptych_embedding_hints",] == 1
+            name = "triptych_embedding_hints_followed_total"
+            assert [got[name, outcome] for outcome in ("hit", "joined", "stale")] == [0, 0, 2], (
+                "the encoder keeps nothing"
+            )
+
+    run(test())
+
+
 def test_metrics_show_attainment_by_modality_and_stage() -> None:
     async def test() -> None:
         async with bench(settings=SETTINGS) as made:

@@ -1,0 +1,127 @@
+"""The credits that a router has granted: what it counts as given to instances, until it is returned."""
+
+from dataclasses import dataclass
+from math import inf
+
+from triptych.domain.item_plan import Content
+from triptych.domain.stage import Stage
+from triptych.machine.router.expected_output import AnswerClass
+from triptych.machine.router.instances import Instances
+from triptych.machine.router.shared_events import Grant
+from triptych.policy.routing import Why
+
+
+@dataclass(slots=True)
+class Credit:
+    """What a router counts as given to an instance. Part of ``CreditLedger``."""
+
+    name: str
+    """The instance's address."""
+    stage: Stage
+    content: Content | None
+    """The item's content; None for a request at a text instance."""
+    tokens: int
+    """Of the item, 0 if it is encoded with another one; or of the prompt until the first token of its answer."""
+    nbytes: int
+    answers: AnswerClass | None = None
+    """The class of the request's answers; None for an item."""
+    output_tokens: int = 0
+    """What these are expected to have, as it was when the credit was granted."""
+    why: Why = Why.ROUTED
+    prepare_s: float = 0.0
+    """Predicted preprocessing of the item, on one core; 0 if unknown."""
+    report: int = 0
+    """The number of the instance's last report when the credit was granted."""
+    working: bool = True
+    granted_s: float = 0.0
+    pending_tokens: int = 0
+    """Of the instance at this stage when the credit was granted, these included."""
+
+
+class CreditLedger:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it. It counts credits in their instances.
+
+    A credit's work ends before its bytes are given back, as leases on them last until then.
+    """
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+        self.by_number: dict[int, Credit] = {}
+        """Those that have not been returned, for reading."""
+        self._last = 0
+
+    def grant(self, credit: Credit, item: int | None, now_s: float, hedge_after_s: float = inf) -> Grant:
+        """Give it to its instance, which has been described."""
+        instance = self._instances.by_name[credit.name]
+        if instance.info is None:
+            raise AssertionError("a chosen instance has been described")
+        self._last += 1
+        credit.report = instance.reports
+        if credit.content is not None:
+            self._instances.directory.began(credit.content, credit.name)
+        self.by_number[self._last] = credit
+        instance.probe(credit.stage, self._last, now_s)
+        instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
+        if credit.prepare_s:
+            instance.prepares(credit.prepare_s)
+        credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
+        return Grant(self._last, item, credit.name, instance.info.instance_id, credit.why, hedge_after_s)
+
+    def prompt_computed(self, credit: Credit) -> None:
+        """What is expected of the answer remains, to its end."""
+        self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
+        credit.tokens = 0
+
+    def work_ended(self, number: int) -> None:
+        """Its call is over. Without effect if that is known, or it is returned."""
+        credit = self.by_number.get(number)
+        if credit is None or not credit.working:
+            return
+        self._call_ended(credit)
+        credit.working = False
+        instance = self._instances.by_name[credit.name]
+        instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
+        if credit.prepare_s:
+            instance.prepares(-credit.prepare_s)
+        if instance.stages[credit.stage].health.probes:
+            instance.probe_ended(credit.stage, number)
+
+    def give_back(self, number: int) -> Credit | None:
+        """End it. Returns it, or None if it was returned before."""
+        credit = self.by_number.get(number)
+        if credit is not None:
+            self.work_ended(number)
+            del self.by_number[number]
+            self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes)
+        return credit
+
+    def forget(self, name: str) -> None:
+        """End those of an instance that has been forgotten."""
+        for number in [number for number, credit in self.by_number.items() if credit.name == name]:
+            self._call_ended(self.by_number.pop(number))
+
+    def _call_ended(self, credit: Credit) -> None:
+        if credit.working and credit.content is not None:
+            self._instances.directory.ended(credit.content, credit.name)
+
+    def validate(self) -> None:
+        """Raise AssertionError where an instance counts other credits than those that it has."""
+        for name, instance in self._instances.by_name.items():
+            out = {number: credit for number, credit in self.by_number.items() if credit.name == name}
+            working = {number: credit for number, credit in out.items() if credit.working}
+            assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
+            assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
+            prepare_us = sum(round(1e6 * credit.prepare_s) for credit in working.values())
+            assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
+            for stage, one in instance.stages.items():
+                running = {number: credit for number, credit in working.items() if credit.stage is stage}
+                tokens = sum(credit.tokens for credit in running.values())
+                if stage is Stage.DECODE:
+                    tokens += sum(credit.output_tokens for credit in working.values())
+                nbytes = sum(credit.nbytes for credit in out.values() if credit.stage is stage)
+                assert one.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
+                assert one.own_pending == len(running), f"{name}: pending"  # noqa: S101
+                assert one.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
+                assert one.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
+        known = self._instances.by_name.keys()
+        assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"  # noqa: S101

@@ -1,0 +1,66 @@
+"""The requests that wait for places at encoders, in the order in which they are served."""
+
+from bisect import insort
+from dataclasses import dataclass, replace
+from math import inf
+
+from triptych.machine.router.shared_events import CreditsWanted
+from triptych.policy.queueing import Turn, longest_waits
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    wanted: CreditsWanted
+    since_s: float
+    turn: Turn
+
+
+class WaitingRequests:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+
+    def __init__(self) -> None:
+        self.in_order: list[Waiting] = []
+        """For reading."""
+        self._lost_s = inf
+        """When the first of them will be lost (``Turn.at``), or before."""
+        self._unplaceable: set[int] = set()
+        """Those that the encoders could not take even without load, since these have changed."""
+
+    def add(self, wanted: CreditsWanted, now_s: float) -> None:
+        self._lost_s = min(self._lost_s, wanted.turn.lost_s)
+        insort(self.in_order, Waiting(wanted, now_s, wanted.turn), key=lambda waiting: waiting.turn)
+
+    def remove(self, request: int) -> None:
+        """Without effect if it does not wait."""
+        for place, one in enumerate(self.in_order):  # mostly the first one
+            if one.wanted.request == request:
+                del self.in_order[place]
+                self._unplaceable.discard(request)
+                return
+
+    def put_lost_back(self, now_s: float) -> None:
+        """Requests that cannot be served in time any more go behind those that can."""
+        if now_s <= self._lost_s:
+            return
+        self.in_order = [replace(one, turn=one.turn.at(now_s)) for one in self.in_order]
+        self.in_order.sort(key=lambda waiting: waiting.turn)
+        self._lost_s = min((one.turn.lost_s for one in self.in_order), default=inf)
+
+    def longest_s(self, now_s: float) -> dict[int, float]:
+        """By priority, for how long the first of them has waited (``policy.queueing``)."""
+        return longest_waits((one.turn.priority, now_s - one.since_s) for one in self.in_order)
+
+    def cannot_be_placed(self, request: int) -> None:
+        """The encoders could not take it even without load."""
+        self._unplaceable.add(request)
+
+    def is_known_unplaceable(self, request: int) -> bool:
+        return request in self._unplaceable
+
+    def encoders_changed(self) -> None:
+        """Each of them may be placed now."""
+        self._unplaceable.clear()
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        assert self._unplaceable <= {one.wanted.request for one in self.in_order}, "unplaceable but gone"  # noqa: S101

@@ -1,0 +1,84 @@
+import pytest
+
+from triptych.domain.embedding import DType
+from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role, Stage
+from triptych.machine.router.credit_ledger import Credit, CreditLedger
+from triptych.machine.router.instance import Instance
+from triptych.machine.router.instances import Instances
+from triptych.policy.routing import Why
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+CAT = (b"cat", b"")
+
+
+def instances() -> Instances:
+    made = Instances(max_hints=10)
+    for name, role in (("e", Role.E), ("t", Role.PD)):
+        made.join(Member(name))
+        made.see(made.by_name[name], InstanceInfo(f"i-{name}", 1, role, MODEL, 100, ()))
+    made.review(0.0)
+    return made
+
+
+def item(tokens: int = 10, nbytes: int = 30) -> Credit:
+    return Credit("e", Stage.ENCODE, CAT, tokens, nbytes, why=Why.HEDGE, prepare_s=0.5)
+
+
+def load(instance: Instance, stage: Stage) -> tuple[int, int, int]:
+    one = instance.stages[stage]
+    return one.own_tokens, one.own_pending, one.own_bytes
+
+
+def test_an_items_work_ends_before_its_bytes_are_given_back() -> None:
+    pool = instances()
+    ledger, encoder = CreditLedger(pool), pool.by_name["e"]
+    grant = ledger.grant(item(), 3, 1.0, hedge_after_s=2.0)
+    assert (grant.credit, grant.item, grant.instance_id, grant.reason) == (1, 3, "i-e", Why.HEDGE)
+    assert (load(encoder, Stage.ENCODE), encoder.own_prepare_us) == ((10, 1, 30), 500_000)
+    assert [one.name for one in pool.directory.holders(CAT)] == ["e"]
+    for _ in range(2):
+        ledger.work_ended(1)
+        ledger.validate()
+        assert (load(encoder, Stage.ENCODE), encoder.own_prepare_us) == ((0, 0, 30), 0)
+    assert not pool.directory.holders(CAT)
+    assert ledger.give_back(1) is not None
+    assert (load(encoder, Stage.ENCODE), encoder.credits, len(ledger.by_number)) == ((0, 0, 0), 0, 0)
+    assert ledger.give_back(1) is None
+
+
+def test_a_prompt_that_is_computed_leaves_what_is_expected_of_its_answer() -> None:
+    pool = instances()
+    ledger, text = CreditLedger(pool), pool.by_name["t"]
+    credit = Credit("t", Stage.PREFILL, None, 50, 0, output_tokens=20)
+    ledger.grant(credit, None, 0.0)
+    ledger.prompt_computed(credit)
+    ledger.validate()
+    assert (load(text, Stage.PREFILL), load(text, Stage.DECODE)) == ((0, 1, 0), (20, 0, 0))
+    ledger.give_back(1)
+    ledger.validate()
+    assert (load(text, Stage.PREFILL), load(text, Stage.DECODE)) == ((0, 0, 0), (0, 0, 0))
+
+
+def test_credits_of_an_instance_that_is_forgotten_end() -> None:
+    pool = instances()
+    ledger = CreditLedger(pool)
+    ledger.grant(item(), 0, 0.0)
+    ledger.grant(Credit("t", Stage.PREFILL, None, 50, 0), None, 0.0)
+    pool.forget("e")
+    with pytest.raises(AssertionError, match="credits of an unknown instance"):
+        ledger.validate()
+    ledger.forget("e")
+    ledger.validate()
+    assert ledger.by_number.keys() == {2}
+    assert not pool.directory.holders(CAT)
+
+
+def test_credits_that_an_instance_counts_otherwise_are_noticed() -> None:
+    pool = instances()
+    ledger = CreditLedger(pool)
+    ledger.grant(item(), 0, 0.0)
+    pool.by_name["e"].stages[Stage.ENCODE].own_tokens = 9
+    with pytest.raises(AssertionError, match="e: tokens"):
+        ledger.validate()
