@@ -111,6 +111,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
 	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
 	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
+	$(BIN)/python -m benchmarks.preemption --json benchmarks/results/preemption.json
 	$(BIN)/python -m benchmarks.router_costs --json benchmarks/results/router_costs.json
 	$(BIN)/python -m benchmarks.router_decisions --json benchmarks/results/router_decisions.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json

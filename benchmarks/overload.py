@@ -30,6 +30,7 @@ import psutil
 import uvloop
 
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.bench.payload import png
 from triptych.cli.bench.report import percentile
 from triptych.cli.bench.workload import Size
@@ -326,7 +327,7 @@ def _line(row: Row) -> str:
 def main() -> None:
     default = Settings()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few seconds of one mixture: shows that it works")
     parser.add_argument("--engines", default=",".join(default.engines), help="of demo and delay, separated by commas")
     parser.add_argument("--mixes", default=",".join(default.mixes), help="of text and mixed, separated by commas")
@@ -343,9 +344,7 @@ def main() -> None:
         settings = QUICK
     ending.by_sigterm()
     result = uvloop.run(run(settings))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 async def run(settings: Settings) -> dict[str, Any]:

@@ -13,7 +13,6 @@ the rounds is reported, with the quartiles. Spans go to a collector in another p
 
 import argparse
 import contextlib
-import json
 import statistics
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import ending, identity, machine
+from benchmarks.figures import add_json_option, write_figures
 from benchmarks.relay_peers import HOST
 from benchmarks.router_overhead import (
     GATEWAY,
@@ -187,14 +187,12 @@ async def measure(settings: Settings) -> dict[str, Any]:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
     parser.add_argument("--rounds", type=int, default=Settings().rounds, help="slices of each variant and case")
     arguments = parser.parse_args()
     result = uvloop.run(measure(QUICK if arguments.quick else Settings(rounds=arguments.rounds)))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

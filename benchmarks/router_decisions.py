@@ -26,6 +26,7 @@ from typing import Any
 
 import triptych
 from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
 from triptych.domain.embedding import DType, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
@@ -315,7 +316,7 @@ def _show(row: Cost) -> None:
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
     parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
     parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
@@ -328,9 +329,7 @@ def main() -> None:
         return
     settings = QUICK if arguments.quick else Settings(rounds=arguments.rounds)
     result = measure(settings, arguments.before, predicted=arguments.predicted)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

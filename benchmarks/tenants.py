@@ -11,13 +11,8 @@ Two workloads: with ``long`` prompts, which are computed in chunks, an engine ca
 
 import argparse
 import asyncio
-import json
-import socket
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,6 +22,7 @@ from typing import Any
 import httpx
 
 from benchmarks import machine
+from benchmarks.figures import add_json_option, write_figures
 from services.gateway.keys import new_key
 from triptych.cli.bench.report import percentile
 from triptych.cli.cluster import LocalCluster
@@ -94,36 +90,6 @@ class Row:
     one: int
     one_answered: int
     one_refused: int
-
-
-@asynccontextmanager
-async def _gateway(router: str, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A gateway with the keys; the cluster's own has none."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = ("--router", router, "--keys", str(directory / "keys.toml"), "--port", str(port))
-    with (directory / "gateway.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.gateway", *arguments, stdout=log, stderr=log
-        )
-    try:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, limits=limits) as client:
-            async with asyncio.timeout(30):
-                while not await _is_up(client):  # noqa: ASYNC110 - another process
-                    await asyncio.sleep(0.1)
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _is_up(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).status_code == HTTPStatus.OK
-    except httpx.TransportError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +170,13 @@ async def _row(row: str, workload: Workload, settings: Settings, directory: Path
         "encoder": delayed,
         "text": (*delayed, *engine),
         "router": ("--tenants", "none" if row == "untold" else "weighted"),
+        "gateway": ("--keys", str(directory / "keys.toml")),
     }
     share_per_s = workload.per_s / (settings.others + 1)
+    limits = httpx.Limits(max_connections=None)
     async with (
         LocalCluster(encoders=1, text=1, options=options) as cluster,
-        _gateway(cluster.router_target, directory) as client,
+        httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits, trust_env=False) as client,
         asyncio.TaskGroup() as group,
     ):
         text = await _long_text(client, keys[HOG], workload.prompt_tokens)
@@ -270,16 +238,14 @@ def _measured(row: str, workload: Workload, settings: Settings) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works")
     parser.add_argument("--seconds", type=float, default=Settings().seconds, help="of each row")
     arguments = parser.parse_args()
     settings = QUICK if arguments.quick else Settings(seconds=arguments.seconds)
     print(settings, machine.describe())
     result = measure(settings)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(arguments.json, result)
 
 
 if __name__ == "__main__":

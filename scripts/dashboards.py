@@ -632,10 +632,20 @@ def transfer() -> schema.Dashboard:
                     whole=True,
                 ),
                 graph(
+                    "Hints of embeddings",
+                    "Items sent to an encoder that was believed to hold their embedding (hit, or stale if it did not) or to encode it.",
+                    "ops",
+                    {"{{outcome}}": per_s("triptych_embedding_hints_followed_total", by="outcome")},
+                    stacked=True,
+                ),
+                graph(
                     "Embeddings that are kept",
-                    "By arena.",
+                    "By arena; and those that the router with the most hints believes encoders to hold.",
                     "short",
-                    {"{{arena}}": "sum by (arena) (triptych_arena_embeddings)"},
+                    {
+                        "{{arena}}": "sum by (arena) (triptych_arena_embeddings)",
+                        "hints": "max(triptych_embedding_hints)",
+                    },
                 ),
             ],
             "Memory": [
@@ -655,11 +665,12 @@ def transfer() -> schema.Dashboard:
                 ),
                 graph(
                     "KV memory",
-                    "Share of the fullest text instance; preempted sequences per second are computed again.",
+                    "Share of the fullest text instance. Preempted sequences are copied back from host memory, else computed again.",
                     "percentunit",
                     {
                         "in use": f"max(vllm:kv_cache_usage_perc{{{_MODEL}}})",
                         "preemptions/s": per_s("vllm:num_preemptions_total", _MODEL),
+                        "copied back/s": per_s("triptych_kv_copies_total", 'direction="back"'),
                     },
                 ),
                 graph(

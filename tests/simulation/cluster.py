@@ -117,6 +117,7 @@ class World:
     """Time from the start of an instance until it is ready."""
     encode_token_s: float = 0.0002
     text_step_s: float = 0.005
+    text_prefill_token_s: float = FakeTextEngine.prefill_token_s
     """Speed of the engines."""
     slower: Mapping[str, float] = field(default_factory=dict)
     """By instance, how many times as long its engines take as the others'."""
@@ -448,7 +449,7 @@ def _fake_engines(world: World) -> Engines:
             WORDS,
             max_running=world.max_running,
             step_s=slower * world.text_step_s,
-            prefill_token_s=slower * FakeTextEngine.prefill_token_s,
+            prefill_token_s=slower * world.text_prefill_token_s,
         )
 
     return Engines(
@@ -458,7 +459,7 @@ def _fake_engines(world: World) -> Engines:
         encoder_profile=profile_of_encoder(
             FakeEncoderEngine.batch_s, world.encode_token_s, pull_byte_s=world.pull_byte_s
         ),
-        decoder_profile=profile_of_decoder(world.text_step_s, FakeTextEngine.prefill_token_s),
+        decoder_profile=profile_of_decoder(world.text_step_s, world.text_prefill_token_s),
     )
 
 
@@ -654,7 +655,7 @@ class SimCluster:
         else:
             made = self.decoder_profile
             if slower != 1.0:
-                made = profile_of_decoder(slower * self.world.text_step_s, slower * FakeTextEngine.prefill_token_s)
+                made = profile_of_decoder(slower * self.world.text_step_s, slower * self.world.text_prefill_token_s)
         return made if slower == 1.0 else replace(made, identity=replace(made.identity, hardware=f"sim-{slower:g}"))
 
     def boot(self, role: Role, name: str) -> None:

@@ -253,6 +253,11 @@ def test_with_a_spare_instance_every_request_is_answered_whatever_happens(first:
             run(seed)
 
 
+@pytest.mark.parametrize("seed", [412, 1061, 1355])
+def test_a_request_waits_for_text_instances_of_which_each_was_lost(seed: int) -> None:
+    run(seed)
+
+
 def test_a_seed_runs_the_same_way_each_time() -> None:
     first = run(3)
     assert run(3) == first

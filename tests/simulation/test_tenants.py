@@ -33,6 +33,10 @@ def text_world(tenants: str = "weighted", ordering: str = "slo") -> World:
     return World(seed=7, encoders=1, max_running=96, text_step_s=0.6, router={"policies": policies})
 
 
+def few_places() -> World:
+    return World(seed=7, encoders=1, max_running=16, text_step_s=0.08, text_prefill_token_s=0.01)
+
+
 def image_world(tenants: str = "weighted", ordering: str = "slo") -> World:
     return World(
         seed=8,
@@ -143,6 +147,18 @@ def test_one_tenant_at_ten_times_its_share_hardly_moves_the_others(images: bool,
     assert p99_of_others_s(beside) <= 1.2 * without
     assert beside[HOG].in_time > 0.15 * LASTS_S * per_s, "what the others leave is the hog's"
     assert untold > 1.5 * p99_of_others_s(beside)
+
+
+def test_where_places_are_few_some_are_left_to_those_within_their_shares() -> None:
+    """A step takes as long for each of its prompts as for all answers together, and nothing that runs is interrupted."""
+    per_s = 8.0
+    background = others(per_s, images=False)
+    hog = sent_by(HOG, 10 * per_s / (OTHERS + 1), images=False)
+    without = p99_of_others_s(run(few_places(), *background))
+    beside = run(few_places(), *background, hog)
+    assert p99_of_others_s(beside) <= 1.6 * without, "it would be over 2 if the hog took all places"
+    alone = run(few_places(), hog)[HOG].in_time
+    assert sum(one.in_time for one in beside.values()) >= 0.9 * alone
 
 
 @pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])

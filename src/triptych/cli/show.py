@@ -119,6 +119,8 @@ def _stages(document: dict[str, Any]) -> Text:
     if document.get("continuations"):
         lost = "a router" if document.get("continued_tokens") else "another"
         line.append(f" after {lost} was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))
+    if document.get("preemptions"):
+        line.append(", preempted for ", style="dim").append(_ms(document["preempted_s"]))
     return line
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvCopies
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.profile import (
     DecodeRow,
@@ -31,6 +32,7 @@ from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
+from triptych.policy.fairness import may_start
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.runtime.profiles import the_profile
@@ -113,6 +115,7 @@ class DelayTextEngine:
     prefix_queries_tokens = 0
     prefix_hits_tokens = 0
     preemptions = 0
+    kv_copies = KvCopies()
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class DelayTextEngine:
     @property
     def prefill_ready(self) -> bool:
         return any(one.left for one in self._running.values()) or (
-            bool(self._waiting) and self._places() < self._max_sequences
+            any(self._may_start(one, self._places(), 0) for one in self._waiting.values())
         )
 
     def _places(self) -> int:
@@ -186,14 +189,19 @@ class DelayTextEngine:
 
     def _prompts(self) -> Iterator[Prefill]:
         """Those that have begun and those for which there is a place, by their turns."""
-        places = self._max_sequences - self._places()
+        running, started_beyond = self._places(), 0
         begun = [one for one in self._running.values() if one.left]
         for one in sorted([*begun, *self._waiting.values()], key=lambda one: one.request.turn):
             if one.request.request_id in self._waiting:
-                if places <= 0:
+                if not self._may_start(one, running, started_beyond):
                     continue
-                places -= len(one.choices)
+                running += len(one.choices)
+                started_beyond += one.request.turn.beyond_share * len(one.choices)
             yield _prefill(one)
+
+    def _may_start(self, one: _Sequence, running: int, started_beyond: int) -> bool:
+        wanted, turn = len(one.choices), one.request.turn
+        return may_start(turn, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond)
 
     def decode_step(self) -> list[EngineOutput]:
         return self._run(StepPlan(tuple(self._decoding()), ()))

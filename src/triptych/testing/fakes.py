@@ -19,6 +19,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
+from triptych.policy.fairness import may_start
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.testing.offload import OneAtATime, spend
@@ -216,13 +217,22 @@ class FakeTextEngine:
 
     @property
     def prefill_ready(self) -> bool:
-        return bool(self._waiting) and len(self._running) < self.max_running
+        return bool(self._waiting) and self._may_start(self._first_waiting(), 0)
 
     def step(self) -> list[EngineOutput]:
-        while self._waiting and len(self._running) < self.max_running:
-            request_id = min(self._waiting, key=lambda one: self._waiting[one][0].request.turn)
+        started_beyond = 0
+        while self._waiting and self._may_start(request_id := self._first_waiting(), started_beyond):
             self._running[request_id] = self._waiting.pop(request_id)
+            started_beyond += self._running[request_id][0].request.turn.beyond_share
         return self.decode_step()
+
+    def _first_waiting(self) -> str:
+        return min(self._waiting, key=lambda one: self._waiting[one][0].request.turn)
+
+    def _may_start(self, request_id: str, started_beyond: int) -> bool:
+        """``max_running`` counts requests."""
+        turn, running = self._waiting[request_id][0].request.turn, len(self._running)
+        return may_start(turn, wanted=1, running=running, places=self.max_running, begun=started_beyond)
 
     def decode_step(self) -> list[EngineOutput]:
         """Running sequences were prefilled in the step that admitted them."""

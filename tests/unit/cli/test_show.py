@@ -145,3 +145,8 @@ def test_items_fit_the_terminal_without_truncated_names_or_times(width: int) -> 
 def test_an_answer_that_went_on_elsewhere_says_so() -> None:
     *_, line = seen(show.timeline({**document(ITEM), "continuations": 1, "interrupted_s": 0.025}), 300)
     assert "on text-1 after another was lost, with a pause of 25.0 ms" in line
+
+
+def test_an_answer_that_was_preempted_says_so() -> None:
+    *_, line = seen(show.timeline({**document(ITEM), "preemptions": 2, "preempted_s": 0.025}), 300)
+    assert "on text-1, preempted for 25.0 ms" in line

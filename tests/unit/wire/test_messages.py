@@ -173,7 +173,7 @@ ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6,
 LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)
 CHUNK = st.builds(TokenChunk, st.lists(U32, max_size=4).map(tuple), TEXT, U32, LOGPROBS.map(tuple))
 PULLS = st.lists(st.builds(PullReport, U32, TEXT, U64, SECONDS, st.booleans()), max_size=3).map(tuple)
-FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS, U32)
+FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS, U32, U32, SECONDS)
 TEXT_EVENT = CHUNK | FINISHED | st.builds(Ready, PULLS, SECONDS, SECONDS)
 CHOICE_FINISHED = st.builds(ChoiceFinished, st.sampled_from(FinishReason), U32)
 TOOL_CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
@@ -252,6 +252,8 @@ TIMELINE = st.builds(
     continuations=U32,
     interrupted_s=SECONDS,
     continued_tokens=U32,
+    preemptions=U32,
+    preempted_s=SECONDS,
     ttft_s=SECONDS,
     error=TEXT,
 )

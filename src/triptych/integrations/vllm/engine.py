@@ -15,6 +15,7 @@ from vllm.v1.request import RequestStatus
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvCopies
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.request_checks import RequestLimits, check_request
@@ -199,6 +200,11 @@ class VllmTextEngine:
     @property
     def preemptions(self) -> int:
         return self._totals.preemptions
+
+    @property
+    def kv_copies(self) -> KvCopies:
+        """None: vLLM recomputes what it preempts."""
+        return KvCopies()
 
     @property
     def embedding_nbytes(self) -> int:
