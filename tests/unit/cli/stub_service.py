@@ -1,6 +1,6 @@
 """A stub of any service: accepts all flags, and reports ready on its admin port.
 
-As the gateway it also says there that the instances of the cluster are ready.
+As the gateway it also reports a ready cluster, there and on its own port.
 """
 
 import argparse
@@ -13,7 +13,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--admin-port", type=int, required=True)
+parser.add_argument("--router")
+parser.add_argument("--mount-router")
 parser.add_argument("--instances", default=os.environ.get("TRIPTYCH_STUB_INSTANCES", ""))  # noqa: TID251
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--broken", action="store_true")
@@ -25,10 +28,10 @@ arguments, _ = parser.parse_known_args()
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        answer: object = {"ready": not slow, "missing": ["it is starting"] if slow else [], "pid": arguments.pid}
-        if self.path == "/instances":
-            answer = [f"{name}: ready" for name in arguments.instances.split(",") if name]
-        body = json.dumps(answer).encode()
+        ready = [f"{name}: ready" for name in arguments.instances.split(",") if name]
+        missing = ["it is starting"] if slow else []
+        status = {"ready": not slow, "missing": missing, "instances": ready, "pid": arguments.pid}
+        body = json.dumps(ready if self.path == "/instances" else status).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -42,5 +45,7 @@ if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 admin = HTTPServer(("127.0.0.1", arguments.admin_port), Handler)
 threading.Thread(target=admin.serve_forever, daemon=True).start()
+if arguments.router or arguments.mount_router:
+    HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
 while True:
     signal.pause()
