@@ -6,6 +6,7 @@ elsewhere: the cost of a token and of a sequence is measured at start.
 """
 
 import copy
+import inspect
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ class PerSequenceModelRunner:
         self._embed_tokens = self._decoder.get_input_embeddings()
         self._device = device
         self._caches: dict[str, Any] = {}
+        # Renamed by transformers 5.24.
+        accepted = inspect.signature(self._decoder.forward).parameters
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
     def cache_nbytes(self) -> tuple[int, int]:
         """Bytes per token, and per sequence apart from its tokens; measured with two short prompts."""
@@ -74,8 +78,8 @@ class PerSequenceModelRunner:
         hidden = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions([part], self._device),
-            past_key_values=self._caches[one.sequence_id],
             use_cache=True,
+            **{self._cache_argument: self._caches[one.sequence_id]},
             **self._adapter.inputs([part], one.count),
         ).last_hidden_state[0]
         if not one.reaches_end:
