@@ -11,6 +11,7 @@ from triptych.client.retries import RetryPolicy
 from triptych.client.synchronous import Client, SyncChatStream
 from triptych.domain.chat import ToolCall, ToolChoice
 from triptych.domain.resolving import ResolvedItem
+from triptych.domain.tenant import Tenant
 from triptych.runtime.tls import TlsIdentity
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ResolvedItem",
     "RetryPolicy",
     "SyncChatStream",
+    "Tenant",
     "TlsIdentity",
     "ToolCall",
     "ToolChoice",

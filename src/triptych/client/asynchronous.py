@@ -34,6 +34,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
+from triptych.domain.tenant import TENANT_NAME, WEIGHT, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
 from triptych.rpc.routers import Routers
@@ -210,6 +211,7 @@ class AsyncClient:
             sampling=sampling_params(values),
             tenant_salt=checks.of_type("tenant_salt", values.get("tenant_salt", b""), bytes, "bytes"),
             priority=checks.integer("priority", values.get("priority", 0), int(PRIORITY.low), int(PRIORITY.high)),
+            tenant=_tenant(values.get("tenant")),
             tool_choice=_tool_choice(values.get("tool_choice", ToolChoice())),
         )
         template = replace(template, model=await self._model_for(values.get("model"), end_s))
@@ -485,6 +487,18 @@ def _tool_choice(choice: Any) -> ToolChoice:
     for part, cls in ((found.required, bool), (found.parallel, bool), (found.name, str)):
         checks.of_type("tool_choice", part, cls, f"made of other types, here a {cls.__name__}")
     checks.text("tool_choice", found.name)
+    return found
+
+
+def _tenant(tenant: Any) -> Tenant | None:
+    if tenant is None:
+        return None
+    wanted = 'a name, or a triptych.client.Tenant, as Tenant("team", weight=2)'
+    found = Tenant(tenant) if isinstance(tenant, str) else checks.of_type("tenant", tenant, Tenant, wanted)
+    name, weight = checks.text("tenant", found.name, wanted), checks.number("tenant", found.weight)
+    for fault in (TENANT_NAME.fault("its name", name), WEIGHT.fault("its weight", weight)):
+        if fault:
+            raise errors.InvalidRequest(f"tenant: {fault}", param="tenant")
     return found
 
 

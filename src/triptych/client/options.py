@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from triptych.domain.chat import ToolChoice
 from triptych.domain.sampling import ResponseFormat
+from triptych.domain.tenant import Tenant
 from triptych.errors import InvalidRequest
 
 
@@ -44,6 +45,8 @@ class ChatOptions(SamplingOptions, total=False):
     """Separates cached embeddings from those with other salts."""
     priority: int
     """Requests with lower values leave queues first. Default: 0."""
+    tenant: Tenant | str | None
+    """Whose share of encoders and text instances the request counts against; a name has weight 1. Default: nobody's."""
     tools: Sequence[Mapping[str, Any]]
     """In the OpenAI API's form, for models whose chat template supports tools."""
     tool_choice: ToolChoice

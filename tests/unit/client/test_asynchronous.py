@@ -16,7 +16,7 @@ import pytest
 from tests.unit.cli.foreign_server import foreign_server
 from tests.unit.client.scripted import END, HELLO, MODEL, USAGE, ScriptedRouter, behind_grpc
 from triptych import AsyncClient
-from triptych.client import RawPrompt, RetryPolicy, ToolCall, ToolChoice, assistant, system, tool, user
+from triptych.client import RawPrompt, RetryPolicy, Tenant, ToolCall, ToolChoice, assistant, system, tool, user
 from triptych.client.asynchronous import ChatStream
 from triptych.client.options import SamplingOptions
 from triptych.domain.chat import TextPart
@@ -55,6 +55,18 @@ async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> 
     assert request.sampling == SamplingParams(max_tokens=7, temperature=0, seed=request.sampling.seed)
     assert request.sampling.seed is not None, "for a router that goes on with the answer"
     assert (100 < request.timeout_s <= 120, request.priority) == (True, -1)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("team", Tenant("team", 1.0)), (Tenant("team", 2.5), Tenant("team", 2.5)), (None, None)],
+)
+async def test_a_request_names_whose_share_it_counts_against(given: Tenant | str | None, sent: Tenant | None) -> None:
+    router = ScriptedRouter()
+    async with behind_grpc(router) as target, AsyncClient(target) as client:
+        await client.chat("Hi", tenant=given)
+    (request,) = router.requests
+    assert request.tenant == sent
 
 
 async def test_a_client_in_a_second_event_loop_gets_an_error_of_the_tree() -> None:
@@ -307,12 +319,13 @@ async def test_a_request_that_had_output_is_not_sent_to_another_router() -> None
 async def test_a_request_without_output_goes_on_at_another_router_when_its_own_is_killed() -> None:
     command = (sys.executable, "-m", "tests.unit.client.serving")
     router = ScriptedRouter()
+    router.models_served = (MODEL, dataclasses.replace(MODEL, model_id="of-the-test"))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
         address = (await process.stdout.readline()).decode().strip()
         async with behind_grpc(router) as other, AsyncClient(f"{address},{other}", model="demo") as client:
-            while len(await client.models()) != 1 or not router.model_lookups:  # noqa: ASYNC110 - asked over gRPC
+            while len(await client.models()) != 3:  # noqa: ASYNC110 - asked over gRPC
                 await asyncio.sleep(0.05)
             async with asyncio.TaskGroup() as group:
                 waiting = [group.create_task(client.chat("Hi")) for _ in range(2)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.scripted import ScriptedRouter, behind_grpc
 from triptych import AsyncClient
-from triptych.client import RawPrompt, ToolCall, ToolChoice, assistant, system, tool, user
+from triptych.client import RawPrompt, Tenant, ToolCall, ToolChoice, assistant, system, tool, user
 from triptych.client.options import ChatOptions
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
@@ -61,6 +61,11 @@ async def test_every_option_is_validated(name: str) -> None:
         ("ignore_eos", 1, "True or False"),
         ("priority", 2**31, "from"),
         ("tenant_salt", "salt", "bytes"),
+        ("tenant", b"team", r'a name, or a triptych.client.Tenant, as Tenant\("team", weight=2\)'),
+        ("tenant", LONE, "surrogate"),
+        ("tenant", "x" * 65, "tenant: its name has 65 characters"),
+        ("tenant", Tenant("team", weight=0), "tenant: its weight is 0"),
+        ("tenant", Tenant("team", weight="2"), "a number"),  # type: ignore[arg-type]
         ("model", 3, "text"),
         ("model", LONE, "surrogate"),
         ("timeout_s", 0, "above 0"),
