@@ -2,12 +2,15 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 
-from tests.unit.client.scripted import HELLO, ScriptedRouter, behind_grpc
+from tests.unit.client.scripted import HELLO, MODEL, ScriptedRouter, behind_grpc
 
 
 async def serve() -> None:
-    async with behind_grpc(ScriptedRouter([asyncio.Event()], HELLO)) as address:
+    router = ScriptedRouter([asyncio.Event()], HELLO)
+    router.models_served = (MODEL, replace(MODEL, model_id="of-the-process"))
+    async with behind_grpc(router) as address:
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
