@@ -79,8 +79,9 @@ soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, and three 
 	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 -p no:schemathesis tests/simulation/test_random_faults.py
 	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s -n 2 tests/simulation/test_soak.py
 
-soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, and open 2,000 streams
+soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, replace all of them, and open 2,000 streams
 	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_signals.py
+	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} $(BIN)/python -m pytest -v tests/e2e/test_router_failover.py
 	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
