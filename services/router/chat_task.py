@@ -6,14 +6,23 @@ from contextlib import aclosing
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.continuation import begun
+from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
-from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved, TextReported
+from triptych.machine.router.request_events import (
+    Failed,
+    Generate,
+    PrefillEarly,
+    PrefilledEarly,
+    Prepared,
+    Resolved,
+    TextReported,
+)
 from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken
 from triptych.policy import admission
 from triptych.ports import Clock, Offload, Rng, Text
@@ -26,6 +35,9 @@ from .late import LateRefusals
 from .prepare import Prepare, Prompted
 from .request_task import Admitted, RequestTask
 from .stream_buffer import StreamBuffer
+
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, seed=0)
+"""A prompt is computed to generate something."""
 
 
 class ChatTask(RequestTask):
@@ -73,7 +85,10 @@ class ChatTask(RequestTask):
         """The reason of the choice that finished last; empty before one did."""
         return "" if self._answer is None else self._answer.finish_reason
 
-    def _serve(self, effect: Generate | Resolved) -> None:
+    def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
+        if isinstance(effect, PrefillEarly):
+            self._start(partial(self._prefill_early, effect), "prefill early", effect.credit)
+            return
         assert isinstance(effect, Generate)  # noqa: S101 - a chat's machine has no other
         self._attainment.dispatched(self._number, self._machine.text_instance)
         task = self._start(partial(self._generate, effect), "generate")
@@ -133,16 +148,17 @@ class ChatTask(RequestTask):
             self.refusal = error
             raise
 
-    async def _generate(self, effect: Generate) -> None:
+    def _text_request(
+        self, effect: Generate | PrefillEarly, sampling: SamplingParams, continued: tuple[ContinuedChoice, ...] = ()
+    ) -> TextRequest:
         now_s = self._clock()
-        answer = self._answer = self._answer or self._new_answer()
         turn = self._attainment.share(self._number, Stage.PREFILL).of(effect.turn)
-        request = TextRequest(
+        return TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
-            token_ids=self._prompted.token_ids,
+            token_ids=self._prompted.token_ids[: effect.tokens if isinstance(effect, PrefillEarly) else None],
             placements=effect.placements,
-            sampling=self._sampling,
+            sampling=sampling,
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
@@ -150,8 +166,25 @@ class ChatTask(RequestTask):
             lost_in_s=turn.lost_in_s(now_s),
             aged_in_s=turn.aged_in_s(now_s),
             behind_s=turn.behind_s,
-            continued=answer.continued() if effect.continues else (),
+            continued=continued,
+            early=isinstance(effect, PrefillEarly),
         )
+
+    async def _prefill_early(self, effect: PrefillEarly) -> None:
+        request = self._text_request(effect, _ONE_TOKEN)
+        try:
+            with self._cluster.call(effect.name) as text:
+                async with aclosing(text.generate(request)) as stream:
+                    async for _ in stream:
+                        pass
+        except TriptychError as error:
+            self._failed(effect.credit, effect.name, error)
+        else:
+            self.feed(PrefilledEarly(effect.credit))
+
+    async def _generate(self, effect: Generate) -> None:
+        answer = self._answer = self._answer or self._new_answer()
+        request = self._text_request(effect, self._sampling, answer.continued() if effect.continues else ())
         try:
             with self._cluster.call(effect.name) as text:
                 await self._stream(text, effect, request, answer)

@@ -27,6 +27,7 @@ from triptych.machine.router.request_events import (
     Generate,
     LeaseGranted,
     LeasesExtended,
+    PrefillEarly,
     Renew,
     RequestEffect,
     RequestEvent,
@@ -103,8 +104,8 @@ class RequestTask(ABC):
         """Feed ``Prepared``, or ``Failed``."""
 
     @abstractmethod
-    def _serve(self, effect: Generate | Resolved) -> None:
-        """All items are encoded."""
+    def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
+        """All items are encoded, or enough of them to begin with."""
 
     @abstractmethod
     def _ended(self, error: TriptychError | None) -> None:
@@ -214,7 +215,7 @@ class RequestTask(ABC):
                     self._start(partial(self._renew, effect), f"renew {credit}", credit)
                 case Extend(credit):
                     self._start(partial(self._extend, effect), f"extend {credit}")
-                case Generate() | Resolved():
+                case PrefillEarly() | Generate() | Resolved():
                     self._serve(effect)
                 case Abort(credit):
                     if (call := self._calls.get(credit)) is not None:

@@ -367,6 +367,7 @@ class RouterService:
             choices=choices,
             priority=request.priority,
             ordering=self._policies.ordering,
+            dispatch=self._policies.dispatch,
             resolves=isinstance(request, ResolveRequest),
             continued_tokens=continued_tokens,
         )

@@ -48,6 +48,7 @@ class HybridInstance:
             kv_tokens=text.kv_tokens,
             parts=encoder.parts + text.parts,
             continues=text.continues,
+            prefills_early=text.prefills_early,
         )
 
     def load(self) -> InstanceLoad:

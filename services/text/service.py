@@ -123,6 +123,7 @@ class TextService:
             kv_tokens=self._engine.kv_tokens,
             parts=() if self._part is None else (self._part,),
             continues=True,
+            prefills_early=self._engine.finds_prefixes,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -132,12 +133,12 @@ class TextService:
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
         EngineFailure. Leases in the request's tickets are released in any case.
         """
-        job = self._job(request)
+        job, record = self._job(request), NO_RECORD if request.early else self._record
         try:
             self._admit(job)
             answers = await self._answers(job)
             ready, sequences = await self._prepare(job)
-            self._record.ready(ready)
+            record.ready(ready)
             yield (ready,)
             while answers:
                 async with self._deadline(job):
@@ -153,7 +154,7 @@ class TextService:
                         self._loop.cancel_choice(job.job_id, tokens.choice)  # stop strings are not known to the engine
                         del answers[tokens.choice]
                         end = _finished(reason, answer.completion_tokens, sequences, tokens.choice)
-                        self._record.finished(end)
+                        record.finished(end)
                         events.append(end)
                 if events:
                     yield events
@@ -161,7 +162,7 @@ class TextService:
                     async with self._deadline(job):
                         await sequences.settled(self._settings.stream_interval_s)
         except TriptychError as error:
-            self._record.failed(error)
+            record.failed(error)
             raise
         finally:
             self._release(job)

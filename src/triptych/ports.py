@@ -588,6 +588,11 @@ class TextEngine(Protocol):
         """The token ids that mark items in a prompt."""
         ...
 
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether it computes no beginning of a prompt twice, also where it ends between two items."""
+        ...
+
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         """Whether an item of this many positions may have such tensors. Called before anything is pulled."""
         ...

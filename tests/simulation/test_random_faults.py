@@ -27,7 +27,10 @@ from triptych.machine.encoder.arena import ArenaMachine
 from triptych.machine.encoder.batch_queue import BatchQueue
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.request import RequestLimits, RequestMachine
+from triptych.machine.router.request_events import PrefillEarly
 from triptych.machine.text.tensor_cache import TensorCache
+from triptych.policy import dispatching
+from triptych.policy.policies import PolicyNames
 from triptych.testing.links import Fault, Link
 
 SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
@@ -35,6 +38,8 @@ _AT_ONCE = 10
 """Seeds of one test."""
 _CHECKED = 10
 """Of so many seeds one is checked after every event, which takes twice the time."""
+_EARLY = 3
+"""Of so many seeds one has routers that send beginnings of prompts early, however short these are."""
 _REQUESTS = 18
 _DURATION_S = 5.0
 _TIMEOUT_S = 30.0
@@ -201,6 +206,14 @@ def checked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def sent_early() -> Iterator[None]:
+    """Every beginning of a prompt is long enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatching, "LEAST_TOKENS", 1)
+        yield
+
+
 def _checking(handle: Callable[..., Any]) -> Callable[..., Any]:
     def checking(machine: Any, *event: Any) -> Any:
         effects = handle(machine, *event)
@@ -233,6 +246,7 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         assert len(late) <= _LATE_SHARE * len(stayed), f"{len(late)} of {len(stayed)} have missed their deadlines"
         check_right([reply for reply in stayed if reply not in late])
 
+    is_early = seed % _EARLY == 0
     world = World(
         seed=seed,
         encoders=_INSTANCES,
@@ -241,9 +255,13 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         text_arena_bytes=rng.choice(_ARENAS_NBYTES),
         fault=fault,
         before_pull=before_pull,
-        router={"attempts": RequestLimits(max_encode_attempts=_ATTEMPTS, max_text_attempts=_ATTEMPTS)},
+        router={
+            "attempts": RequestLimits(max_encode_attempts=_ATTEMPTS, max_text_attempts=_ATTEMPTS),
+            "policies": PolicyNames(dispatch="prefix" if is_early else "complete"),
+        },
     )
-    return simulate(world, scenario)
+    with sent_early() if is_early else nullcontext():
+        return simulate(world, scenario)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, _AT_ONCE))
@@ -262,6 +280,22 @@ def test_a_seed_runs_the_same_way_each_time() -> None:
     first = run(3)
     assert run(3) == first
     assert run(4) != first
+
+
+def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    handle = RequestMachine.handle
+
+    def counting(machine: RequestMachine, *event: Any) -> Any:
+        effects = handle(machine, *event)
+        sent.extend(effect.tokens for effect in effects if isinstance(effect, PrefillEarly))
+        return effects
+
+    monkeypatch.setattr(RequestMachine, "handle", counting)
+    run(1)
+    assert not sent
+    run(_EARLY)
+    assert len(sent) >= _REQUESTS / 3
 
 
 def test_every_kind_of_fault_happens_to_both_kinds_of_instances() -> None:

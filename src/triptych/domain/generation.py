@@ -65,6 +65,8 @@ class TextRequest:
     """In ascending order of their choices; empty for a new answer."""
     behind_s: float = 0.0
     """How much later than its ``due_in_s`` says it counts as having come, as its tenant is ahead of its share; negative for earlier."""
+    early: bool = False
+    """It is the beginning of a prompt, computed for the prefix cache: what is generated after it is no answer."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:

@@ -67,6 +67,8 @@ class InstanceInfo:
     """Parts of the model that it runs; empty if unknown."""
     continues: bool = False
     """Whether it goes on with answers that another instance began (``TextRequest.continued``)."""
+    prefills_early: bool = False
+    """Whether it finds beginnings of prompts that it has computed (``TextRequest.early``)."""
 
 
 @record

@@ -68,6 +68,8 @@ class Timeline:
     """Times that a choice was preempted for want of KV memory, at the text instance that ended it."""
     preempted_s: float = 0.0
     """The gaps between tokens in which that was, of the choice with most. It is part of ``decode_s``."""
+    early_tokens: int = 0
+    """Of the prompt, those that were sent to the text instance before all items were encoded."""
     error: str = ""
     """The error's code if the outcome is FAILED."""
 

@@ -9,6 +9,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.rng import Rng
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
 from triptych.policy.backlog import Work
+from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
@@ -90,6 +91,7 @@ ORDERINGS: Mapping[str, Ordering] = {"slo": by_slo, "deadline": by_deadline, "fi
 ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
+DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class PolicyNames:
     tenants: str = "weighted"
     """How tenants (the gateway's API keys) share encoders and text instances: weighted (what one sends beyond its share counts as
     having come later), or none (they are not told apart)."""
+    dispatch: str = "complete"
+    """When a request goes to a text instance: complete (once all items are encoded), or prefix (the beginning of its prompt, up to
+    the first item that is missing, is computed there meanwhile)."""
 
     def __post_init__(self) -> None:
         Policies.named(self)
@@ -135,6 +140,7 @@ class Policies:
     deadlines: Deadlines
     tenants: Fairness | None
     """None: they are not told apart."""
+    dispatch: Dispatch
 
     @property
     def predict(self) -> bool:
@@ -152,6 +158,7 @@ class Policies:
             _of(ADMISSIONS, "admission", names.admission),
             _of(DEADLINES, "deadlines", names.deadlines),
             _of(TENANTS, "tenants", names.tenants),
+            _of(DISPATCHES, "dispatch", names.dispatch),
         )
 
 

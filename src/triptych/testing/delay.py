@@ -6,8 +6,9 @@ those of the real model; embeddings are zeros, and answers repeat one token.
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
@@ -30,6 +31,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.policy.fairness import may_start
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 Sleep = Callable[[float], None]
 Length = Callable[[EngineRequest], int]
+_BLOCK_TOKENS = 16
+"""Of the prefix cache."""
 _MANY_TOKENS = 1 << 20
 """KV memory where the profile does not say the size of a token."""
 
@@ -95,6 +99,8 @@ class _Sequence:
     """Tokens that each choice had when it came."""
     length: int = 0
     """Tokens at which each choice ends by itself."""
+    prefixes: list[bytes] = field(default_factory=list)
+    """Of the prompt's full blocks."""
 
     @property
     def left(self) -> int:
@@ -110,10 +116,9 @@ class DelayTextEngine:
     """``ports.StagedTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
 
     Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number.
+    With ``prefix_tokens`` the prompts computed last, of so many tokens in all, are not computed again.
     """
 
-    prefix_queries_tokens = 0
-    prefix_hits_tokens = 0
     preemptions = 0
     kv_copies = KvCopies()
 
@@ -125,6 +130,7 @@ class DelayTextEngine:
         options: EngineOptions,
         *,
         length: Length | None = None,
+        prefix_tokens: int = 0,
         sleep: Sleep = time.sleep,
     ) -> None:
         token_nbytes = costs.profile.measured.kv_token_nbytes
@@ -139,6 +145,11 @@ class DelayTextEngine:
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
         self._waiting: dict[str, _Sequence] = {}
         self._running: dict[str, _Sequence] = {}
+        self.finds_prefixes = prefix_tokens > 0
+        self.prefix_queries_tokens = self.prefix_hits_tokens = 0
+        self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
+        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+        """Of blocks that are computed, in order of their last use."""
         sleep(costs.profile.measured.load_s)
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
@@ -161,6 +172,8 @@ class DelayTextEngine:
         if len(one.choices) > self._max_sequences:
             raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
         one.length = one.limit if self._length is None else min(one.limit, max(1, self._length(request)))
+        if self.finds_prefixes:
+            one.prefixes = _prefixes(request)
         self._waiting[request.request_id] = one
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -195,6 +208,7 @@ class DelayTextEngine:
             if one.request.request_id in self._waiting:
                 if not self._may_start(one, running, started_beyond):
                     continue
+                self._find(one)
                 running += len(one.choices)
                 started_beyond += one.request.turn.beyond_share * len(one.choices)
             yield _prefill(one)
@@ -217,15 +231,36 @@ class DelayTextEngine:
             took_s += self._costs.decode_s(len(contexts), sum(contexts) / len(contexts)).value
         advanced = list(dict.fromkeys(plan.decodes))
         for work in plan.prefills:
-            one = self._running.get(work.sequence_id) or self._waiting.pop(work.sequence_id)
-            self._running[work.sequence_id] = one
+            one = self._running.get(work.sequence_id)
+            if one is None:
+                one = self._running[work.sequence_id] = self._waiting.pop(work.sequence_id)
+                self.prefix_queries_tokens += one.computed + one.left if self.finds_prefixes else 0
+                self.prefix_hits_tokens += one.computed
             took_s += self._costs.prefill_s(work.tokens, one.computed).value
             one.computed += work.tokens
+            self._keep(one)
             if not one.left:
                 advanced.append(work.sequence_id)
         if took_s:
             self._sleep(took_s)
         return [output for name in advanced for output in self._advance(self._running[name])]
+
+    def _find(self, one: _Sequence) -> None:
+        """All but the last token may be known."""
+        found = 0
+        for prefix in one.prefixes[: (one.left - 1) // _BLOCK_TOKENS]:
+            if prefix not in self._prefixes:
+                break
+            self._prefixes.move_to_end(prefix)
+            found += 1
+        one.computed = found * _BLOCK_TOKENS
+
+    def _keep(self, one: _Sequence) -> None:
+        for prefix in one.prefixes[: one.computed // _BLOCK_TOKENS]:
+            self._prefixes[prefix] = None
+            self._prefixes.move_to_end(prefix)
+        while len(self._prefixes) > self._most_prefixes:
+            self._prefixes.popitem(last=False)
 
     def _advance(self, one: _Sequence) -> list[EngineOutput]:
         one.sent += 1
@@ -259,6 +294,11 @@ def delay_costs(path: Path, part: ModelPart) -> Costs:
     found = the_profile(path, part)
     logger.warning("the %s computes nothing: it sleeps as a profile predicts, and answers have no meaning", part.value)
     return Costs(found)
+
+
+def _prefixes(request: EngineRequest) -> list[bytes]:
+    items = [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in request.embeddings]
+    return PrefixHashes(_BLOCK_TOKENS, request.token_ids, items, salt=request.tenant_salt).hashes
 
 
 def _prefill(one: _Sequence) -> Prefill:

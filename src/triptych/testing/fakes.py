@@ -177,6 +177,8 @@ class FakeTextEngine:
     failures: deque[Exception] = field(default_factory=deque)
     """Errors for the next calls of ``step``, each for its oldest sequence."""
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
+    finds_prefixes: bool = True
+    """It says so, for what routers do then; it computes them again."""
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("text engine")

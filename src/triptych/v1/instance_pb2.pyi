@@ -101,7 +101,7 @@ class ServedPart(_message.Message):
     def __init__(self, identity: _Optional[_Union[PartIdentity, _Mapping]] = ..., max_batch: _Optional[int] = ..., token_budget: _Optional[int] = ..., prepare_cores: _Optional[int] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class InstanceInfo(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_EARLY_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     role: Role
@@ -124,7 +125,8 @@ class InstanceInfo(_message.Message):
     kv_tokens: int
     parts: _containers.RepeatedCompositeFieldContainer[ServedPart]
     continues: bool
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ...) -> None: ...
+    prefills_early: bool
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

@@ -20,7 +20,7 @@ class Placement(_message.Message):
     def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "due_in_s", "lost_in_s", "continued", "aged_in_s", "behind_s")
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "due_in_s", "lost_in_s", "continued", "aged_in_s", "behind_s", "early")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class TextRequest(_message.Message):
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     AGED_IN_S_FIELD_NUMBER: _ClassVar[int]
     BEHIND_S_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -45,7 +46,8 @@ class TextRequest(_message.Message):
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
     aged_in_s: float
     behind_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ...) -> None: ...
+    early: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ..., early: _Optional[bool] = ...) -> None: ...
 
 class PullReport(_message.Message):
     __slots__ = ("item", "backend", "nbytes", "duration_s", "cached")

@@ -22,6 +22,8 @@ ANSWER_TOKENS = 12
 LONG_ANSWER_TOKENS = 40
 MIXED = (0, 1, 2, 0, 3, 1, 1, 0)
 """Items of the requests of a mixed batch."""
+WITHOUT_EARLY_PREFILL = {"convolutions", "mllama", "granite_speech"}
+"""What comes before an item depends on it, or has state outside of KV blocks."""
 WITHOUT_GRAPHS = {"mllama", "granite_speech"}
 """What decodes differs from pass to pass in more than tokens and positions."""
 
@@ -89,6 +91,36 @@ def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
         assert engine.kv_copies.held_bytes == 0
     assert recomputed
     assert copied_back
+
+
+@pytest.mark.parametrize("contiguous", [False, True], ids=["scattered", "contiguous"])
+def test_a_prompt_whose_beginning_was_computed_early(case: Case, *, contiguous: bool) -> None:
+    """Up to each of its items, the last time in part; what was computed is not computed again."""
+    question = case.question(3, 3)
+    whole = case.request("whole", question, ANSWER_TOKENS)
+    kv = KvOptions(16, contiguous=contiguous)
+    engine = case.engine(max_sequences=1, token_budget=case.tiny.chunk_tokens, kv=kv)
+    one_token = replace(whole.sampling, max_tokens=1)
+    for count, item in enumerate(whole.embeddings):
+        beginning = replace(
+            whole,
+            request_id=f"before {count}",
+            token_ids=whole.token_ids[: item.start],
+            embeddings=whole.embeddings[:count],
+            sampling=one_token,
+        )
+        engine.add(beginning)
+        finish(engine)
+    engine.add(replace(whole, request_id="cancelled", sampling=one_token))
+    engine.step()
+    engine.cancel("cancelled")
+    before = engine.prefix_hits_tokens
+    engine.add(whole)
+    assert finish(engine)["whole"] == case.answer(question, ANSWER_TOKENS)
+    found = engine.prefix_hits_tokens - before
+    assert (found > 0) is engine.finds_prefixes
+    assert found >= whole.embeddings[-1].start // 16 * 16 - case.tiny.chunk_tokens or not engine.finds_prefixes
+    assert engine.finds_prefixes is (case.tiny.name not in WITHOUT_EARLY_PREFILL)
 
 
 def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:

@@ -17,6 +17,7 @@ from services.encoder.file_tier import FileTier
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
+from services.text.record import NO_RECORD, Record
 from services.text.service import TextService
 from services.text.settings import TextSettings
 from triptych.domain.embedding import LeaseId
@@ -234,6 +235,7 @@ async def text_instance(
     thread: InlineOffload | None = None,
     vision_encoder: VisionEncoder | None = None,
     budget: ImageBudget | None = None,
+    record: Record = NO_RECORD,
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds.
@@ -273,6 +275,7 @@ async def text_instance(
             engine_thread=thread or InlineOffload(1),
             rng=random.Random(2),
             clock=clock,
+            record=record,
             scheduler=None
             if vision_encoder is None
             else DeviceScheduler(engine, vision_encoder, budget, said.encode_patience_s, clock),

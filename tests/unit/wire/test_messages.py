@@ -168,6 +168,7 @@ INSTANCE = st.builds(
     kv_tokens=U64,
     parts=PARTS,
     continues=st.booleans(),
+    prefills_early=st.booleans(),
 )
 ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6, 0) | st.just(float("-inf")))
 LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)

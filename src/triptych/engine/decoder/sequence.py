@@ -89,7 +89,7 @@ def accept(
         for given, positions in zip(request.embeddings, checked.positions, strict=True)
     )
     plan = adapter.plan(list(request.token_ids), items)
-    prefix_hashes = _prefix_hashes(request, checked.token_ids, items, plan, limits)
+    prefix_hashes = _prefix_hashes(request, checked.token_ids, items, limits, looks_ahead=adapter.looks_ahead)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
     prompt_ids = np.unique(np.array([one for one in tokens if 0 <= one < limits.request.vocabulary], dtype=np.intp))
     end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else limits.eos_ids)
@@ -117,7 +117,7 @@ def accept(
 
 
 def _prefix_hashes(
-    request: EngineRequest, token_ids: Sequence[int], items: Sequence[PlacedItem], plan: PromptPlan, limits: Limits
+    request: EngineRequest, token_ids: Sequence[int], items: Sequence[PlacedItem], limits: Limits, *, looks_ahead: bool
 ) -> PrefixHashes | None:
     """None without prefix caching, or if an item has no identity."""
     keys = [given.key for given in request.embeddings]
@@ -125,6 +125,6 @@ def _prefix_hashes(
         return None
     keyed = [KeyedItem(key, item.positions) for key, item in zip(keys, items, strict=True)]
     salt = request.tenant_salt
-    if plan.looks_ahead:
+    if looks_ahead:
         salt = b"".join((salt, *(b"%d:" % len(key) + key for key in keys)))
     return PrefixHashes(limits.block_tokens, token_ids, keyed, salt=salt)

@@ -118,6 +118,7 @@ class TransformersTextEngine:
             shares_prefixes=self._batch.shares_prefixes,
             eos_ids=_eos_ids(model),
         )
+        self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
         if options.tpot_slo_s is not None:
             token_budget = max(max_sequences, self._measured_budget(options.tpot_slo_s))

@@ -91,8 +91,6 @@ class PromptPlan:
     """Spans whose positions attend to each other in both directions; a chunk contains all of one or nothing."""
     extra: Any = None
     """The adapter's own read-only data for ``inputs``."""
-    looks_ahead: bool = False
-    """Whether positions before an item depend on it; then no prefix can be reused without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,11 @@ class DecoderAdapter(Protocol):
 
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
         """How this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
+        ...
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether positions before an item depend on it; then no prefix can be reused without it."""
         ...
 
     @property

@@ -1,7 +1,6 @@
 """Granite Speech: a conformer over the whole clip; prompts with audio use a LoRA adapter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.audio_utils import mel_filter_bank
 
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
-from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
+from triptych.engine.families.adapters import Features, ForwardPart
 from triptych.engine.families.lora import Lora
 from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.item import MediaItem
@@ -76,9 +75,9 @@ class GraniteSpeechDecoder(PlainDecoder):
         elif self._model.config.has_lora_adapter:
             raise BadModel(f"config.json says has_lora_adapter, and {ADAPTER_CONFIG} is missing")
 
-    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
-        plan = super().plan(token_ids, items)
-        return replace(plan, looks_ahead=bool(items and self._lora is not None))
+    @property
+    def looks_ahead(self) -> bool:
+        return self._lora is not None
 
     @property
     def supports_cuda_graphs(self) -> bool:

@@ -99,7 +99,11 @@ class MllamaDecoder:
         ends = torch.tensor([len(states) for states in tiles]).cumsum(0).tolist()
         states = torch.cat([*tiles, *padding])
         zones = _zones([item.positions[0] for item in placed], ends)
-        return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)), looks_ahead=True)
+        return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)))
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
 
     @property
     def supports_cuda_graphs(self) -> bool:

@@ -31,6 +31,10 @@ class PlainDecoder:
         return PromptPlan(rows=embedding_rows(items))
 
     @property
+    def looks_ahead(self) -> bool:
+        return False
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         return True
 

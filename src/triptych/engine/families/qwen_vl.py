@@ -182,6 +182,10 @@ class QwenDecoder:
         )
 
     @property
+    def looks_ahead(self) -> bool:
+        return False
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         return True
 

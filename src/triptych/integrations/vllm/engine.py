@@ -202,6 +202,11 @@ class VllmTextEngine:
         return self._totals.preemptions
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Its prefix cache may be off, and finds what its own blocks end with: routers send it whole prompts."""
+        return False
+
+    @property
     def kv_copies(self) -> KvCopies:
         """None: vLLM recomputes what it preempts."""
         return KvCopies()

@@ -390,7 +390,7 @@ class ClusterMachine:
         if credit is None:
             return
         self._health.worked(credit)
-        if self._backlogs is not None and credit.working and credit.tokens:
+        if self._backlogs is not None and credit.working and credit.tokens and not credit.early:
             self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
             self._backlogs.observed()
         if credit.working and credit.answers is not None:
@@ -541,12 +541,20 @@ class ClusterMachine:
         return self._forget(instance.name, "has left", now_s)
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        unable = self._instances.without_continuations if event.continues else frozenset[str]()
+        if event.kept_credit is not None:
+            kept = self._kept(event.kept_credit)
+            if kept is not None:
+                return [Granted(event.request, (kept,))]
+            without_it = replace(event, kept_credit=None)
+            return self._return(event.kept_credit, now_s) + self._text_wanted(without_it, now_s)
+        unable = self._unable(event)
         answers = self._answers[event.with_items]
         each_tokens = self._expected.predict(answers, event.max_tokens)
         chosen = self._choose_text(event, event.avoid | unable, each_tokens, now_s)
         if chosen is None and event.continues:
             chosen = self._choose_text(event, unable, each_tokens, now_s)
+        if chosen is None and event.early:
+            return []
         if chosen is None:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = self._text_lost or (event.continues and self._instances.has_text)
@@ -554,8 +562,23 @@ class ClusterMachine:
         self._instances.turns[TEXT] += 1
         if self._backlogs is not None:
             self._backlogs.prompted(event.tokens)
-        place = Credit(chosen, TEXT[0], None, event.tokens, 0, answers, event.choices * each_tokens)
+        output_tokens = event.choices * each_tokens
+        place = Credit(chosen, TEXT[0], None, event.tokens, 0, answers, output_tokens, early=event.early)
         return [Granted(event.request, (self._credits.grant(place, None, now_s),))]
+
+    def _kept(self, number: int) -> Grant | None:
+        """The credit granted for beginnings of a prompt, for the whole request, if it can go there."""
+        credit = self._credits.by_number.get(number)
+        instance = None if credit is None else self._instances.by_name[credit.name]
+        if instance is None or not instance.usable or instance.info is None:
+            return None
+        return Grant(number, None, instance.name, instance.info.instance_id, "its beginning was computed there")
+
+    def _unable(self, event: TextWanted) -> frozenset[str]:
+        """Text instances of releases or with engines that cannot do what the request needs."""
+        if event.continues:
+            return self._instances.without_continuations
+        return self._instances.without_early_prefill if event.early else frozenset()
 
     def _choose_text(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
         return choose_text(

@@ -33,6 +33,8 @@ class Credit:
     report: int = 0
     """The number of the instance's last report when the credit was granted."""
     working: bool = True
+    early: bool = False
+    """For a request whose items are not all encoded: when its answer begins says nothing of the instance."""
     granted_s: float = 0.0
     pending_tokens: int = 0
     """Of the instance at this stage when the credit was granted, these included."""

@@ -167,6 +167,12 @@ class Instances:
             ]
         )
 
+    @property
+    def without_early_prefill(self) -> frozenset[str]:
+        """The names of instances that would compute the beginning of a prompt twice."""
+        known = self.by_name.items()
+        return frozenset([name for name, one in known if one.info is not None and not one.info.prefills_early])
+
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
         if self.backlogs is not None and self.backlogs.refresh():

@@ -36,6 +36,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.early_prefill import EarlyPrefill
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
     After,
@@ -44,6 +45,8 @@ from triptych.machine.router.request_events import (
     Generate,
     LeaseGranted,
     LeasesExtended,
+    PrefillEarly,
+    PrefilledEarly,
     Prepared,
     RequestEffect,
     RequestEvent,
@@ -70,6 +73,7 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.machine.router.text_attempts import TextAttempts
+from triptych.policy.dispatching import Dispatch, complete
 from triptych.policy.fairness import UNSHARED
 from triptych.policy.policies import Ordering
 from triptych.policy.queueing import FIRST_COME, Turn, by_slo
@@ -138,6 +142,7 @@ class RequestMachine:
         choices: int = 1,
         priority: int = 0,
         ordering: Ordering = by_slo,
+        dispatch: Dispatch = complete,
         resolves: bool = False,
         continued_tokens: int | None = None,
     ) -> None:
@@ -155,6 +160,7 @@ class RequestMachine:
         self._choices = choices
         self._priority = priority
         self._ordering = ordering
+        self._sends_early = dispatch
         self._expected = NOTHING_EXPECTED
         self._share = UNSHARED
         """Its tenant's, of the encoders."""
@@ -174,6 +180,7 @@ class RequestMachine:
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
         self._text = TextAttempts(limits.max_text_attempts)
+        self._early = EarlyPrefill()
         self._stats = RequestStats(request_id, model, started_s=now_s)
         if continued_tokens is not None:
             self._stats.goes_on(now_s, continued_tokens)
@@ -210,6 +217,8 @@ class RequestMachine:
         assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
+        if self._phase is not Phase.ENCODING:
+            assert self._early.grant is None, f"{self._phase.value} with a place for an early prefill"  # noqa: S101
         if self._phase is Phase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
@@ -237,7 +246,7 @@ class RequestMachine:
                 effects: list[RequestEffect] = []
                 for grant in grants:
                     effects += self._granted(grant, now_s)
-                return effects
+                return effects + self._prefill_early(now_s)
             case _ if self._over:
                 return []
             case Prepared():
@@ -246,6 +255,8 @@ class RequestMachine:
                 return self._first_token(now_s) if self._text.has(credit) else []
             case TextReported(credit, what):
                 return self._text_reported(what, now_s) if self._text.has(credit) else []
+            case PrefilledEarly(credit):
+                return self._prefilled_early(credit, now_s)
             case Refused():
                 wants_text = self._phase is Phase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
@@ -380,6 +391,8 @@ class RequestMachine:
     def _call_failed(self, credit: int, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         if self._text.has(credit):
             return self._text_failed(error, now_s, drains=drains)
+        if self._early.has(credit):
+            return self._early_failed(error)
         item, held = self._items.call_of(credit)
         if item is None or held is None or not held.pending:
             return []
@@ -466,7 +479,7 @@ class RequestMachine:
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
-        effects = self._items.release(error.message)
+        effects = self._early.give_up(error.message) + self._items.release(error.message)
         self._phase = Phase.WAITING
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
@@ -475,7 +488,7 @@ class RequestMachine:
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
         if not self._items.ready:
-            return []
+            return self._prefill_early(now_s)
         needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
         stale = [held for held in self._items.held if held.stale(needed_until_s)]
         if not stale:
@@ -494,26 +507,76 @@ class RequestMachine:
         self._phase = Phase.DISPATCHING
         if not self._begun or self._stats.encoded_s is None:
             self._stats.encoded_s = now_s
-        return [
-            TextWanted(
-                self._number,
-                self._stats.prompt_tokens,
-                self._text.avoid,
-                self._items.nbytes_by_encoder(),
-                reason,
-                choices=self._choices,
-                max_tokens=self._answer_tokens,
-                with_items=bool(self._items),
-                continues=self._begun,
-            )
-        ]
+        kept_credit = self._early.kept_credit
+        return [*self._early.stop(reason), self._text_wanted(reason, kept_credit=kept_credit)]
+
+    def _text_wanted(self, reason: str, *, early: bool = False, kept_credit: int | None = None) -> TextWanted:
+        return TextWanted(
+            self._number,
+            self._stats.prompt_tokens,
+            self._text.avoid,
+            self._items.nbytes_by_encoder(),
+            reason,
+            choices=self._choices,
+            max_tokens=self._answer_tokens,
+            with_items=bool(self._items),
+            continues=self._begun,
+            early=early,
+            kept_credit=kept_credit,
+        )
 
     def _text_granted(self, grant: Grant) -> list[RequestEffect]:
+        if self._may_prefill_early and self._early.grant is None:
+            self._early.grant = grant
+            return []
         if self._phase is not Phase.DISPATCHING or self._text.current is not None:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._text.send(grant)
         self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
         return [Generate(grant.credit, grant.name, self._items.placements(), self._turn(encoded=True), self._begun)]
+
+    # --- early prefill -----------------------------------------------------------------------------------------------
+
+    @property
+    def _may_prefill_early(self) -> bool:
+        encodes = self._phase is Phase.ENCODING and not self._items.ready
+        return encodes and not (self._resolves or self._begun or self._text.sent or self._early.failed)
+
+    def _prefill_early(self, now_s: float) -> list[RequestEffect]:
+        """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
+        that in its prefix cache when the whole request comes. The items sent with it need new leases for that.
+        """
+        early = self._early
+        if early.running or not self._may_prefill_early:
+            return []
+        count, tokens = self._items.beginning()
+        if not self._sends_early(tokens=tokens, sent_tokens=early.tokens):
+            return []
+        if early.grant is None:
+            return [self._text_wanted("items are missing", early=True)]
+        early.running, early.tokens, self._stats.early_tokens = True, tokens, tokens
+        placements = self._items.placements(count)
+        turn, lease_s, reason = self._turn(encoded=True), self._lease_s(now_s), "a beginning was sent with it"
+        return [
+            PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, turn),
+            *(held.renew(self._new_lease, now_s, lease_s, reason) for held in self._items.held_of(count)),
+        ]
+
+    def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
+        if not self._early.has(credit):
+            return []
+        self._early.running = False
+        return self._prefill_early(now_s)
+
+    def _early_failed(self, error: TriptychError) -> list[RequestEffect]:
+        """Nothing is lost but time. What a pull has found wrong, the next one finds too."""
+        grant = self._early.grant
+        if grant is not None and not isinstance(error, TransferFailed | LeaseLost):
+            self._text.avoid |= {grant.name}
+        self._early.failed, self._early.running, self._stats.early_tokens = True, False, 0
+        return self._early.give_up(error.message)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not.
@@ -582,6 +645,7 @@ class RequestMachine:
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
+        effects += self._early.give_up(phase.value)
         effects += self._items.release(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:
             self._stats.first_token_s = now_s

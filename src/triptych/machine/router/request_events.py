@@ -70,6 +70,13 @@ class TextReported:
 
 
 @record
+class PrefilledEarly:
+    """The beginning that was sent with PrefillEarly is computed."""
+
+    credit: int
+
+
+@record
 class Resumed:
     """The pause of this number has ended."""
 
@@ -100,6 +107,7 @@ RequestEvent = (
     | LeasesExtended
     | FirstToken
     | TextReported
+    | PrefilledEarly
     | CallFailed
     | Resumed
     | Failed
@@ -163,6 +171,17 @@ class Generate:
 
 
 @record
+class PrefillEarly:
+    """Have the text instance compute the first ``tokens`` tokens of the prompt, while items are being encoded."""
+
+    credit: int
+    name: str
+    placements: tuple[Placement, ...]
+    tokens: int
+    turn: Turn
+
+
+@record
 class Resolved:
     """Tell the caller where the items are. They are held until the request ends."""
 
@@ -196,4 +215,4 @@ class End:
 ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone | EmbeddingsRead | HedgeWanted | Overtaken
 """Effects that are events of the cluster machine."""
 
-RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Resolved | Abort | After | Release | End
+RequestEffect = ToCluster | Encode | Renew | Extend | Generate | PrefillEarly | Resolved | Abort | After | Release | End

@@ -49,6 +49,10 @@ class RequestItems:
                 return False
         return True
 
+    def held_of(self, count: int) -> list[HeldTicket]:
+        """Of the first ``count``."""
+        return [item.held for item in self._items[:count] if item.held is not None]
+
     def holder_of(self, credit: int) -> RequestItem | None:
         """The item that holds this credit, if any."""
         for item in self._items:
@@ -76,21 +80,38 @@ class RequestItems:
 
     # --- for a reader ------------------------------------------------------------------------------------------------
 
-    def placements(self) -> tuple[Placement, ...]:
-        """Where the embeddings go in the prompt. The tickets are in the hands of a reader then."""
-        placements = tuple([item.placement for item in self._items])
-        self._sent()
+    def beginning(self) -> tuple[int, int]:
+        """How many items, from the first on, are encoded with tickets that have not been sent; and the tokens of the prompt
+        before the next one. A sharded item counts whole.
+        """
+        count = tokens = 0
+        for item in self._items:
+            shard = item.plan.shard
+            if shard is None or shard.first == 0:
+                count, tokens = item.index, item.plan.start
+            if not item.ready or item.held is None or item.held.unsent is None:
+                break
+        return count, tokens
+
+    def placements(self, count: int | None = None) -> tuple[Placement, ...]:
+        """Where the embeddings of all, or of the first ``count``, go in the prompt. The tickets are in the hands of a reader
+        then.
+        """
+        items = self._items[:count]
+        placements = tuple([item.placement for item in items])
+        self._sent(items)
         return placements
 
     def resolved(self) -> tuple[ResolvedItem, ...]:
         """Where the embeddings are. The tickets are in the hands of a reader then."""
         resolved = tuple([item.resolved for item in self._items])
-        self._sent()
+        self._sent(self._items)
         return resolved
 
-    def _sent(self) -> None:
-        for held in self.held:
-            held.unsent = None
+    def _sent(self, items: Iterable[RequestItem]) -> None:
+        for item in items:
+            if item.held is not None:
+                item.held.unsent = None
 
     def read(self) -> list[RequestEffect]:
         """A reader has them."""

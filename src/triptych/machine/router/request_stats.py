@@ -31,6 +31,8 @@ class RequestStats:
     """In all, from the breaks of its stream to the next token."""
     continued_tokens: int = 0
     """Tokens that another router has passed on."""
+    early_tokens: int = 0
+    """Of the prompt, those that were sent to the text instance before all items were encoded."""
     _broke_s: float | None = None
     """When its stream broke, until it goes on."""
 
@@ -95,5 +97,6 @@ class RequestStats:
             continued_tokens=self.continued_tokens,
             preemptions=preemptions,
             preempted_s=preempted_s,
+            early_tokens=self.early_tokens,
             error=self.error,
         )

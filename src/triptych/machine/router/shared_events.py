@@ -73,6 +73,10 @@ class TextWanted:
     with_items: bool = False
     continues: bool = False
     """Some of its answer has been sent: the instance must be able to go on with it."""
+    early: bool = False
+    """For beginnings of its prompt, while items are missing; it is answered only if it is granted."""
+    kept_credit: int | None = None
+    """What was granted for them: granted again if its instance is still usable, else returned."""
 
 
 @record

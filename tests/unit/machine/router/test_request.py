@@ -40,6 +40,8 @@ from triptych.machine.router.request_events import (
     Generate,
     LeaseGranted,
     LeasesExtended,
+    PrefillEarly,
+    PrefilledEarly,
     Prepared,
     Renew,
     RequestEffect,
@@ -66,6 +68,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.policy.dispatching import Dispatch, complete
 from triptych.policy.policies import ORDERINGS
 from triptych.policy.queueing import AGEING_FACTOR, Turn
 
@@ -99,23 +102,40 @@ def items(count: int) -> tuple[ItemPlan, ...]:
     )
 
 
-Call = Encode | Renew | Generate | TextWanted | CreditsWanted
+Call = Encode | Renew | PrefillEarly | Generate | TextWanted | CreditsWanted
 
 
 class World:
     """Performs the machine's effects on command, and tracks leases and credits."""
 
     def __init__(
-        self, count: int, limits: RequestLimits = LIMITS, *, resolves: bool = False, hedge_after_s: float = inf
+        self,
+        count: int,
+        limits: RequestLimits = LIMITS,
+        *,
+        resolves: bool = False,
+        hedge_after_s: float = inf,
+        dispatch: Dispatch = complete,
+        plans: tuple[ItemPlan, ...] = (),
     ) -> None:
         self.machine = RequestMachine(
-            1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease, resolves=resolves
+            1,
+            "r",
+            "m",
+            now_s=0.0,
+            deadline_s=DEADLINE_S,
+            limits=limits,
+            new_lease=self.new_lease,
+            resolves=resolves,
+            dispatch=dispatch,
         )
         self.now_s = 0.0
         self.credits: dict[int, str] = {}
         self.leases: dict[LeaseId, str] = {}
         self.serial = self.text_serial = 0
         self.credits_of_texts: set[int] = set()
+        self.early: dict[int, str] = {}
+        """Places for early prefills that have not become that of the request."""
         self.avoided: frozenset[str] = frozenset()
         self.named: set[LeaseId] = set()
         self.calls: list[Call] = []
@@ -127,7 +147,7 @@ class World:
         self.hedges_wanted: list[HedgeWanted] = []
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
-        self.feed(Prepared(items(count), prompt_tokens=50, answer_tokens=16))
+        self.feed(Prepared(plans or items(count), prompt_tokens=50, answer_tokens=16))
 
     def feed(self, event: RequestEvent) -> list[RequestEffect]:  # noqa: C901, PLR0912 - one dispatch
         effects = self.machine.handle(event, self.now_s)
@@ -135,7 +155,7 @@ class World:
         self.effects += effects
         for effect in effects:
             match effect:
-                case Encode() | Renew() | Generate() | TextWanted() | CreditsWanted():
+                case Encode() | Renew() | PrefillEarly() | Generate() | TextWanted() | CreditsWanted():
                     self.calls.append(effect)
                 case After(_, Signal.LEASES_DUE):
                     self.alarmed = True
@@ -158,6 +178,8 @@ class World:
                 case Release(_, credit, lease_ids):
                     if credit is not None and credit not in self.credits_of_texts:
                         del self.credits[credit]
+                    elif credit is not None:
+                        self.early.pop(credit, None)
                     for lease_id in lease_ids:
                         self.leases.pop(lease_id, None)
                 case End(error):
@@ -166,7 +188,7 @@ class World:
 
     @staticmethod
     def is_for(call: Call, credit: int) -> bool:
-        return isinstance(call, Encode | Renew) and call.credit == credit
+        return isinstance(call, Encode | Renew | PrefillEarly) and call.credit == credit
 
     def take(self, kind: type) -> list[Call]:
         found = [call for call in self.calls if isinstance(call, kind)]
@@ -217,12 +239,35 @@ class World:
         ticket = self.ticket(call.key, call.name, call.lease_id, call.lease_s)
         self.feed(LeaseGranted(call.credit, call.name, ticket))
 
-    def place_text(self, call: TextWanted) -> Generate:
+    def succeed(self, call: Encode | Renew | PrefillEarly) -> None:
+        match call:
+            case Encode():
+                self.encoded(call)
+            case Renew():
+                self.renewed(call)
+            case PrefillEarly(credit):
+                self.feed(PrefilledEarly(credit))
+
+    def place_early(self, call: TextWanted) -> None:
+        assert call.early
+        self.feed(Granted(1, (self.text_grant(call),)))
+
+    def text_grant(self, call: TextWanted) -> Grant:
+        if call.kept_credit is not None:
+            name = self.early.pop(call.kept_credit)
+            return Grant(call.kept_credit, None, name, f"i-{name}")
         self.serial += 1
-        number = self.text_serial = self.text_serial + 1
-        self.avoided = call.avoid
+        self.text_serial += 1
+        name = f"t{self.text_serial}"
         self.credits_of_texts.add(self.serial)
-        self.feed(Granted(1, (Grant(self.serial, None, f"t{number}", f"i-t{number}"),)))
+        if call.early:
+            self.early[self.serial] = name
+        return Grant(self.serial, None, name, f"i-{name}")
+
+    def place_text(self, call: TextWanted) -> Generate:
+        assert not call.early
+        self.avoided = call.avoid
+        self.feed(Granted(1, (self.text_grant(call),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
         assert call.with_items is (self.machine.image_tokens > 0)
@@ -265,6 +310,7 @@ class World:
         assert self.machine.phase is phase
         assert len(self.ends) == 1
         assert not self.credits
+        assert not self.early
         assert not self.leases
         assert not self.calls_left
 
@@ -280,7 +326,7 @@ class World:
         return error
 
 
-def failed(call: Encode | Renew | Generate, error: TriptychError) -> CallFailed:
+def failed(call: Encode | Renew | PrefillEarly | Generate, error: TriptychError) -> CallFailed:
     return CallFailed(call.credit, call.name, error)
 
 
@@ -1556,6 +1602,11 @@ def test_released_and_long_enough_leases_are_not_extended() -> None:
     assert world.feed(late) == []
 
 
+def growing(*, tokens: int, sent_tokens: int) -> bool:
+    """Each beginning that is longer than the one before."""
+    return tokens > sent_tokens
+
+
 ERRORS: tuple[TriptychError, ...] = (
     InstanceLost("gone"),
     Unavailable("draining"),
@@ -1578,7 +1629,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     rng = Random(seed)
-    world = World(count, hedge_after_s=rng.choice([inf, 0.1, 5.0]))
+    dispatching = rng.choice([complete, growing])
+    world = World(count, hedge_after_s=rng.choice([inf, 0.1, 5.0]), dispatch=dispatching)
     dispatch: Generate | None = None
     for _ in range(400):
         if world.ends:
@@ -1612,6 +1664,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.calls and (dispatch is None or rng.random() < 0.5):
             call = rng.choice(world.calls)
             world.calls.remove(call)
+            if isinstance(call, PrefillEarly):
+                assert call.credit in world.early, "a call whose place is returned is cancelled"
             if isinstance(call, Encode | Renew):
                 assert call.credit in world.credits, "a call whose credit is released is cancelled"
             _answer(world, call, rng, failing)
@@ -1620,6 +1674,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert len(world.ends) == 1, "it does not end"
     assert world.machine.phase.over
     assert not world.credits
+    assert not world.early
     assert not world.leases
     assert not world.calls_left, "abandoned calls are cancelled"
     # Leases in responses that were still in flight are released too.
@@ -1647,22 +1702,28 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
             else:
                 refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
                 world.feed(Refused(1, refusal, final=rng.random() < 0.05))
-        case Encode():
+        case Encode() | Renew() | PrefillEarly():
             if fails:
                 world.feed(failed(call, some_error(rng)))
             else:
-                world.encoded(call)
-        case Renew():
-            if fails:
-                world.feed(failed(call, some_error(rng)))
-            else:
-                world.renewed(call)
+                world.succeed(call)
         case TextWanted():
-            if rng.random() < 0.1:
-                world.feed(Refused(1, Unavailable("none")))
-            else:
-                return world.place_text(call)
+            return _answer_text(world, call, rng)
     return None
+
+
+def _answer_text(world: World, call: TextWanted, rng: Random) -> Generate | None:
+    if call.early:
+        if rng.random() < 0.7:
+            world.place_early(call)
+        return None
+    if call.kept_credit is not None and rng.random() < 0.3:  # its instance was lost
+        del world.early[call.kept_credit]
+        call = replace(call, kept_credit=None)
+    if call.kept_credit is None and rng.random() < 0.1:
+        world.feed(Refused(1, Unavailable("none")))
+        return None
+    return world.place_text(call)
 
 
 def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Generate | None:

@@ -54,6 +54,7 @@ class KillableInstance:
         self.kv_tokens = 0
         self.parts: tuple[ServedPart, ...] = ()
         self.continues = False
+        self.prefills_early = False
         self.closed = 0
         self._died = asyncio.Event()
 
@@ -90,6 +91,7 @@ class KillableInstance:
             kv_tokens=self.kv_tokens,
             parts=self.parts,
             continues=self.continues,
+            prefills_early=self.prefills_early,
         )
 
 
@@ -250,12 +252,15 @@ async def bench(
     arena_bytes: int = 1 << 20,
     settings: RouterSettings | None = None,
     profiles: Sequence[Profile] = (),
+    prefills_early: bool = False,
 ) -> AsyncIterator[Bench]:
     """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must
-    hold nothing.
+    hold nothing. ``prefills_early``: what text instances say.
     """
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
+    for text in text_pool:
+        text.prefills_early = prefills_early
     instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
     for one in (*pool, *text_pool):
         one.parts = tuple(

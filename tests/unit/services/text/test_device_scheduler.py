@@ -47,7 +47,9 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
             whole = HybridInstance(p.text.service, p.encoder.service, TextSettings(model=Path()))
             info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
             assert (encoder.role, text.role, info.role) == (Role.E, Role.PD, Role.EPD)
-            assert info == replace(encoder, role=Role.EPD, kv_tokens=text.kv_tokens, continues=True)
+            assert info == replace(
+                encoder, role=Role.EPD, kv_tokens=text.kv_tokens, continues=True, prefills_early=True
+            )
             async with aclosing(whole.watch_load()) as loads:
                 assert (await anext(loads)).stages == dict.fromkeys(Stage, StageLoad(0, 0))
                 kept = await p.encoder.service.encode(encode_request("bird"))
