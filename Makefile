@@ -120,6 +120,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
 	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
 	$(BIN)/python -m benchmarks.hedging --json benchmarks/results/hedging.json
+	$(BIN)/python -m benchmarks.early_prefill --json benchmarks/results/early_prefill.json
 	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
 	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
 	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json

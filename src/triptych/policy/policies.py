@@ -120,7 +120,7 @@ class PolicyNames:
     having come later), or none (they are not told apart)."""
     dispatch: str = "complete"
     """When a request goes to a text instance: complete (once all items are encoded), or prefix (the beginning of its prompt, up to
-    the first item that is missing, is computed there meanwhile)."""
+    the first item that is missing, is computed meanwhile by one that has no other prompt to compute)."""
 
     def __post_init__(self) -> None:
         Policies.named(self)

@@ -542,11 +542,10 @@ class ClusterMachine:
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         if event.kept_credit is not None:
-            kept = self._kept(event.kept_credit)
-            if kept is not None:
+            if (kept := self._kept(event.kept_credit, event)) is not None:
                 return [Granted(event.request, (kept,))]
-            without_it = replace(event, kept_credit=None)
-            return self._return(event.kept_credit, now_s) + self._text_wanted(without_it, now_s)
+            anywhere = replace(event, kept_credit=None)
+            return self._return(event.kept_credit, now_s) + self._text_wanted(anywhere, now_s)
         unable = self._unable(event)
         answers = self._answers[event.with_items]
         each_tokens = self._expected.predict(answers, event.max_tokens)
@@ -566,11 +565,17 @@ class ClusterMachine:
         place = Credit(chosen, TEXT[0], None, event.tokens, 0, answers, output_tokens, early=event.early)
         return [Granted(event.request, (self._credits.grant(place, None, now_s),))]
 
-    def _kept(self, number: int) -> Grant | None:
-        """The credit granted for beginnings of a prompt, for the whole request, if it can go there."""
+    def _kept(self, number: int, event: TextWanted) -> Grant | None:
+        """The credit granted for beginnings of a prompt, for the whole request; None if its instance is not usable, or another
+        would have computed the whole prompt before that one has computed the rest.
+        """
         credit = self._credits.by_number.get(number)
         instance = None if credit is None else self._instances.by_name[credit.name]
         if instance is None or not instance.usable or instance.info is None:
+            return None
+        texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
+        others = [one.pending_tokens(TEXT[0]) for one in texts if one.usable and one is not instance]
+        if others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens:
             return None
         return Grant(number, None, instance.name, instance.info.instance_id, "its beginning was computed there")
 

@@ -169,9 +169,14 @@ class Instances:
 
     @property
     def without_early_prefill(self) -> frozenset[str]:
-        """The names of instances that would compute the beginning of a prompt twice."""
-        known = self.by_name.items()
-        return frozenset([name for name, one in known if one.info is not None and not one.info.prefills_early])
+        """The names of instances that would compute the beginning of a prompt twice, or have other prompts to compute."""
+        return frozenset(
+            [
+                name
+                for name, one in self.by_name.items()
+                if one.info is not None and (not one.info.prefills_early or one.pending_tokens(Stage.PREFILL) > 0)
+            ]
+        )
 
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""

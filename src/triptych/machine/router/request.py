@@ -507,10 +507,10 @@ class RequestMachine:
         self._phase = Phase.DISPATCHING
         if not self._begun or self._stats.encoded_s is None:
             self._stats.encoded_s = now_s
-        kept_credit = self._early.kept_credit
-        return [*self._early.stop(reason), self._text_wanted(reason, kept_credit=kept_credit)]
+        wanted = self._text_wanted(reason)
+        return [*self._early.stop(reason), wanted]
 
-    def _text_wanted(self, reason: str, *, early: bool = False, kept_credit: int | None = None) -> TextWanted:
+    def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
         return TextWanted(
             self._number,
             self._stats.prompt_tokens,
@@ -522,7 +522,8 @@ class RequestMachine:
             with_items=bool(self._items),
             continues=self._begun,
             early=early,
-            kept_credit=kept_credit,
+            kept_credit=self._early.kept_credit,
+            kept_tokens=self._early.tokens,
         )
 
     def _text_granted(self, grant: Grant) -> list[RequestEffect]:

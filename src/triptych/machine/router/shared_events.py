@@ -74,9 +74,12 @@ class TextWanted:
     continues: bool = False
     """Some of its answer has been sent: the instance must be able to go on with it."""
     early: bool = False
-    """For beginnings of its prompt, while items are missing; it is answered only if it is granted."""
+    """For beginnings of its prompt, while items are missing: it is answered only if it is granted, by an instance that has no
+    other prompt to compute."""
     kept_credit: int | None = None
-    """What was granted for them: granted again if its instance is still usable, else returned."""
+    """What was granted for them: granted again if its instance is still the better one, else returned."""
+    kept_tokens: int = 0
+    """Of the prompt, those that are computed there."""
 
 
 @record

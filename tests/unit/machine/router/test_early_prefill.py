@@ -5,14 +5,31 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.machine.router.test_cluster import cluster, info, load, text_granted, text_load
 from tests.unit.machine.router.test_request import TENSORS, World, failed, growing, items
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import Shard
 from triptych.errors import ArenaFull, EngineFailure, InstanceLost, LeaseLost, Overloaded, TransferFailed, TriptychError
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_events import (
+    ClusterEvent,
+    InstanceSeen,
+    InstanceSuspected,
+    LoadReported,
+    MemberLeaving,
+)
 from triptych.machine.router.request import Phase
 from triptych.machine.router.request_events import Abort, Encode, Generate, PrefillEarly, PrefilledEarly, Renew, Signal
 from triptych.machine.router.request_items import RequestItems
-from triptych.machine.router.shared_events import CallFailed, FirstToken, Granted, Release, TextWanted
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditReturned,
+    FirstToken,
+    Grant,
+    Granted,
+    Release,
+    TextWanted,
+)
 from triptych.policy.dispatching import LEAST_TOKENS, complete, prefix
 
 
@@ -245,3 +262,65 @@ def test_a_second_place_is_given_back() -> None:
     world.place_early(wanted)
     grants = world.feed(Granted(1, (world.text_grant(wanted),)))
     assert [effect.reason for effect in grants if isinstance(effect, Release)] == ["no longer wanted"]
+
+
+def texts(*names: str) -> ClusterMachine:
+    """A cluster with these text instances, which prefill early but for ``u``."""
+    machine = cluster("a")
+    for name in names:
+        machine.handle(InstanceSeen(name, replace(info(name), prefills_early=name != "u")), 0)
+    return machine
+
+
+def granted_early(machine: ClusterMachine, request: int) -> Grant | None:
+    effects = machine.handle(TextWanted(request, 100, early=True), 0)
+    return text_granted(effects) if effects else None
+
+
+def test_only_instances_without_other_prompts_that_find_beginnings_again_get_them() -> None:
+    machine = texts("t", "u")
+    first = granted_early(machine, 1)
+    assert first is not None
+    assert first.name == "t"
+    assert granted_early(machine, 2) is None, "one computes the first request's, and the other would compute it twice"
+    machine.handle(FirstToken(first.credit), 0)
+    assert granted_early(machine, 3) is not None
+
+
+def test_a_place_becomes_that_of_the_request() -> None:
+    machine = texts("t")
+    early = granted_early(machine, 1)
+    assert early is not None
+    kept = text_granted(machine.handle(TextWanted(1, 100, kept_credit=early.credit, kept_tokens=60), 0))
+    assert (kept.credit, kept.name) == (early.credit, "t")
+
+
+def test_a_place_where_others_are_in_front_is_exchanged_if_that_is_sooner() -> None:
+    """Tokens to compute: 100 elsewhere, against those of others and 40 where the beginning is."""
+    for of_others, chosen in ((50, "t"), (61, "u")):
+        machine = texts("t")
+        early = granted_early(machine, 1)
+        assert early is not None
+        machine.handle(LoadReported("t", text_load(of_others + 100, 2, 0)), 0)
+        machine.handle(InstanceSeen("u", info("u")), 0)
+        grant = text_granted(machine.handle(TextWanted(1, 100, kept_credit=early.credit, kept_tokens=60), 0))
+        assert grant.name == chosen
+        assert (grant.credit == early.credit) is (chosen == "t")
+        machine.handle(CreditReturned(grant.credit), 0)
+        assert machine.outstanding == 0
+
+
+@pytest.mark.parametrize("event", [MemberLeaving("t"), InstanceSuspected("t"), LoadReported("t", load(draining=True))])
+def test_a_place_at_an_instance_that_goes_is_returned(event: ClusterEvent) -> None:
+    machine = texts("t", "u")
+    early = granted_early(machine, 1)
+    assert early is not None
+    machine.handle(event, 0)
+    (answer,) = [
+        effect
+        for effect in machine.handle(TextWanted(1, 100, kept_credit=early.credit, kept_tokens=60), 0)
+        if isinstance(effect, Granted)
+    ]
+    assert answer.grants[0].name == "u"
+    machine.handle(CreditReturned(answer.grants[0].credit), 0)
+    assert machine.outstanding == 0
