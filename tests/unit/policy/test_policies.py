@@ -8,6 +8,7 @@ from triptych.policy.affinity import Holding
 from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
+    DISPATCHES,
     ORDERINGS,
     ROUTINGS,
     SHARDINGS,
@@ -27,6 +28,7 @@ NAMES = {
     "admission": "bounded",
     "deadlines": "admit",
     "tenants": "none",
+    "dispatch": "prefix",
 }
 
 
@@ -48,6 +50,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "admission": ADMISSIONS,
         "deadlines": DEADLINES,
         "tenants": TENANTS,
+        "dispatch": DISPATCHES,
     }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})
