@@ -129,8 +129,8 @@ class Model:
         in_prompt = isinstance(self.family, FakeFamily)
         return planned.text_tokens + (sum(map(self.tokens, planned.images)) if in_prompt else len(planned.images))
 
-    def isolated_ttft_s(self, planned: Planned) -> float:
-        """Of a request that has the system to itself, by the profiles."""
+    def isolated_ttft_s(self, planned: Planned, *, encoders: int) -> float:
+        """Of a request that has the system to itself, by the profiles. Its images are spread over so many ``encoders``."""
         counts = ClassWindow(
             arrivals=1,
             items=len(planned.images),
@@ -138,7 +138,7 @@ class Model:
             pixels=sum(size.width * size.height for size in planned.images),
             prompt_tokens=self.prompt_tokens(planned),
         )
-        alone = isolated(Profiles(*map(Costs, self.profiles)), counts)
+        alone = isolated(Profiles(*map(Costs, self.profiles)), counts, encoders=encoders)
         assert alone is not None, "both profiles are known"
         return alone.ttft_s
 

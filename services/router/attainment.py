@@ -97,7 +97,7 @@ class Attainment:
             number,
             class_name,
             priority=priority,
-            media_work=_encode_work(isolated, counts.media_tokens),
+            media_work=self._encode_work(counts),
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
             tenant=tenant,
@@ -106,6 +106,20 @@ class Attainment:
         return self._recorder.prepared(
             number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s, begun=begun
         )
+
+    def _encode_work(self, counts: ClassWindow) -> int:
+        """Of all items, in microseconds by a profile, else in tokens."""
+        if not counts.items or self._isolated is None:
+            return counts.media_tokens
+        item = ClassWindow(
+            arrivals=1,
+            items=1,
+            media_tokens=round(counts.media_tokens / counts.items),
+            media_bytes=round(counts.media_bytes / counts.items),
+            pixels=round(counts.pixels / counts.items),
+        )
+        alone = self._isolated(item)
+        return counts.media_tokens if alone is None else max(1, round(1e6 * counts.items * alone.encode_s))
 
     def share(self, number: int, stage: Stage) -> Share:
         """See ``WaitPredictor.share``."""
@@ -171,13 +185,6 @@ class Attainment:
             _verdicts(model, self._recorder.judged),
             (*_LABELS, "verdict"),
         )
-
-
-def _encode_work(isolated: Isolated | None, media_tokens: int) -> int:
-    """In microseconds by a profile, else in tokens."""
-    if isolated is None or not media_tokens:
-        return media_tokens
-    return max(1, round(1e6 * isolated.encode_s))
 
 
 def _verdicts(model: str, judged: Mapping[tuple[str, Metric], Judged]) -> dict[tuple[str, ...], float]:

@@ -193,6 +193,11 @@ class Cluster:
         return self._machine.instances.pool(ENCODE, self._clock())
 
     @property
+    def encoder_count(self) -> int:
+        """The instances that encode, whatever their state."""
+        return len(self._machine.instances.pools[ENCODE])
+
+    @property
     def texts(self) -> Pool:
         """The instances that prefill and decode, with their estimated load."""
         return self._machine.instances.pool(TEXT, self._clock())

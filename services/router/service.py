@@ -145,7 +145,8 @@ class RouterService:
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
         costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.parts.items()}
-        return isolated(Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER)), counts)
+        profiles = Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER))
+        return isolated(profiles, counts, encoders=self._cluster.encoder_count)
 
     @property
     def running(self) -> int:

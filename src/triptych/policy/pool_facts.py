@@ -6,7 +6,7 @@ What is missing is named, never guessed.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, TypeVar
 
 from triptych.domain.decision import PoolFacts
@@ -81,12 +81,14 @@ def hybrid_facts(
     return PoolFacts(per_s, _wait_s(shares, classes), missing)
 
 
-def isolated(profiles: Profiles, one: ClassWindow) -> Isolated | None:
+def isolated(profiles: Profiles, one: ClassWindow, *, encoders: int = 1) -> Isolated | None:
     """The latencies of a request with the system to itself, from a window with nothing but it; None if they are unknown.
 
-    What no profile has is 0: preparation at the router, and the pull.
+    Its items are spread over ``encoders``, each of which encodes its part in one pass. What no profile has is 0: preparation
+    at the router, and the pull.
     """
-    encode_s, prefill_s = _encode_s(profiles.encoder, one), _prefill_s(profiles.text, one)
+    items = ceil(one.items / max(1, encoders))
+    encode_s, prefill_s = _encode_s(profiles.encoder, one, items), _prefill_s(profiles.text, one)
     if profiles.text is None or encode_s is None or prefill_s is None:
         return None
     return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, one.prompt_tokens).value)
@@ -260,14 +262,14 @@ def _wait_s(shares: Mapping[str, _Share], classes: Mapping[str, ClassWindow]) ->
     return max(0.0, min((share.limit_s - share.alone_s for share in common), default=inf))
 
 
-def _encode_s(costs: Costs | None, one: ClassWindow) -> float | None:
-    """Preparation and encoding of a mean item. The items of a request are encoded in parallel."""
+def _encode_s(costs: Costs | None, one: ClassWindow, items: int = 1) -> float | None:
+    """Preparation of a mean item, as there is a core for each, and one pass over so many of them."""
     if not one.items:
         return 0.0
     if costs is None:
         return None
     (item,) = item_mix({"": one})
-    return costs.encode_s(item.tokens).value + _prepare_s(costs, item)
+    return costs.encode_s(item.tokens, items).value + _prepare_s(costs, item)
 
 
 def _prepare_s(costs: Costs, item: ItemClass) -> float:

@@ -106,6 +106,34 @@ def test_with_profiles_the_first_request_of_a_class_is_judged_and_its_miss_charg
     run(test())
 
 
+def test_the_objective_counts_all_items_over_all_encoders_and_the_work_counts_them_all() -> None:
+    """0.025 s for each token: 0.1 s for each of the images, of 4 tokens."""
+    encoder = synthetic_encoder_profile(pass_s=1e-9, token_s=0.025, load_s=0.0, prepare_s=1e-9)
+
+    async def test() -> None:
+        async with bench(encoders=2, profiles=(encoder, synthetic_profile(Stage.PREFILL))) as made:
+            await collect(made.router, ask("a", [image(number) for number in range(4)]))
+            metrics = Metrics()
+            gauges.watch(metrics, made.router)
+            families = list(text_string_to_metric_families(metrics.render().decode()))
+            (limit_s,) = [
+                sample.value
+                for family in families
+                for sample in family.samples
+                if sample.name == "triptych_slo_limit_seconds" and sample.labels["metric"] == "ttft"
+            ]
+            assert limit_s == pytest.approx(5 * (2 * 0.1 + 0.1), rel=0.01)
+            (work_us,) = [
+                sample.value
+                for family in families
+                for sample in family.samples
+                if sample.name == "triptych_tenant_work_total" and sample.labels["stage"] == "encode"
+            ]
+            assert work_us == pytest.approx(4 * 100_000, rel=0.01)
+
+    run(test())
+
+
 @pytest.mark.parametrize("stages", [(), (Stage.ENCODE,), (Stage.PREFILL,)])
 def test_without_the_profiles_of_both_parts_the_first_image_is_not_judged(stages: tuple[Stage, ...]) -> None:
     async def test() -> None:
