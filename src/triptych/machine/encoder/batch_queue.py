@@ -156,8 +156,9 @@ class BatchLimits:
     """Share of these items and bytes, and of the threads that prepare, that videos and audio never take."""
     max_batch_items: Positive = 8
     """Most items in one pass of the encoder."""
-    max_batch_tokens: Positive = 8192
-    """Most embedding tokens in one pass of the encoder; a larger item runs alone."""
+    max_batch_tokens: Positive = 2048
+    """Most embedding tokens in one pass of the encoder; a larger item runs alone. All items of a pass are done at its end, and
+    what is due earlier waits until then."""
     max_batch_bytes: Positive = 256 << 20
     """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
 

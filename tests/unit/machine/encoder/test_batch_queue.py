@@ -70,6 +70,17 @@ def test_a_batch_is_bounded_in_bytes_too() -> None:
     assert queue.handle(Take(), 0.0) == [Encode((b"d",))]
 
 
+def test_by_default_an_item_waits_for_no_more_than_2048_tokens_before_it_and_shares_its_pass_with_as_many() -> None:
+    """With 8192 an item of 4 tokens was done only with those of 900 ms, and what came waited for them as long."""
+    queue = BatchQueue(BatchLimits(), max_preparing=MOST)
+    for name, tokens in (("small", 4), ("b", 1024), ("c", 1020), ("d", 1024), ("large", 5000)):
+        queue.handle(arrive(name), 0.0)
+        queue.handle(Prepared(name.encode(), tokens, 100), 0.0)
+    assert queue.handle(Take(), 0.0) == [Encode((b"small", b"b", b"c"))]
+    assert queue.handle(Take(), 0.0) == [Encode((b"d",))]
+    assert queue.handle(Take(), 0.0) == [Encode((b"large",))]
+
+
 def test_a_budget_can_only_tighten_the_bounds_of_a_batch() -> None:
     queue = waiting("a", "b", "c", "d")
     assert queue.handle(Take(ImageBudget(tokens=10, nbytes=600)), 0.0) == [Encode((b"a",))]
