@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 AGEING_S = 30.0
 """A request that has waited this long is not overtaken by later arrivals of its priority."""
-AGEING_FACTOR = 2.0
+AGEING_FACTOR = 4.0
 """A request that has missed its objective passes later arrivals again after this many times its objective ..."""
 AGEING_SHARE = 0.5
 """... or this share of its time, if that is sooner."""

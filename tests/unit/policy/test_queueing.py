@@ -42,13 +42,13 @@ def test_what_is_lost_goes_behind_what_can_still_be_met_and_keeps_its_order() ->
     turns = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 5.5, 2)]
     assert in_order(turns, 2.5) == [1, 0, 2], "at the last moment to begin it is not lost"
     assert in_order(turns, 2.6) == [0, 2, 1]
-    assert in_order(turns, 3.1) == [2, 1, 0], "those that are lost go by arrival and twice their objectives"
+    assert in_order(turns, 3.1) == [2, 1, 0], "those that are lost go by arrival and four times their objectives"
 
 
 def test_what_is_lost_is_not_overtaken_by_what_came_much_later() -> None:
     lost = objective(0.0, 1.0, 0)
-    assert in_order([lost, objective(1.1, 1.9, 1)], 1.1) == [1, 0]
-    assert in_order([lost, objective(1.1, 2.1, 1)], 1.1) == [0, 1], "it is due again after twice its objective"
+    assert in_order([lost, objective(1.1, 3.9, 1)], 1.1) == [1, 0]
+    assert in_order([lost, objective(1.1, 4.1, 1)], 1.1) == [0, 1], "it is due again after four times its objective"
     lost = objective(0.0, 20.0, 0)
     assert in_order([lost, objective(AGEING_S - 2, AGEING_S - 1, 1)], AGEING_S - 2) == [1, 0]
     assert in_order([lost, objective(AGEING_S, AGEING_S + 1, 1)], AGEING_S) == [0, 1]
