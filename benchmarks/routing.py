@@ -5,7 +5,8 @@ sleep as profiles of two models say (``benchmarks.routing_models``, which also s
 seeds all policies and loads get the same requests in the same order; a load only moves them closer together.
 
 ``decoupled`` is the baseline: first come first served, to the instance with the fewest requests. Its capacity is measured
-first, with all requests at once; the loads are shares of it. The monoliths are eight instances that do all, each with a
+first, with all requests at once; the loads are shares of it. ``short first`` shows what order alone can do: short requests have
+a priority above the others at every queue, and are first come first served among each other. The monoliths are eight instances that do all, each with a
 router of its own, behind a choice of the one with the fewest requests. ``short`` is a request of text only, or with one
 image that has fewer tokens than the median request with images; ``brief`` is a short request whose prompt the text engine
 computes in one step (2,048 tokens), as text alone may be long. The objective of a request is five times its TTFT with the system
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ _WARM_SHARE = 0.1
 _ANY = 65_536
 _STEP_TOKENS = 2048
 """Default ``token_budget`` of a text engine."""
-_FIRST_SEED = 101
+_FIRST_SEED = 201
 ALL, SHORT, BRIEF, LONG = KINDS = ("all", "short", "brief", "long")
 
 
@@ -68,6 +69,8 @@ class Step:
     ordering: str
     monolith: bool = False
     budget: bool = False
+    short_first: bool = False
+    """Every queue knows which requests are short, and they go first."""
 
     @property
     def policies(self) -> PolicyNames:
@@ -81,6 +84,7 @@ STEPS: Mapping[str, Step] = {
     "monolith, budget": Step("least-requests", "first-come", monolith=True, budget=True),
     "round robin": Step("round-robin", "first-come"),
     BASELINE: Step("least-requests", "first-come"),
+    "short first": Step("least-requests", "first-come", short_first=True),
     "+ scheduling": Step("least-requests", "slo"),
     "+ routing": Step("least-loaded", "slo"),
     "+ prediction": Step("predicted", "slo"),
@@ -148,6 +152,9 @@ def run(case: Case, traces: Path, requests: int) -> Run:
     of_images = [sum(map(model.tokens, one.images)) for one in mixed.requests if one.images]
     median = statistics.median(of_images)
     served = [_served(ask, one, model, median) for ask, one in zip(asks, mixed.requests, strict=True)]
+    if step.short_first:
+        for one in served:
+            one.ask = replace(one.ask, request=replace(one.ask.request, priority=0 if one.short else 1))
 
     async def main() -> None:
         async with running(world) as cluster:
@@ -166,7 +173,7 @@ def run(case: Case, traces: Path, requests: int) -> Run:
 def _served(ask: Ask, planned: Planned, model: Model, median: float) -> Served:
     short = not planned.images or (len(planned.images) == 1 and model.tokens(planned.images[0]) < median)
     brief = short and model.prompt_tokens(planned) <= _STEP_TOKENS
-    return Served(ask, short, brief, _SLO_FACTOR * model.isolated_ttft_s(planned))
+    return Served(ask, short, brief, _SLO_FACTOR * model.isolated_ttft_s(planned, encoders=_ENCODERS))
 
 
 def _world(step: Step, model: Model, seed: int, requests: int) -> World:
