@@ -88,7 +88,7 @@ async def test_a_late_event_loop_counts_and_is_measured_only_while_the_router_re
 async def test_after_a_slow_refusal_the_next_is_refused_unread(rest: Rest, error: TriptychError, status: int) -> None:
     answers = asyncio.Event()
     router = FakeRouter([answers, error])
-    asyncio.get_running_loop().call_later(0.2, answers.set)
+    asyncio.get_running_loop().call_later(0.9, answers.set)
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     async with rest(router) as client:
         first = await client.post("/v1/chat/completions", json=body)
