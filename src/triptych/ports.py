@@ -22,7 +22,7 @@ from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
-from triptych.domain.kv_segment import KvCopies
+from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
@@ -117,7 +117,8 @@ class Text(Instance, Protocol):
     """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``.
+        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``; or ``HandedOver`` as the last
+        event, for the choices that have not ended.
 
         Events that are ready together are yielded together; a batch is never empty. Raises TransferFailed, naming the
         items, only before ``Ready``. Of a continuation (``request.continued``) only what follows is sent; token counts are those
@@ -532,6 +533,11 @@ class EngineRequest:
     tenant_salt: bytes = b""
     turn: Turn = FIRST_COME
     continued: tuple[ContinuedChoice, ...] = ()
+    pauses: bool = False
+    """Each choice pauses after its first token, as by ``HandingTextEngine.pause``."""
+    arriving: int = 0
+    """Leading positions, of each choice to run, that ``HandingTextEngine.unpack`` will bring: it takes memory for them when it
+    starts, and computes nothing until ``arrived``."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:
@@ -668,6 +674,49 @@ class ObservedTextEngine(TextEngine, Protocol):
     @property
     def kv_copies(self) -> KvCopies:
         """Copies of such sequences in the memory of the host."""
+        ...
+
+
+class HandingTextEngine(ObservedTextEngine, Protocol):
+    """A text engine whose keys and values can be copied out and in, by position: for hand-overs (docs/adr/0044).
+
+    All methods are called between two steps, by the thread that calls ``step``.
+    """
+
+    @property
+    def kv_kind(self) -> KvKind: ...
+
+    def pause(self, request_id: str) -> None:
+        """Its choices get no further token. They keep their memory until ``cancel``, as long as nothing preempts them."""
+        ...
+
+    def computed(self, request_id: str, choice: int) -> int:
+        """Positions whose keys and values are in its memory, from 0 on. 0 if the choice waits, is unknown or has finished."""
+        ...
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        """Over the tokens and items before position ``end``, and the tenant's salt. ``end`` is at most the choice's length.
+
+        None if its contents have no identity. It does not depend on the sizes of the engine's blocks.
+        """
+        ...
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy these positions to ``memory``, ``segment.nbytes`` of writable bytes in host memory.
+
+        Returns False, having written nothing of value, if they are not all computed (any more).
+        """
+        ...
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy a segment in. Those of a choice come in order: what lies before is computed, found or unpacked.
+
+        Returns False, changing nothing, if the choice does not await it (any more).
+        """
+        ...
+
+    def arrived(self, request_id: str) -> None:
+        """No more will come: what is missing is computed. Without effect for a request that awaits nothing."""
         ...
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from triptych.domain.chat import ToolCall
 from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.record import record
 from triptych.domain.sampling import SamplingParams
 
@@ -67,6 +68,13 @@ class TextRequest:
     """How much later than its ``due_in_s`` says it counts as having come, as its tenant is ahead of its share; negative for earlier."""
     early: bool = False
     """It is the beginning of a prompt, computed for the prefix cache: what is generated after it is no answer."""
+    hands_over: bool = False
+    """It ends with ``HandedOver`` after the first token of each choice that has not finished with it: prefill only."""
+    kv_segments: tuple[KvPlacement, ...] = ()
+    """Keys and values of the prompt, and of the tokens in ``continued``, that can be pulled instead of computed. What they do not
+    cover, and what cannot be pulled, is computed."""
+    kv_lease_s: float = 0.0
+    """How long the instance keeps segments that it hands over."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:
@@ -86,12 +94,28 @@ class PullReport:
 
 
 @record
+class KvReport:
+    """How the keys and values of a continuation arrived, for the timeline."""
+
+    pulled_tokens: int = 0
+    cached_tokens: int = 0
+    """Found in the instance: pulled before, or in its prefix cache."""
+    computed_tokens: int = 0
+    """To be computed, as no segment covers them or it could not be pulled."""
+    nbytes: int = 0
+    """Bytes pulled."""
+    pull_s: float = 0.0
+
+
+@record
 class Ready:
     """All embeddings have arrived and prefill is next. Sent once, before the first token."""
 
     pulls: tuple[PullReport, ...]
     queue_s: float
     pull_s: float
+    kv: KvReport | None = None
+    """None without ``kv_segments``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +164,17 @@ class Finished:
     """... and the gaps between tokens in which that was. It is part of ``decode_s``."""
 
 
-TextEvent = Ready | TokenChunk | Finished
+@record
+class HandedOver:
+    """The last event of an instance that does not go on: the answer continues elsewhere, after the tokens sent so far.
+
+    Segments are in ascending order; they cover a beginning of each unfinished choice, at most to before its last token.
+    """
+
+    segments: tuple[SealedSegment, ...]
+
+
+TextEvent = Ready | TokenChunk | Finished | HandedOver
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ class InstanceInfo:
     """Whether it goes on with answers that another instance began (``TextRequest.continued``)."""
     prefills_early: bool = False
     """Whether it finds beginnings of prompts that it has computed (``TextRequest.early``)."""
+    kv_kind: str = ""
+    """Digest of the kind of its keys and values (``KvKind.digest``): it takes segments of the same kind. Empty if it takes none."""
+    hands_over: bool = False
+    """Whether it can hand answers over (``TextRequest.hands_over``)."""
 
 
 @record
@@ -83,7 +87,10 @@ class StageLoad:
     pending: int
     """Items at the encode stage, requests at the others."""
     leased_bytes: int = 0
-    """Arena bytes that cannot be reclaimed: leased, being written, or in quarantine. Encode stage only."""
+    """Arena bytes that cannot be reclaimed: leased, being written, or in quarantine. At the encode stage, and at the prefill stage
+    of an instance that hands over."""
+    free_tokens: int | None = None
+    """KV memory for so many tokens is free. Decode stage only; None if unknown."""
 
 
 @record

@@ -1,8 +1,18 @@
 """Keys and values of a range of positions of a sequence, outside of a KV cache."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from triptych.domain.embedding import DType
+from triptych.domain.embedding import KEY_NBYTES, DType, TensorSpec, Ticket
+from triptych.domain.record import record
+
+KV = "kv"
+"""Name of the one tensor of a sealed segment."""
+_LAYOUT = b"1"
+"""Changes with what is in a segment."""
+_GRID_TOKENS = 64
+_MOST_SEGMENT_NBYTES = 8 << 20
+_MOST_SEGMENT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,21 @@ class KvKind:
     def position_nbytes(self) -> int:
         """Bytes of one position in all layers."""
         return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
+
+    @property
+    def digest(self) -> str:
+        """Instances with equal digests can exchange segments."""
+        fields = (self.model_revision, self.dtype.value, self.layers, self.heads, self.head_size)
+        text = "\n".join(map(str, fields)).encode()
+        return blake2b(text, digest_size=16, person=b"triptych-kv-kind", salt=_LAYOUT).hexdigest()
+
+    @property
+    def segment_tokens(self) -> int:
+        """Positions of a segment that is not the last of its sequence: a multiple of 64, the same in every instance, so that equal
+        beginnings of sequences are cut into equal segments.
+        """
+        fitting = _MOST_SEGMENT_NBYTES // self.position_nbytes // _GRID_TOKENS * _GRID_TOKENS
+        return min(max(fitting, _GRID_TOKENS), _MOST_SEGMENT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,41 @@ class KvSegment:
     @property
     def nbytes(self) -> int:
         return self.positions * self.kind.position_nbytes
+
+    @property
+    def spec(self) -> TensorSpec:
+        """As one tensor: [2, layers, positions, heads, head size], the keys first."""
+        kind = self.kind
+        return TensorSpec(KV, kind.dtype, (2, kind.layers, self.positions, kind.heads, kind.head_size))
+
+    def key(self, prefix_hash: bytes) -> bytes:
+        """Its full identity. ``prefix_hash``: over all tokens and items up to ``end``, and the tenant's salt."""
+        identity = blake2b(digest_size=KEY_NBYTES, person=b"triptych-kv")
+        identity.update(f"{self.kind.digest} {self.first} {self.positions} ".encode())
+        identity.update(prefix_hash)
+        return identity.digest()
+
+
+@record
+class KvPlacement:
+    """A sealed segment of a sequence: positions ``first`` to ``first + ticket.tokens``."""
+
+    first: int
+    ticket: Ticket
+    choices: tuple[int, ...] = ()
+    """The choices whose positions these are; empty for all, as those of the prompt."""
+
+    @property
+    def end(self) -> int:
+        return self.first + self.ticket.tokens
+
+
+@record
+class SealedSegment:
+    """A segment that its instance has sealed, with a lease for its reader (in the ticket) and one for the router."""
+
+    placement: KvPlacement
+    router_lease: bytes
 
 
 @dataclass(frozen=True, slots=True)

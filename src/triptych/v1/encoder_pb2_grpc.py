@@ -31,6 +31,8 @@ class EncoderStub:
     router --Encode--> encoder        the item's bytes in, a ticket out
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
+
+    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     def __init__(self, channel):
@@ -62,6 +64,8 @@ class EncoderServicer:
     router --Encode--> encoder        the item's bytes in, a ticket out
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
+
+    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     def Encode(self, request, context):
@@ -115,6 +119,8 @@ class Encoder:
     router --Encode--> encoder        the item's bytes in, a ticket out
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
+
+    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     @staticmethod

@@ -101,7 +101,7 @@ class ServedPart(_message.Message):
     def __init__(self, identity: _Optional[_Union[PartIdentity, _Mapping]] = ..., max_batch: _Optional[int] = ..., token_budget: _Optional[int] = ..., prepare_cores: _Optional[int] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early", "kv_kind", "hands_over")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,8 @@ class InstanceInfo(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_EARLY_FIELD_NUMBER: _ClassVar[int]
+    KV_KIND_FIELD_NUMBER: _ClassVar[int]
+    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     role: Role
@@ -126,23 +128,27 @@ class InstanceInfo(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[ServedPart]
     continues: bool
     prefills_early: bool
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ...) -> None: ...
+    kv_kind: str
+    hands_over: bool
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ..., kv_kind: _Optional[str] = ..., hands_over: _Optional[bool] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StageLoad(_message.Message):
-    __slots__ = ("stage", "pending_tokens", "pending", "leased_bytes")
+    __slots__ = ("stage", "pending_tokens", "pending", "leased_bytes", "free_tokens")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stage: Stage
     pending_tokens: int
     pending: int
     leased_bytes: int
-    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ...) -> None: ...
+    free_tokens: int
+    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., free_tokens: _Optional[int] = ...) -> None: ...
 
 class EmbeddingHints(_message.Message):
     __slots__ = ("sequence", "held", "encoding", "dropped")

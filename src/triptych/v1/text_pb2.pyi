@@ -20,7 +20,7 @@ class Placement(_message.Message):
     def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "due_in_s", "lost_in_s", "continued", "aged_in_s", "behind_s", "early")
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "due_in_s", "lost_in_s", "continued", "aged_in_s", "behind_s", "early", "hands_over", "kv_segments", "kv_lease_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,9 @@ class TextRequest(_message.Message):
     AGED_IN_S_FIELD_NUMBER: _ClassVar[int]
     BEHIND_S_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
+    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    KV_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    KV_LEASE_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -47,7 +50,48 @@ class TextRequest(_message.Message):
     aged_in_s: float
     behind_s: float
     early: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ..., early: _Optional[bool] = ...) -> None: ...
+    hands_over: bool
+    kv_segments: _containers.RepeatedCompositeFieldContainer[KvPlacement]
+    kv_lease_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
+
+class KvPlacement(_message.Message):
+    __slots__ = ("first", "ticket", "choices")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    ticket: _common_pb2.Ticket
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SealedSegment(_message.Message):
+    __slots__ = ("placement", "router_lease")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    placement: KvPlacement
+    router_lease: bytes
+    def __init__(self, placement: _Optional[_Union[KvPlacement, _Mapping]] = ..., router_lease: _Optional[bytes] = ...) -> None: ...
+
+class HandedOver(_message.Message):
+    __slots__ = ("segments",)
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[SealedSegment]
+    def __init__(self, segments: _Optional[_Iterable[_Union[SealedSegment, _Mapping]]] = ...) -> None: ...
+
+class KvReport(_message.Message):
+    __slots__ = ("pulled_tokens", "cached_tokens", "computed_tokens", "nbytes", "pull_s")
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    pulled_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    nbytes: int
+    pull_s: float
+    def __init__(self, pulled_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., nbytes: _Optional[int] = ..., pull_s: _Optional[float] = ...) -> None: ...
 
 class PullReport(_message.Message):
     __slots__ = ("item", "backend", "nbytes", "duration_s", "cached")
@@ -64,14 +108,16 @@ class PullReport(_message.Message):
     def __init__(self, item: _Optional[int] = ..., backend: _Optional[str] = ..., nbytes: _Optional[int] = ..., duration_s: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("pulls", "queue_s", "pull_s")
+    __slots__ = ("pulls", "queue_s", "pull_s", "kv")
     PULLS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PULL_S_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     pulls: _containers.RepeatedCompositeFieldContainer[PullReport]
     queue_s: float
     pull_s: float
-    def __init__(self, pulls: _Optional[_Iterable[_Union[PullReport, _Mapping]]] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ...) -> None: ...
+    kv: KvReport
+    def __init__(self, pulls: _Optional[_Iterable[_Union[PullReport, _Mapping]]] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., kv: _Optional[_Union[KvReport, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s", "choice", "preemptions", "preempted_s")
@@ -92,14 +138,16 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ...) -> None: ...
 
 class TextEvent(_message.Message):
-    __slots__ = ("ready", "chunk", "finished")
+    __slots__ = ("ready", "chunk", "finished", "handed_over")
     READY_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     chunk: _common_pb2.TokenChunk
     finished: Finished
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    handed_over: HandedOver
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ...) -> None: ...
 
 class TextEvents(_message.Message):
     __slots__ = ("events",)

@@ -30,6 +30,8 @@ MAX_TOKENS = 1 << 21
 """Prompt tokens: twice the longest context length of current models."""
 MAX_ITEMS = 4096
 """Items and shards of one request."""
+MAX_KV_SEGMENTS = 4096
+"""Segments of keys and values of one request."""
 MAX_CALL_NBYTES = 256 << 10
 """Request of a call that shares a stream with others."""
 _MAX_TEXT = 16 << 20
@@ -115,7 +117,10 @@ TABLE: Mapping[str, Rows] = {
         "aged_in_s": _LEFT_S,
         "behind_s": _LEFT_S,
         "continued": Many(16, unit="choices"),
+        "kv_segments": Many(MAX_KV_SEGMENTS, unit="segments"),
+        "kv_lease_s": _SECONDS,
     },
+    "KvPlacement": {"first": _PLACE, "choices": Many(16, Between(0, 15), "choices")},
     "ContinuedChoice": {"choice": Between(0, 15), "token_ids": Many(MAX_TOKENS, unit="tokens")},
     "Placement": {"item": _NUMBER, "start": _PLACE},
     "ChatRequest": {
@@ -193,6 +198,7 @@ TABLE: Mapping[str, Rows] = {
         "pending_tokens": Between(0, 1 << 48),
         "pending": Anything(),
         "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
+        "free_tokens": Between(0, 1 << 48),
     },
     "InstanceLoad": {"stages": Many(3, unit="stages")},
     "EmbeddingHints": {

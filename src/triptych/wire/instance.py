@@ -23,6 +23,7 @@ def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
             pending_tokens=one.pending_tokens,
             pending=one.pending,
             leased_bytes=one.leased_bytes,
+            free_tokens=one.free_tokens,
         )
         stages.append(made)
     return stages
@@ -31,7 +32,8 @@ def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
 def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, StageLoad]:
     stages: dict[Stage, StageLoad] = {}
     for one in message.stages:
-        stages[_STAGE.from_wire[one.stage]] = StageLoad(one.pending_tokens, one.pending, one.leased_bytes)
+        free_tokens = one.free_tokens if one.HasField("free_tokens") else None
+        stages[_STAGE.from_wire[one.stage]] = StageLoad(one.pending_tokens, one.pending, one.leased_bytes, free_tokens)
     if len(stages) != len(message.stages):
         raise InvalidRequest("a load report names a stage twice", param="stages")
     return stages

@@ -2,11 +2,22 @@
 
 from collections.abc import Sequence
 
-from triptych.domain.generation import Finished, Placement, PullReport, Ready, TextEvent, TextRequest
+from triptych.domain.generation import (
+    Finished,
+    HandedOver,
+    KvReport,
+    Placement,
+    PullReport,
+    Ready,
+    TextEvent,
+    TextRequest,
+)
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.v1 import text_pb2
 from triptych.wire.common import CHUNK, CONTINUED, SAMPLING, TICKET
 from triptych.wire.flat import Pair, Variants
 
+_KV_PLACEMENT = Pair(KvPlacement, text_pb2.KvPlacement, nested=(TICKET,))
 TEXT_REQUEST = Pair(
     TextRequest,
     text_pb2.TextRequest,
@@ -14,12 +25,27 @@ TEXT_REQUEST = Pair(
         Pair(Placement, text_pb2.Placement, nested=(TICKET,)),
         SAMPLING,
         CONTINUED,
+        _KV_PLACEMENT,
     ),
     given=("timeout_s",),
 )
-_READY = Pair(Ready, text_pb2.Ready, nested=(Pair(PullReport, text_pb2.PullReport),))
+_READY = Pair(
+    Ready,
+    text_pb2.Ready,
+    nested=(Pair(PullReport, text_pb2.PullReport), Pair(KvReport, text_pb2.KvReport)),
+)
+_HANDED_OVER = Pair(
+    HandedOver, text_pb2.HandedOver, nested=(Pair(SealedSegment, text_pb2.SealedSegment, nested=(_KV_PLACEMENT,)),)
+)
 _EVENT = Variants(
-    text_pb2.TextEvent, "event", {"chunk": CHUNK, "ready": _READY, "finished": Pair(Finished, text_pb2.Finished)}
+    text_pb2.TextEvent,
+    "event",
+    {
+        "chunk": CHUNK,
+        "ready": _READY,
+        "finished": Pair(Finished, text_pb2.Finished),
+        "handed_over": _HANDED_OVER,
+    },
 )
 
 
