@@ -536,8 +536,8 @@ class EngineRequest:
     pauses: bool = False
     """Each choice pauses after its first token, as by ``HandingTextEngine.pause``."""
     arriving: int = 0
-    """Leading positions, of each choice to run, that ``HandingTextEngine.unpack`` will bring: it takes memory for them when it
-    starts, and computes nothing until ``arrived``."""
+    """Leading positions that ``HandingTextEngine.unpack`` will bring, of each choice to run, or of those that get most: it takes
+    memory for them when it starts, and computes nothing until ``arrived``."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:
@@ -697,7 +697,8 @@ class HandingTextEngine(ObservedTextEngine, Protocol):
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         """Over the tokens and items before position ``end``, and the tenant's salt. ``end`` is at most the choice's length.
 
-        None if its contents have no identity. It does not depend on the sizes of the engine's blocks.
+        Known from ``add`` on, before anything is computed. None if its contents have no identity, or the choice is unknown or
+        has finished. It does not depend on the sizes of the engine's blocks.
         """
         ...
 
