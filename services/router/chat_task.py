@@ -78,7 +78,7 @@ class ChatTask(RequestTask):
 
     @property
     def streamed_tokens(self) -> int:
-        return 0 if self._answer is None else self._answer.streamed_tokens
+        return self.request.begun_tokens if self._answer is None else self._answer.streamed_tokens
 
     @property
     def finish_reason(self) -> str:

@@ -88,7 +88,7 @@ class SmallInline:
         if request.tool_choice.forces or any(message.tool_calls for message in request.messages):
             return False
         texts = (part.text for message in request.messages for part in message.parts if isinstance(part, TextPart))
-        begun = sum(len(one.token_ids) for one in request.continued) if request.tools else 0
+        begun = request.begun_tokens if request.tools else 0
         chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts)) + begun
         return chars <= self.max_chars and sum(len(part.data) for part in request.media) <= self.max_media_bytes
 

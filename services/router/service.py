@@ -275,10 +275,10 @@ class RouterService:
         admission.check_sampling(request.sampling, self._settings.request_size)
         admission.check_priority(request.priority)
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
-        admission.check_continued(request.sampling, request.continued)
         media_bytes = self._check(request)
         timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
+        admission.check_continued(request.sampling, request.continued, model.context_length)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
         if not request.continued:  # its caller has some of it already
@@ -293,7 +293,7 @@ class RouterService:
             media_bytes=media_bytes,
             timeout_s=timeout_s,
             choices=len(request.continued) or request.sampling.n,
-            continued_tokens=sum(len(one.token_ids) for one in request.continued) if request.continued else None,
+            continued_tokens=request.begun_tokens if request.continued else None,
         )
         task = ChatTask(
             request,
@@ -400,6 +400,8 @@ class RouterService:
         self._of_tenant[task.tenant.name] -= 1
         if not self._of_tenant[task.tenant.name]:
             del self._of_tenant[task.tenant.name]
+        if not self._tasks:
+            self._idle.set()
         timeline = task.timeline()
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
@@ -410,10 +412,8 @@ class RouterService:
             self._record.refused(task.refusal)
             self.attainment.refused(task.refusal)
         else:
-            self._record.over(timeline, task.finish_reason)
             self.attainment.over(task.number, timeline)
-        if not self._tasks:
-            self._idle.set()
+            self._record.over(timeline, task.finish_reason)
 
     def _check(self, request: ChatRequest) -> int:
         """Raise if the request cannot be admitted; else return the bytes of its media."""

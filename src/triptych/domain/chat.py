@@ -103,3 +103,8 @@ class ChatRequest:
     def media(self) -> tuple[MediaPart, ...]:
         """The media parts, in prompt order."""
         return tuple(part for message in self.messages for part in message.parts if isinstance(part, MediaPart))
+
+    @property
+    def begun_tokens(self) -> int:
+        """Tokens of its unfinished choices that its caller has already."""
+        return sum(len(one.token_ids) for one in self.continued)

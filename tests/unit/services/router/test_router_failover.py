@@ -33,7 +33,7 @@ from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import ChatEvent, Finished, FinishReason, Ready, TextEvent, TextRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Outcome
-from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError
+from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
 from triptych.media.sniff import MediaLimits
@@ -231,6 +231,12 @@ CASES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
 }
 
 
+async def read_all(answer: AsyncGenerator[Sequence[ChatEvent]]) -> None:
+    async with aclosing(answer):
+        async for _ in answer:
+            pass
+
+
 async def by_sdk(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
     """What the SDK shows, without what is random; and the tokens of the answer."""
     async with AsyncClient(made.routers, model=FAKE_MODEL.model_id) as client:
@@ -407,6 +413,26 @@ async def test_a_router_of_the_release_before_gets_no_continuation() -> None:
 
 
 @virtual
+async def test_a_continuation_that_ends_before_its_text_instance_has_begun_counts_what_its_caller_has() -> None:
+    async with site(routers=1) as made:
+        (client,) = made.clients
+        sampling = SamplingParams(max_tokens=FAKE_MODEL.context_length, seed=1)
+        request = replace(ask("r", sampling=sampling), continued=(ContinuedChoice(0, (0, 1)),))
+        with pytest.raises(ContextTooLong):
+            await read_all(client.chat(request))
+        timeline = await client.timeline("r")
+        assert (timeline.outcome, timeline.completion_tokens, timeline.continued_tokens) == (Outcome.FAILED, 2, 2)
+        made.text.kill()
+        request = replace(request, request_id="left", sampling=SamplingParams(max_tokens=16, seed=1))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await read_all(client.chat(request))
+        await client.service.drain()
+        timeline = await client.timeline("left")
+        assert (timeline.outcome, timeline.completion_tokens, timeline.continued_tokens) == (Outcome.CANCELLED, 2, 2)
+
+
+@virtual
 @pytest.mark.parametrize(
     ("continued", "changes", "param"),
     [
@@ -415,6 +441,8 @@ async def test_a_router_of_the_release_before_gets_no_continuation() -> None:
         (((2, 0),), {"n": 2}, "continued"),
         (((0, 0),), {"seed": None}, "seed"),
         (((0, 16),), {}, "continued"),
+        (((0, FAKE_MODEL.context_length),), {"max_tokens": None}, "continued"),
+        (((0, FAKE_MODEL.context_length),), {"max_tokens": 1 << 20}, "continued"),
     ],
 )
 async def test_a_continuation_that_cannot_be_is_refused(
@@ -424,7 +452,6 @@ async def test_a_continuation_that_cannot_be_is_refused(
         sampling = replace(SamplingParams(max_tokens=16, seed=1), **changes)
         choices = tuple(ContinuedChoice(choice, (0,) * count) for choice, count in continued)
         with pytest.raises(InvalidRequest) as raised:
-            async for _ in made.clients[0].chat(replace(ask("r", sampling=sampling), continued=choices)):
-                pass
+            await read_all(made.clients[0].chat(replace(ask("r", sampling=sampling), continued=choices)))
         assert raised.value.param == param
         assert not made.text.requests
