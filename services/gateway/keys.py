@@ -14,10 +14,11 @@ from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from triptych.domain.chat import PRIORITY
 from triptych.domain.tenant import NOBODY, WEIGHT, Tenant
 from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
 from triptych.ports import Clock
@@ -36,20 +37,24 @@ _NEWEST = 0.1
 """Of the newest request in the mean time of a key's requests."""
 
 
+_Limit = Annotated[int, Field(ge=1, le=2**53)]
+"""Buckets count in floats."""
+
+
 class KeyEntry(BaseModel):
     """An entry ``[keys.NAME]`` of the key file. A limit left out does not apply."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     weight: float = Field(default=1.0, ge=WEIGHT.low, le=WEIGHT.high)
     """Share of the service beside other keys, when all want more than there is."""
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    items_per_minute: int | None = Field(default=None, ge=1)
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    items_per_minute: _Limit | None = None
     """Images, videos and audio clips."""
-    concurrent: int | None = Field(default=None, ge=1)
-    least_priority: int | None = None
+    concurrent: _Limit | None = None
+    least_priority: int | None = Field(default=None, ge=int(PRIORITY.low), le=int(PRIORITY.high))
     """The lowest ``priority`` that its requests may have, as lower ones go first."""
 
 
@@ -265,12 +270,12 @@ def read_key_file(path: Path) -> dict[str, KeyEntry]:
             entries = _KeyFile.model_validate(tomllib.load(file)).keys
     except OSError as error:
         raise ValueError(f"cannot read the keys in {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         detail = error.errors(include_input=False)[0]
         raise ValueError(f"{path}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
-    if wrong := next((name for name in entries if not _NAME.fullmatch(name)), None):
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or numbers and nesting beyond Python's limits
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    if (wrong := next((name for name in entries if not _NAME.fullmatch(name)), None)) is not None:
         raise ValueError(f"{path}: a key's name has 1 to 64 of A-Z a-z 0-9 . _ -, not {wrong!r}")
     if len({entry.sha256 for entry in entries.values()}) < len(entries):
         raise ValueError(f"{path}: two names have the same key")

@@ -1,7 +1,7 @@
 """What each tenant has had and waits for at one stage of a router: the state of ``policy.fairness``.
 
 A tenant's account is the work that it was served over its weight. A tenant that begins to wait begins with the least account of
-those that wait, if its own is less. Once nobody waits, all accounts are forgotten. Costs: O(log n) of the tenants, per request.
+those that wait, if its own is less. Once nobody waits, all accounts are forgotten; before, the least of those that do not wait, if they are many. Costs: O(log n) of the tenants, per request.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +14,8 @@ from triptych.policy.queueing import AGEING_S
 
 _UNKNOWN_S = 0.1
 """What a request is taken to need of the stage until its rate is known."""
+MAX_IDLE = 1024
+"""Accounts kept of tenants that do not wait, as callers may name any number."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,11 @@ class TenantShares:
         self._alone = 0
         """Waiting requests that came while there was one tenant, whose order is not by shares."""
 
+    @property
+    def accounts(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._accounts)
+
     def enter(
         self, tenant: Tenant, priority: int, work: int, per_s: float | None, now_s: float, *, alone: bool
     ) -> Place:
@@ -100,6 +107,7 @@ class TenantShares:
         if not account.waiting:
             self._waiting.discard(place.tenant)
             self._weight -= account.weight
+            self._bound_idle()
         if not self._waiting:  # nobody has had too much, or is owed anything
             self._accounts.clear()
             self._least.clear()
@@ -143,6 +151,14 @@ class TenantShares:
             self._least = [(self._accounts[one].served, one) for one in self._waiting]
             heapify(self._least)
 
+    def _bound_idle(self) -> None:
+        """Forget the least accounts of those that do not wait: most are not above that with which they would begin again."""
+        if len(self._accounts) - len(self._waiting) <= MAX_IDLE:
+            return
+        idle = [(account.served, name) for name, account in self._accounts.items() if not account.waiting]
+        for _, name in sorted(idle)[: len(idle) // 2]:
+            del self._accounts[name]
+
     def _reached(self) -> float:
         """The least account of those that wait; 0 if nobody does."""
         while self._least:
@@ -156,6 +172,7 @@ class TenantShares:
         """Raise AssertionError if an invariant is violated."""
         waiting = {name for name, account in self._accounts.items() if account.waiting}
         assert waiting == self._waiting, "those that wait are known"  # noqa: S101 - invariant
+        assert len(self._accounts) - len(waiting) <= MAX_IDLE, "too many idle accounts"  # noqa: S101 - invariant
         weight = sum(self._accounts[name].weight for name in waiting)
         assert abs(weight - self._weight) < 1e-6 * (1 + weight), "weights do not add up"  # noqa: S101 - invariant
         for account in self._accounts.values():

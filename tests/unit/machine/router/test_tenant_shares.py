@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.domain.tenant import Tenant
-from triptych.machine.router.tenant_shares import Place, TenantShares
+from triptych.machine.router.tenant_shares import MAX_IDLE, Place, TenantShares
 from triptych.policy.fairness import BURST_S, UNSHARED, by_weight
 from triptych.policy.queueing import AGEING_S
 
@@ -78,6 +78,18 @@ def test_accounts_are_forgotten_when_nobody_waits() -> None:
         stage.serve(stage.enter(A))
     stage.enter(B)
     assert stage.enter(A).share.behind_s == 0.0
+
+
+def test_accounts_of_any_number_of_tenants_are_bounded_and_the_largest_are_kept() -> None:
+    stage = Stage()
+    stage.enter(B)
+    for _ in range(5):
+        stage.shares.leave(stage.enter(A), served=True)
+    for number in range(3 * MAX_IDLE):
+        stage.shares.leave(stage.enter(Tenant(f"tenant-{number}")), served=True)
+        assert stage.shares.accounts <= MAX_IDLE + 1
+    stage.shares.validate()
+    assert stage.enter(A).share.behind_s == pytest.approx(10.0 + AGEING_S), "5 s of work, at half of the rate"
 
 
 def test_what_was_served_in_the_end_counts() -> None:

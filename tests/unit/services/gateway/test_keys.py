@@ -237,12 +237,21 @@ def test_the_key_file_has_hashes_only(tmp_path: Path) -> None:
         ("[keys.a", "not TOML"),
         (f"[keys.'a b']\nsha256 = '{'0' * 64}'", "a key's name"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "same key"),
+        (f"[keys.'']\nsha256 = '{'0' * 64}'", "a key's name"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nconcurrent = 0", "concurrent"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nconcurrent = true", "concurrent"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nitems_per_minute = 1{'0' * 400}", "items_per_minute"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nitems_per_minute = 1{'0' * 5000}", "keys.toml is not TOML"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nleast_priority = 2147483648", "least_priority"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nweight = nan", "weight"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nweight = 101", "weight"),
+        ("a = " + "[" * 100_000, "keys.toml is not TOML"),
+        ("a = '\udcff'", "keys.toml is not TOML"),
     ],
 )
 def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=says) as caught:
         KeyRing.load(path, Clock())
     assert "secret" not in str(caught.value)
