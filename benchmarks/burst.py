@@ -44,7 +44,7 @@ _SHOWN_EVERY = 5
 
 
 async def run(served: Served, workload: Workload, logs: Path) -> list[Outcome]:
-    autoscaled, monolithic = System("autoscaled"), System("monolithic", encoders=0, text=0, hybrid=2)
+    autoscaled, monolithic = System("autoscaled"), System("monolithic", "EPD:2")
     unscaled = System("unscaled", autoscale=False, until_s=workload.begins_s + _UNSCALED_S)
 
     async def one(system: System) -> Outcome:

@@ -203,9 +203,7 @@ class System:
     """What a workload is replayed at."""
 
     name: str
-    encoders: int = 1
-    text: int = 1
-    hybrid: int = 0
+    roles: str = "E:1,PD:1"
     autoscale: bool = True
     until_s: float = math.inf
     """The workload is cut off here."""
@@ -317,14 +315,11 @@ async def replayed(
     router = ("--slo", f"ttft={SLO_FACTOR:g}x,tbt={SLO_FACTOR:g}x", "--isolated-samples", str(_CALIBRATION - 2))
     manager = ("--profiles", str(served.profiles), *manager_options)
     options = {**served.options, "router": router, "pool_manager": manager}
-    if system.hybrid:
-        options["text"] = (*options["text"], f"--mount-encoder=--max-batch-items 1 --arena-bytes {64 << 20}")
+    options["mounted_encoder"] = ("--max-batch-items", "1", "--arena-bytes", str(64 << 20))
     models = [f"burst={served.model}", *([f"{_BESIDE}={served.model}"] if system.beside else [])]
     async with LocalCluster(
         models,
-        encoders=system.encoders,
-        text=system.text,
-        hybrid=system.hybrid,
+        roles=system.roles,
         autoscale=system.autoscale,
         options=options,
         log_dir=log_dir,

@@ -174,8 +174,8 @@ async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
     results: list[Result] = []
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
-        LocalCluster(encoders=1) as one,
-        LocalCluster(encoders=2) as two,
+        LocalCluster(roles="E:1,PD:1") as one,
+        LocalCluster(roles="E:2,PD:1") as two,
     ):
         systems = {
             "monolith": monolith(),

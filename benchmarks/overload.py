@@ -274,7 +274,7 @@ async def serving(engine: str, folder: Path) -> AsyncIterator[LocalCluster]:
         decoder = synthetic_decoder_profile(step_s=0.005, sequence_s=0.001, prefill_token_s=0.0002, load_s=0.1)
         write_profile(profiles / "decoder.json", decoder)
         options = dict.fromkeys(("encoder", "text"), ("--delay-profile", str(profiles)))
-    async with LocalCluster(encoders=2, text=1, options=options, log_dir=folder / "logs") as cluster:
+    async with LocalCluster(roles="E:2,PD:1", options=options, log_dir=folder / "logs") as cluster:
         yield cluster
 
 

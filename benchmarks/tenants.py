@@ -175,7 +175,7 @@ async def _row(row: str, workload: Workload, settings: Settings, directory: Path
     share_per_s = workload.per_s / (settings.others + 1)
     limits = httpx.Limits(max_connections=None)
     async with (
-        LocalCluster(encoders=1, text=1, options=options) as cluster,
+        LocalCluster(roles="E:1,PD:1", options=options) as cluster,
         httpx.AsyncClient(base_url=cluster.url, timeout=60, limits=limits, trust_env=False) as client,
         asyncio.TaskGroup() as group,
     ):

@@ -124,13 +124,11 @@ def systems(settings: Settings, model: Path, logs: Path) -> dict[str, Callable[[
     vllm = Vllm(model, MODEL_ID, common, logs)
     by_vllm = ("--engine", "vllm", "--vllm-args", " ".join(common))
 
-    def triptych(name: str, text: Sequence[str], encoders: int, hybrid: int) -> LocalCluster:
+    def triptych(name: str, text: Sequence[str], roles: str, threads: int = 1) -> LocalCluster:
         return LocalCluster(
             f"{MODEL_ID}={model}",
-            encoders=encoders,
-            text=1 - hybrid,
-            hybrid=hybrid,
-            threads=1 + hybrid,
+            roles=roles,
+            threads=threads,
             options={"text": text},
             log_dir=logs / name,
             start_timeout_s=START_S,
@@ -139,9 +137,9 @@ def systems(settings: Settings, model: Path, logs: Path) -> dict[str, Callable[[
     return {
         BASE: lambda: vllm.serve(BASE, 2),
         "vllm-apart": lambda: vllm.disaggregated(1),
-        "triptych-vllm": lambda: url_of(triptych("triptych-vllm", by_vllm, 1, 0)),
-        "triptych-apart": lambda: url_of(triptych("triptych-apart", own, 1, 0)),
-        "triptych-hybrid": lambda: url_of(triptych("triptych-hybrid", own, 0, 1)),
+        "triptych-vllm": lambda: url_of(triptych("triptych-vllm", by_vllm, "E:1,PD:1")),
+        "triptych-apart": lambda: url_of(triptych("triptych-apart", own, "E:1,PD:1")),
+        "triptych-hybrid": lambda: url_of(triptych("triptych-hybrid", own, "EPD:1", 2)),
     }
 
 

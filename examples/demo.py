@@ -62,7 +62,7 @@ async def main() -> int:
     console.print("Starting 1 gateway, 1 router, 1 pool manager, 2 encoders and 1 text process ...")
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    async with LocalCluster("demo", encoders=ENCODERS, text=1, options={"encoder": RDMA, "text": RDMA}) as cluster:
+    async with LocalCluster("demo", roles=f"E:{ENCODERS},PD:1", options={"encoder": RDMA, "text": RDMA}) as cluster:
         pids = dict(cluster.processes)
         for name, pid in pids.items():
             console.print(f"  {name:<12} pid {pid:<8} {cluster.targets[name]}")

@@ -83,8 +83,7 @@ async def process_kit(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: s
     monkeypatch.setattr(cluster_module, "_KILL_MARGIN_S", GRACE_S)
     broken, slow = folder / "broken", folder / "slow"
     cluster = LocalCluster(
-        encoders=1,
-        text=1,
+        roles="E:1,PD:1",
         options={
             "gateway": ("--instances", "encoder-1,text-1"),
             "encoder": ("--broken-if", str(broken), "--slow-if", str(slow), *options),

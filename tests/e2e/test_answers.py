@@ -29,7 +29,7 @@ EIGHT = Question("What digits are shown?", ("0_a", "1_a", "2_a", "3_a", "4_a", "
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     logs = tmp_path_factory.mktemp("logs")
-    async with LocalCluster(encoders=2, text=1, log_dir=logs) as running:
+    async with LocalCluster(roles="E:2,PD:1", log_dir=logs) as running:
         yield running
     assert_no_stacks(logs)
 

@@ -37,7 +37,7 @@ async def base_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[st
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(_ENTRY)
     options = {"gateway": ("--keys", str(keys))}
-    async with LocalCluster(encoders=2, text=1, options=options, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(roles="E:2,PD:1", options=options, log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield f"{running.url}/v1"
 
 

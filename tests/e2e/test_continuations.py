@@ -69,7 +69,7 @@ async def timeline(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]
 
 
 async def test_a_stream_goes_on_when_its_text_process_is_killed() -> None:
-    async with LocalCluster(encoders=1, text=2) as cluster, rest(cluster.url) as client:
+    async with LocalCluster(roles="E:1,PD:2") as cluster, rest(cluster.url) as client:
 
         async def nothing(request_id: str, tokens: int) -> None:
             """The reference is an answer that nothing happens to."""

@@ -128,7 +128,7 @@ async def test_every_panel_shows_data_of_a_cluster_that_serves_and_scales_and_no
     queries = targets_of_dashboards()
     assert len(queries) > 80
     async with (
-        LocalCluster(encoders=2, text=1, autoscale=True, options=PATIENT) as cluster,
+        LocalCluster(roles="E:2,PD:1", autoscale=True, options=PATIENT) as cluster,
         rest(cluster.url) as client,
     ):
         manager = Manager(cluster)

@@ -13,15 +13,15 @@ from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("sizes", [{"encoders": 1, "text": 1}, {"encoders": 0, "text": 0, "hybrid": 1}])
-async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("roles", ["E:1,PD:1", "EPD:1"])
+async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, roles: str) -> None:
     profiles = tmp_path / "profiles"
     write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.5, token_s=0.0001, load_s=0.1))
     decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
     write_profile(profiles / "decoder.json", decoder)
     delayed = ("--delay-profile", str(profiles))
     async with (
-        LocalCluster(**sizes, options={"encoder": delayed, "text": delayed}, log_dir=tmp_path / "logs") as cluster,  # type: ignore[arg-type]
+        LocalCluster(roles=roles, options={"encoder": delayed, "text": delayed}, log_dir=tmp_path / "logs") as cluster,
         rest(cluster.url) as client,
     ):
         response = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=11))
@@ -39,8 +39,8 @@ async def test_a_process_whose_engine_delays_loads_no_torch(tmp_path: Path) -> N
     decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
     write_profile(profiles / "decoder.json", decoder)
     delayed = ("--delay-profile", str(profiles))
-    sizes = {"encoders": 1, "text": 1, "hybrid": 1}
-    async with LocalCluster(**sizes, options={"encoder": delayed, "text": delayed}) as cluster:  # type: ignore[arg-type]
+    options = {"encoder": delayed, "text": delayed}
+    async with LocalCluster(roles="E:1,PD:1,EPD:1", options=options) as cluster:
         for name in ("encoder-1", "text-1", "hybrid-1"):
             assert "libtorch" not in mapped_by(cluster.processes[name]), name
 

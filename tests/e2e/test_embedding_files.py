@@ -29,7 +29,7 @@ async def test_an_encoder_killed_and_started_again_encodes_no_image_twice(tmp_pa
     kept = tmp_path / "kept"
     options = {"encoder": ("--embedding-files", str(kept), "--embedding-files-bytes", str(1 << 20))}
     async with (
-        LocalCluster(encoders=1, text=1, restart=True, options=options) as cluster,
+        LocalCluster(roles="E:1,PD:1", restart=True, options=options) as cluster,
         rest(cluster.url) as client,
     ):
         assert text_of(await post(client, QUESTION.body())) == answer(QUESTION).text

@@ -79,7 +79,7 @@ async def test_an_image_through_two_routers_is_encoded_once_however_far_apart(tm
     delayed = ("--delay-profile", str(profiles))
     options = {"encoder": delayed, "text": delayed}
     async with (
-        LocalCluster(encoders=2, text=1, options=options, log_dir=tmp_path / "logs") as cluster,
+        LocalCluster(roles="E:2,PD:1", options=options, log_dir=tmp_path / "logs") as cluster,
         another_router(cluster, tmp_path / "router.log") as other,
     ):
         one = RouterStub(cluster.router_target)

@@ -28,7 +28,7 @@ import asyncio
 from triptych.cli.cluster import LocalCluster
 
 async def main():
-    async with LocalCluster(encoders=1, text=1) as cluster:
+    async with LocalCluster(roles="E:1,PD:1") as cluster:
         print(*cluster.processes.values(), flush=True)
         await asyncio.Event().wait()
 
@@ -56,7 +56,7 @@ async def ask_100(
 
 
 async def test_an_encoder_killed_during_100_requests_loses_no_answer() -> None:
-    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+    async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
         async with asyncio.TaskGroup() as group:
             asked = await ask_100(client, group, finished_first=5)
             cluster.kill("encoder-1")
@@ -68,7 +68,7 @@ async def test_an_encoder_killed_during_100_requests_loses_no_answer() -> None:
 
 async def test_killing_the_only_text_process_ends_each_request_with_one_clear_error() -> None:
     loop = asyncio.get_running_loop()
-    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+    async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
         async with asyncio.TaskGroup() as group:
             asked = await ask_100(client, group, finished_first=5)
             cluster.kill("text-1", signal.SIGSTOP)  # all may be answered by now; the next one is not
@@ -97,7 +97,7 @@ async def test_killing_the_only_text_process_ends_each_request_with_one_clear_er
 
 
 async def test_an_idle_cluster_uses_no_cpu() -> None:
-    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+    async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
         question = Question("What digits are shown?", ("9_c", "9_c"))
         assert text_of(await post(client, question.body())) == answer(question).text
         await asyncio.sleep(1)  # links and load reports settle
@@ -113,7 +113,7 @@ def _cpu_s(cluster: LocalCluster) -> dict[str, float]:
 
 
 async def test_an_orderly_shutdown_leaves_no_process_no_port_and_no_shared_memory() -> None:
-    async with LocalCluster(encoders=1, text=1) as cluster:
+    async with LocalCluster(roles="E:1,PD:1") as cluster:
         async with rest(cluster.url) as client:
             question = questions((2,), 1)[0]
             assert text_of(await post(client, question.body())) == answer(question).text

@@ -45,7 +45,7 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     directory.mkdir()
     tiny.make(directory)
     options = {"router": ("--min-shard-tokens", "1")}
-    async with LocalCluster(directory, text=1, options=options, log_dir=tmp_path_factory.mktemp("logs")) as cluster:
+    async with LocalCluster(directory, options=options, log_dir=tmp_path_factory.mktemp("logs")) as cluster:
         router = RouterStub(cluster.router_target)
         async with rest(cluster.url) as http:
             yield Served(Case(tiny, directory, never), router, http)

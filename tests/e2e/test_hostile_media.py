@@ -30,7 +30,7 @@ MAX_BUSY_CORES = 0.5
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[LocalCluster]:
     options = {"router": ("--max-scanned-pixels", str(MAX_SCANNED_PIXELS))}
-    async with LocalCluster(encoders=2, text=1, options=options) as running:
+    async with LocalCluster(roles="E:2,PD:1", options=options) as running:
         yield running
 
 

@@ -27,7 +27,7 @@ OBJECTIVE = ("--tpot-slo-s", "0.05", "--max-sequences", "8")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     logs = tmp_path_factory.mktemp("logs")
-    async with LocalCluster(encoders=0, text=0, hybrid=1, options={"text": OBJECTIVE}, log_dir=logs) as running:
+    async with LocalCluster(roles="EPD:1", options={"text": OBJECTIVE}, log_dir=logs) as running:
         yield running
     written = (logs / "hybrid-1.log").read_text()
     assert "Traceback" not in written
@@ -85,7 +85,7 @@ async def test_its_own_embeddings_are_read_from_memory_and_released(
 
 
 async def test_hybrid_and_other_processes_work_together_and_one_may_die() -> None:
-    async with LocalCluster(encoders=1, text=1, hybrid=2) as cluster, rest(cluster.url) as client:
+    async with LocalCluster(roles="E:1,PD:1,EPD:2") as cluster, rest(cluster.url) as client:
         asked = [*IMAGES, *TEXTS] * 2
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(post(client, question.body())) for question in asked]

@@ -63,7 +63,7 @@ async def most_memory(cluster: LocalCluster) -> AsyncIterator[dict[str, int]]:
 
 
 async def test_concurrent_streams_are_all_answered_in_bounded_memory_while_health_is_answered(tmp_path: Path) -> None:
-    async with LocalCluster(encoders=1, text=1, options=together(tmp_path / "profiles")) as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options=together(tmp_path / "profiles")) as cluster:
         port = cluster.targets["gateway"].rpartition(":")[2]
         async with most_memory(cluster) as most, probed(cluster) as probes:
             client = await asyncio.create_subprocess_exec(

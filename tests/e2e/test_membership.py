@@ -62,7 +62,7 @@ async def until(client: httpx.AsyncClient, admin: str, **wanted: float) -> None:
 async def test_processes_join_and_leave_by_the_watched_file_without_lost_answers(tmp_path: Path) -> None:
     port, admin_port = ports.free(2, ())
     path, admin = tmp_path / "instances.toml", f"http://{ports.address(admin_port)}"
-    async with LocalCluster(encoders=2, text=2) as cluster, httpx.AsyncClient(trust_env=False) as http:
+    async with LocalCluster(roles="E:2,PD:2") as cluster, httpx.AsyncClient(trust_env=False) as http:
         first = [cluster.targets["encoder-1"], cluster.targets["text-1"]]
         second = [cluster.targets["encoder-2"], cluster.targets["text-2"]]
         write(path, first)

@@ -70,7 +70,7 @@ class Scrape:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     json_logs = dict.fromkeys(("router", "encoder"), ("--log-format", "json"))
-    async with LocalCluster(encoders=2, options=json_logs, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(roles="E:2,PD:1", options=json_logs, log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield running
 
 

@@ -37,7 +37,7 @@ def members(status: ManagerStatus) -> dict[str, Any]:
 
 
 async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer_is_lost() -> None:
-    async with LocalCluster(encoders=2, text=1, options={"pool_manager": QUICK}) as cluster:
+    async with LocalCluster(roles="E:2,PD:1", options={"pool_manager": QUICK}) as cluster:
         router, manager = RouterStub(cluster.router_target), PoolManagerStub(cluster.manager_target)
         assert members(await manager.status()).keys() == {"encoder-1", "encoder-2", "text-1", "router"}
         async with load(router):

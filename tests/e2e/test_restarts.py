@@ -30,7 +30,7 @@ async def answered(client: httpx.AsyncClient) -> str:
 @pytest.mark.parametrize("autoscale", [False, True])
 async def test_each_kind_of_process_is_replaced_after_kill_9(autoscale: bool) -> None:
     async with (
-        LocalCluster(encoders=1, text=1, restart=True, autoscale=autoscale) as cluster,
+        LocalCluster(roles="E:1,PD:1", restart=True, autoscale=autoscale) as cluster,
         rest(cluster.url) as client,
     ):
         names = set(cluster.processes)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loo
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(encoders=2, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(roles="E:2,PD:1", log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield running
 
 

@@ -58,7 +58,7 @@ def encoders(cluster: LocalCluster) -> set[str]:
 
 
 async def test_a_pool_grows_and_shrinks_by_hand_and_survives_kill_9_without_a_failed_request() -> None:
-    async with LocalCluster(encoders=1, text=1, autoscale=True, options=PATIENT) as cluster:
+    async with LocalCluster(roles="E:1,PD:1", autoscale=True, options=PATIENT) as cluster:
         router, manager = RouterStub(cluster.router_target), Manager(cluster)
         await manager.until_ready(1)
         async with load(router):

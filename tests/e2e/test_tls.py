@@ -121,7 +121,7 @@ async def test_a_cluster_under_mutual_tls(tmp_path: Path) -> None:
     async with (
         redis_of(tmp_path, ca / "redis") as redis,
         scaler_of(ca / "scaler") as scaler_port,
-        LocalCluster(encoders=2, options=options(ca, redis), log_dir=tmp_path / "logs") as cluster,
+        LocalCluster(roles="E:2,PD:1", options=options(ca, redis), log_dir=tmp_path / "logs") as cluster,
         rest(cluster.url) as client,
     ):
         await embeddings_travel_over_tcp(client)

@@ -22,7 +22,7 @@ BODY = QUESTION.body()
 
 async def test_one_address_serves_both_models_and_the_death_of_one_router_does_not_touch_the_other() -> None:
     async with (
-        LocalCluster(("demo", f"{OTHER}=demo"), encoders=1, text=1, restart=True) as cluster,
+        LocalCluster(("demo", f"{OTHER}=demo"), roles="E:1,PD:1", restart=True) as cluster,
         rest(cluster.url) as client,
     ):
         assert [one["id"] for one in (await client.get("/v1/models")).json()["data"]] == sorted((MODEL_ID, OTHER))

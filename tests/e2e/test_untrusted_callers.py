@@ -168,7 +168,7 @@ class Port:
 @asynccontextmanager
 async def cluster_under_a_memory_limit() -> AsyncIterator[tuple[LocalCluster, dict[str, Port]]]:
     patient = ("--suspect-s", "3600", "--remove-s", "3600")
-    async with LocalCluster(encoders=1, text=1, options={"pool_manager": patient}) as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options={"pool_manager": patient}) as cluster:
         ports = {
             name: Port(name, cluster.processes[name], grpc.aio.insecure_channel(cluster.targets[name], CHANNEL))
             for name in SERVICES

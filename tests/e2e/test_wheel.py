@@ -39,7 +39,7 @@ def cluster(environment: Path, tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [str(environment / "bin" / "triptych"), "up", "--encoders", "2", "--port", "0", "--router-port", "0"],
+            [str(environment / "bin" / "triptych"), "up", "--roles", "E:2,PD:1", "--port", "0", "--router-port", "0"],
             cwd=tmp_path,
             env=_environ(),
             stdout=out,

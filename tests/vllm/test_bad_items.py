@@ -63,7 +63,9 @@ class Served:
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     (port,) = ports.free(1, ())
     flags = {**ENGINES["vllm"], "encoder": ("--advertise", ports.address(port))}
-    cluster = LocalCluster("demo", encoders=1, options=flags, log_dir=tmp_path_factory.mktemp("logs"), restart=True)
+    cluster = LocalCluster(
+        "demo", roles="E:1,PD:1", options=flags, log_dir=tmp_path_factory.mktemp("logs"), restart=True
+    )
     relay = Relay(InstanceStub(cluster.targets["encoder-1"]))
     service: Any = relay
 

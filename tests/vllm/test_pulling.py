@@ -37,7 +37,7 @@ NBYTES = 16 * 128 * 4
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(encoders=1, text=1) as made:
+    async with LocalCluster(roles="E:1,PD:1") as made:
         yield made
 
 
@@ -224,7 +224,7 @@ async def test_under_tls_items_need_a_certificate_of_an_instance(tmp_path: Path)
         name: identities.flags(made.folder / name.replace("_", "-"))
         for name in ("gateway", "router", "pool_manager", "encoder", "text")
     }
-    async with LocalCluster(encoders=1, text=1, options=flags, log_dir=tmp_path) as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options=flags, log_dir=tmp_path) as cluster:
         user = identities.identity(made.folder / "user")
         async with AsyncClient(cluster.router_target, tls=user) as client, client.resolve(IMAGES[:2]) as resolved:
             for name, allowed in (("text", True), ("user", False)):

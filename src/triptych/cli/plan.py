@@ -13,8 +13,9 @@ from typing import Self, TypedDict, Unpack
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
+from triptych.cli.placement import DEFAULT_ROLES, NAMES, placed
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 
 ENGINES = ("encoder", "text")
 MANAGER = "pool-manager"
@@ -26,11 +27,8 @@ _TLS = re.compile("TRIPTYCH_(GATEWAY|ROUTER|POOL_MANAGER|ENCODER|TEXT)_(REST_)?T
 class ClusterShape(TypedDict, total=False):
     """Which processes a cluster has, and their ports; 0 takes a free one."""
 
-    encoders: int
-    """Instances, of each model."""
-    text: int
-    hybrid: int
-    """Text processes that encode as well."""
+    roles: str
+    """Instances of each model by role, as ``--roles`` has them: ``E:2,PD:1``."""
     port: int
     """The gateway's."""
     router_port: int
@@ -42,9 +40,7 @@ class ClusterShape(TypedDict, total=False):
 
 
 _DEFAULT: ClusterShape = {
-    "encoders": 2,
-    "text": 1,
-    "hybrid": 0,
+    "roles": DEFAULT_ROLES,
     "port": 0,
     "router_port": 0,
     "admin_port": 0,
@@ -117,9 +113,8 @@ class ClusterPlan:
         told: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
         mount_router = told["mount_router"]
-        sizes = {Role.E: told["encoders"], Role.PD: told["text"], Role.EPD: told["hybrid"]}
-        refuse_impossible(models, sizes, mount_router=mount_router)
-        roles = [role for role, size in sizes.items() for _ in range(size)]
+        refuse_impossible(models, mount_router=mount_router)
+        roles = [role for role, size in placed(told["roles"]).items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         chosen = ports.free(processes + 1, asked_for)
@@ -158,10 +153,6 @@ class ClusterPlan:
             yield ports.Wanted(self.scaler_port, "the scaler")
 
 
-SIZE_FLAGS = {Role.E: "--encoders", Role.PD: "--text", Role.EPD: "--hybrid"}
-"""The flag of ``triptych up`` for the first size of a model's pool."""
-
-
 def refuse_tls() -> None:
     """Raises ClusterError if the environment gives TLS to services: ``triptych up`` asks all of them, and serves its scaler,
     without it.
@@ -172,18 +163,11 @@ def refuse_tls() -> None:
         raise ClusterError(text, caller=True)
 
 
-def refuse_impossible(models: Sequence[Model], sizes: Mapping[Role, int], *, mount_router: bool) -> None:
-    """Raises ClusterError if a stage would have no process, or if the router cannot be mounted."""
-    for role, does in ((Role.E, "encode"), (Role.PD, "prefill and decode")):
-        if not (sizes[role] or sizes[Role.EPD]):
-            raise ClusterError(f"{SIZE_FLAGS[role]} 0 needs --hybrid 1 or more: nothing would {does}", caller=True)
+def refuse_impossible(models: Sequence[Model], *, mount_router: bool) -> None:
+    """Raises ClusterError if the router cannot be mounted."""
     if mount_router and len(models) > 1:
         text = "--mount-router serves one model: a router of its own serves each of several"
         raise ClusterError(text, caller=True)
-
-
-_NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: ("hybrid", "text")}
-"""By role: the instance's name prefix and its service."""
 
 
 def engine(
@@ -198,9 +182,13 @@ def engine(
     admin_port: int = 0,
 ) -> ProcessPlan:
     """An instance, which registers with the pool manager at the address ``manager``."""
-    _, service = _NAMES[role]
+    service = "encoder" if role is Role.E else "text"
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    told = ("--role", role.value, *_mounted(options)) if role is Role.EPD else ()
+    told = (
+        ()
+        if service == "encoder"
+        else ("--role", role.value, *(_mounted(options) if role.serves(Stage.ENCODE) else ()))
+    )
     own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
     return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
 
@@ -213,7 +201,7 @@ def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 def name_pattern(model: Model, role: Role) -> str:
     """The names of instances of a model and role, with ``{}`` for their number."""
-    return f"{model.prefix}{_NAMES[role][0]}-{{}}"
+    return f"{model.prefix}{NAMES[role]}-{{}}"
 
 
 def _name(model: Model, role: Role, number: int) -> str:

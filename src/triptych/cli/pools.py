@@ -12,6 +12,7 @@ from rich.text import Text
 
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
+from triptych.cli.placement import NAMES
 from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.durations import in_words
@@ -28,8 +29,7 @@ _REGISTERED_S = 10.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
 _ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
-_KINDS = {"encoder": Role.E, "text": Role.PD, "hybrid": Role.EPD}
-"""Names of roles as in the flags of ``triptych up``."""
+_KINDS = {name: role for role, name in NAMES.items()}
 
 
 def duration_s(text: str) -> float:

@@ -1,16 +1,17 @@
 """What ``triptych up`` is told about sizes, objectives and profiles: checked before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.plan import SIZE_FLAGS
+from triptych.cli.presets import Preset
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.profile import BadProfile
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
-from triptych.domain.stage import ModelPart, Role
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.runtime.profiles import KnownProfiles, the_profile
 
 _OWN_ENGINE = "triptych"
@@ -22,6 +23,7 @@ def options_of(
     models: Sequence[Model],
     sizes: Mapping[Role, int],
     *,
+    preset: Preset | None = None,
     autoscale: bool = False,
     delay_profile: Path | None = None,
     profiles: Path | None = None,
@@ -36,12 +38,13 @@ def options_of(
     embedding_files_bytes: int = 0,
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Flags by service, and of the encoders mounted in hybrid processes. ``sizes`` are those of each model's pools at the
+    """Flags by service, and of the encoders mounted in text processes. ``sizes`` are those of each model's pools at the
     start; ``measure`` makes profiles if none are named, once everything else is known to be right. Raises CliError.
     """
     delays = delay_profile is not None
-    of_text = _of_engine("", engine, vllm_args, sizes, delays=delays)
-    of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, sizes, delays=delays)
+    of_text = _of_engine("", engine, vllm_args, sizes.keys() - {Role.E, Role.PD}, delays=delays)
+    mounting = {role for role in sizes if role.serves(Stage.ENCODE) and role is not Role.E}
+    of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, mounting, delays=delays)
     kept = _kept(embedding_files, embedding_files_bytes)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
@@ -68,10 +71,12 @@ def options_of(
     delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
     profiled = () if known is None else ("--profiles", str(known.absolute()))
     mounted = {"mounted_encoder": kept} if kept else {}
+    policies = {} if preset is None else preset.options(slo)
+    objectives = () if slo is None else ("--slo", slo)
     return mounted | {
         "encoder": (*delayed, *of_encoder, *kept),
-        "text": (*delayed, *of_text),
-        "router": profiled if slo is None else (*profiled, "--slo", slo),
+        "text": (*delayed, *of_text, *policies.get("text", ())),
+        "router": (*profiled, *objectives, *policies.get("router", ())),
         "pool_manager": (
             *profiled,
             "--max-instances",
@@ -81,16 +86,18 @@ def options_of(
     }
 
 
-def _of_engine(prefix: str, engine: str, vllm_args: str, sizes: Mapping[Role, int], *, delays: bool) -> tuple[str, ...]:
-    """The flags of text processes or of encoders for an engine; ``prefix`` is that of their options. Raises CliError."""
+def _of_engine(prefix: str, engine: str, vllm_args: str, others: AbstractSet[Role], *, delays: bool) -> tuple[str, ...]:
+    """The flags of text processes or of encoders for an engine; ``prefix`` is that of their options. Of the roles there will
+    be, ``others`` are those that only the own engine can have. Raises CliError.
+    """
     option = f"--{prefix}engine"
     if engine == _OWN_ENGINE:
         if vllm_args:
             raise CliError(f"--{prefix}vllm-args is for {option} vllm", caller=True)
         return ()
-    if sizes[Role.EPD]:
-        text = f"{SIZE_FLAGS[Role.EPD]} {sizes[Role.EPD]}: with {option} {engine}, encoders encode for text processes"
-        raise CliError(text, caller=True)
+    if others:
+        names = ", ".join(sorted(role.value for role in others))
+        raise CliError(f"{option} {engine} encodes in role E and generates in role PD, not in {names}", caller=True)
     if delays:
         raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
@@ -109,7 +116,7 @@ def _check_bounds(
     entries: Sequence[str], models: Sequence[Model], sizes: Mapping[Role, int], *, autoscale: bool
 ) -> None:
     """Whether each entry is of a pool that there will be, which begins within its bounds. Raises CliError."""
-    pools = {PoolName(model.model_id, role): size for model in models for role, size in sizes.items() if size}
+    pools = {PoolName(model.model_id, role): size for model in models for role, size in sizes.items()}
     try:
         named = [(entry, parse_bounds(entry)[0]) for entry in entries]
     except ValueError as error:
@@ -125,6 +132,6 @@ def _check_bounds(
         grows = found is not None and autoscale and size < found.least
         if found is not None and not grows and not found.least <= size <= found.most:
             raise CliError(
-                f"{SIZE_FLAGS[pool.role]} {size}: --pool-sizes lets pool {pool} have {found.least} to {found.most} instances",
+                f"--roles {pool.role.value}:{size}: --pool-sizes lets pool {pool} have {found.least} to {found.most} instances",
                 caller=True,
             )

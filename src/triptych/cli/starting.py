@@ -9,12 +9,16 @@ import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
 from triptych.cli.outcome import CliError
+from triptych.cli.placement import DEFAULT_ROLES, NAMES, placed
+from triptych.cli.presets import PRESETS, PresetName
 
 EXAMPLES = (
     "Examples:\n\n- `triptych up` serves the demo model\n\n"
-    "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --model ~/models/llava --roles E:3,PD:1 --port 9000`\n\n"
     "- `triptych up --model demo --model ~/models/llava` serves two models at one address\n\n"
-    "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
+    "- `triptych up --roles EPD:1` runs the whole model in one process\n\n"
+    "- `triptych up --roles E:2,P:1,D:2` encodes, prefills and decodes in instances of their own\n\n"
+    "- `triptych up --preset hydra-ep-d --roles EP:2,D:1` starts a published architecture, with these counts\n\n"
     "- `triptych up --engine vllm --model ~/models/qwen --vllm-args='--max-model-len 8192'` generates with vLLM\n\n"
     "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
     "- `triptych up --autoscale --pool-sizes E=1-6,PD=1-2` lets the pools follow the load\n\n"
@@ -34,22 +38,24 @@ def up(
             show_default=False,
         ),
     ] = None,
-    encoders: Annotated[
-        int, typer.Option(min=0, max=64, help="Encoder processes of each model.", rich_help_panel=_SIZES)
-    ] = 2,
-    text: Annotated[
-        int,
-        typer.Option(min=0, max=64, help="Text processes (prefill and decode) of each model.", rich_help_panel=_SIZES),
-    ] = 1,
-    hybrid: Annotated[
-        int,
+    roles: Annotated[
+        str | None,
         typer.Option(
-            min=0,
-            max=64,
-            help="Processes that encode, prefill and decode (the whole model in each).",
+            metavar="ROLE:COUNT,...",
+            help="Processes of each model by role. A role names its stages: E encodes, P prefills, D decodes; there are "
+            f"{', '.join(role.value for role in NAMES)}.",
+            show_default=DEFAULT_ROLES,
             rich_help_panel=_SIZES,
         ),
-    ] = 0,
+    ] = None,
+    preset: Annotated[
+        PresetName | None,
+        typer.Option(
+            help="A published architecture: its roles, and its policies of routing, sharding, order and budgets.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 picks a free one.", rich_help_panel=_PORTS),
@@ -182,7 +188,7 @@ def up(
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
-    One gateway, one pool manager, and for each model a router with encoder and text processes, all on the loopback address.
+    One gateway, one pool manager, and for each model a router and its instances, all on the loopback address.
     A process that dies is started again; the cluster stops when the gateway or the only router crashes three times in a row
     at its start.
     """
@@ -193,19 +199,23 @@ def up(
     from triptych.cli.scaling import options_of
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
-    from triptych.domain.stage import Role
 
     with unfailing_output(), failures():
         refuse_tls()
         models = Model.all_named(model or ["demo"])
-        sizes = {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
-        refuse_impossible(models, sizes, mount_router=mount_router)
+        chosen = None if preset is None else PRESETS[preset]
+        roles = roles or (DEFAULT_ROLES if chosen is None else chosen.roles)
+        sizes = placed(roles)
+        if preset is not None and chosen is not None:
+            chosen.placed_as(roles, preset)
+        refuse_impossible(models, mount_router=mount_router)
         measures = autoscale and profiles is None and delay_profile is None and model in (None, ["demo"])
         if reprofile and not measures:
             raise CliError("--reprofile is for --autoscale with the demo model, without other profiles", caller=True)
         options = options_of(
             models,
             sizes,
+            preset=chosen,
             autoscale=autoscale,
             delay_profile=delay_profile,
             profiles=profiles,
@@ -226,9 +236,7 @@ def up(
             )
         cluster = LocalCluster(
             models,
-            encoders=encoders,
-            text=text,
-            hybrid=hybrid,
+            roles=roles,
             port=port,
             router_port=router_port,
             admin_port=admin_port,

@@ -7,7 +7,6 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 
 MAX_POOL_SIZE = 4096
-_ROLES = "E (encoders), PD (text instances) or EPD (hybrid ones)"
 
 
 def bounds_of(pool: PoolName, entries: Sequence[str]) -> Bounds | None:
@@ -24,7 +23,7 @@ def parse_bounds(entry: str) -> tuple[str, Bounds]:
     if not pool or not least.isdecimal() or not most.isdecimal():
         raise ValueError(f"{entry!r} is not [MODEL/]ROLE=LEAST-MOST, such as E=1-8")
     if role not in {one.value for one in Role}:
-        raise ValueError(f"{entry!r} has no such role: it is {_ROLES}")
+        raise ValueError(f"{entry!r} has no such role: it is one of {', '.join(one.value for one in Role)}")
     if not 1 <= int(least) <= int(most) <= MAX_POOL_SIZE:
         raise ValueError(
             f"{entry!r}: the smallest size is at least 1, the largest is not below it, and at most {MAX_POOL_SIZE}"

@@ -5,10 +5,14 @@ from collections.abc import Collection, Sequence
 from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.stage import Stage
 
-_WITHOUT = {
-    Stage.DECODE: ("text instance", "all requests{} wait or fail"),
-    Stage.ENCODE: ("encoder", "requests{} with images, video or audio wait or fail"),
-}
+_ALL = "all requests{} wait or fail"
+_WITHOUT = (
+    ({Stage.PREFILL, Stage.DECODE}, "text instance", _ALL),
+    ({Stage.PREFILL}, "prefill instance", _ALL),
+    ({Stage.DECODE}, "decode instance", _ALL),
+    ({Stage.ENCODE}, "encoder", "requests{} with images, video or audio wait or fail"),
+)
+"""The first row whose stages are all lost counts."""
 
 
 def without(stages: Collection[Stage], of_model: str = "") -> tuple[str, str] | None:
@@ -16,8 +20,7 @@ def without(stages: Collection[Stage], of_model: str = "") -> tuple[str, str] | 
 
     ``of_model`` follows the word requests. None if it does not matter.
     """
-    found = (told for stage, told in _WITHOUT.items() if stage in stages)
-    return next(((kind, what.format(of_model)) for kind, what in found), None)
+    return next(((kind, what.format(of_model)) for lost, kind, what in _WITHOUT if lost <= set(stages)), None)
 
 
 def loss(instance_id: str, pools: Sequence[PoolStatus]) -> str:

@@ -35,7 +35,7 @@ RIGHT = answer(SEEN).text
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(roles="E:1,PD:1", log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield running
 
 

@@ -73,7 +73,7 @@ async def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalCluster]:
     model = make_model(tmp_path_factory.mktemp("model") / "caller", request.param)
-    async with LocalCluster(model, encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(model, roles="E:1,PD:1", log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield running
 
 

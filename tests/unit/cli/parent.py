@@ -12,7 +12,7 @@ plan.package_of = lambda service: "tests.unit.cli.stub_service"
 
 async def main() -> None:
     instances = {"gateway": ("--instances", "encoder-1,text-1")}
-    async with LocalCluster("demo", encoders=1, options=instances, log_dir=Path(sys.argv[1])) as cluster:
+    async with LocalCluster("demo", roles="E:1,PD:1", options=instances, log_dir=Path(sys.argv[1])) as cluster:
         sys.stdout.write(" ".join(map(str, cluster.processes.values())) + "\n")
         sys.stdout.flush()
         await cluster.next_exit()

@@ -38,7 +38,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
 
     def build(
         *,
-        pools: dict[str, int] | None = None,
+        roles: str = "E:2,PD:1",
         mount_router: bool = False,
         admin_port: int = 0,
         start_timeout_s: float = 120,
@@ -50,9 +50,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
         return LocalCluster(
             models,
-            encoders=(pools or {}).get("encoders", 2),
-            text=(pools or {}).get("text", 1),
-            hybrid=(pools or {}).get("hybrid", 0),
+            roles=roles,
             drain_s=0.1,
             admin_port=admin_port,
             mount_router=mount_router,
@@ -92,10 +90,9 @@ async def test_every_process_gets_the_addresses_it_needs(make: Make) -> None:
         assert cluster.router_target in commands["gateway"]
 
 
-async def test_hybrid_processes_are_text_processes_with_a_role(make: Make) -> None:
-    pools = {"encoders": 1, "text": 1, "hybrid": 2}
+async def test_instances_but_encoders_are_text_processes_with_a_role(make: Make) -> None:
     told = ("--instances", "encoder-1,text-1,hybrid-1,hybrid-2")
-    async with make(pools=pools, gateway=told, text=("--extra",)) as cluster:
+    async with make(roles="E:1,PD:1,EPD:2", gateway=told, text=("--extra",)) as cluster:
         commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
         at = cluster.targets
         assert list(at) == ["pool-manager", "encoder-1", "text-1", "hybrid-1", "hybrid-2", "router", "gateway"]
@@ -107,27 +104,28 @@ async def test_hybrid_processes_are_text_processes_with_a_role(make: Make) -> No
         assert flag("hybrid-1", "--role") == flag("hybrid-2", "--role") == "EPD"
         assert flag("hybrid-1", "--pool-manager") == at["pool-manager"]
         assert all("--extra" in commands[name] for name in ("text-1", "hybrid-1", "hybrid-2"))
-        assert "--role" not in commands["text-1"]
+        assert flag("text-1", "--role") == "PD"
+        assert "--role" not in commands["encoder-1"]
 
 
 async def test_the_consequence_of_losing_a_hybrid_process_depends_on_the_remaining_ones(make: Make) -> None:
-    for pools, names, kinds in (
-        ({"encoders": 0, "text": 0, "hybrid": 1}, "hybrid-1", "last text instance"),
-        ({"encoders": 0, "text": 1, "hybrid": 1}, "text-1,hybrid-1", "last encoder"),
-        ({"encoders": 1, "text": 0, "hybrid": 1}, "encoder-1,hybrid-1", "last text instance"),
-        ({"encoders": 1, "text": 1, "hybrid": 1}, "encoder-1,text-1,hybrid-1", ""),
+    for roles, names, kinds in (
+        ("EPD:1", "hybrid-1", "last text instance"),
+        ("PD:1,EPD:1", "text-1,hybrid-1", "last encoder"),
+        ("E:1,EPD:1", "encoder-1,hybrid-1", "last text instance"),
+        ("E:1,D:1,EPD:1", "encoder-1,decode-1,hybrid-1", "last prefill instance"),
+        ("E:1,PD:1,EPD:1", "encoder-1,text-1,hybrid-1", ""),
     ):
-        async with make(pools=pools, gateway=("--instances", names)) as cluster:
+        async with make(roles=roles, gateway=("--instances", names)) as cluster:
             cluster.kill("hybrid-1")
             consequence = cluster.consequence(await cluster.next_exit())
         assert kinds in consequence
         assert bool(kinds) == bool(consequence)
 
 
-@pytest.mark.parametrize("pools", [{"encoders": 0}, {"text": 0}, {"encoders": 0, "text": 0}])
-def test_a_cluster_without_a_stage_is_refused(make: Make, pools: dict[str, int]) -> None:
-    with pytest.raises(ClusterError, match=r"--(encoders|text) 0 needs --hybrid 1 or more"):
-        make(pools=pools)
+def test_a_cluster_without_a_stage_is_refused(make: Make) -> None:
+    with pytest.raises(ClusterError, match="--roles E:1,P:1: nothing would decode"):
+        make(roles="E:1,P:1")
 
 
 async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -> None:
@@ -259,7 +257,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_an_argument_that_a_cluster_does_not_have_is_refused() -> None:
     wrong: Any = {"encoder": 3}
-    with pytest.raises(TypeError, match="a cluster has no encoder; its shape has encoders, text, hybrid"):
+    with pytest.raises(TypeError, match="a cluster has no encoder; its shape has roles, port"):
         LocalCluster(**wrong)
 
 
@@ -443,7 +441,7 @@ def test_models_that_would_have_the_same_name_are_refused() -> None:
         LocalCluster(())
     with pytest.raises(ClusterError, match="--mount-router serves one model"):
         LocalCluster(("demo", SECOND), mount_router=True)
-    names = list(LocalCluster((SECOND, "mine/other-digits=demo"), encoders=1).targets)
+    names = list(LocalCluster((SECOND, "mine/other-digits=demo"), roles="E:1,PD:1").targets)
     assert names[1:3] == ["other-digits-encoder-1", "other-digits-text-1"]
     assert names[3:5] == ["other-digits-2-encoder-1", "other-digits-2-text-1"]
 

@@ -22,8 +22,8 @@ DEMO = [Model.named("demo")]
 TWO = Model.all_named(["a=demo", "owner/b=demo"])
 
 
-def sizes(encoders: int = 2, text: int = 1, hybrid: int = 0) -> dict[Role, int]:
-    return {Role.E: encoders, Role.PD: text, Role.EPD: hybrid}
+def sizes(encoders: int = 2, text: int = 1) -> dict[Role, int]:
+    return {Role.E: encoders, Role.PD: text}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_an_engine_is_that_of_text_processes(profiles: Path) -> None:
     flags = options_of(DEMO, sizes(), engine="vllm", vllm_args="--max-model-len 512")
     assert flags["text"] == ("--engine", "vllm", "--vllm-args=--max-model-len 512")
     assert flags["encoder"] == ()
-    with pytest.raises(CliError, match="--hybrid 1: with --engine vllm"):
-        options_of(DEMO, {**sizes(), Role.EPD: 1}, engine="vllm")
+    with pytest.raises(CliError, match="--engine vllm encodes in role E and generates in role PD, not in D, EPD"):
+        options_of(DEMO, {**sizes(), Role.EPD: 1, Role.D: 1}, engine="vllm")
     with pytest.raises(CliError, match="cannot have a --delay-profile"):
         options_of(DEMO, sizes(), engine="vllm", delay_profile=profiles)
 
@@ -58,8 +58,8 @@ def test_encoders_have_an_engine_of_their_own(profiles: Path) -> None:
     flags = options_of(DEMO, sizes(), encoder_engine="vllm", encoder_vllm_args="--quantization fp8")
     assert flags["encoder"] == ("--engine", "vllm", "--vllm-args=--quantization fp8")
     assert flags["text"] == ()
-    with pytest.raises(CliError, match="--hybrid 1: with --encoder-engine vllm"):
-        options_of(DEMO, {**sizes(), Role.EPD: 1}, encoder_engine="vllm")
+    with pytest.raises(CliError, match=r"--encoder-engine vllm encodes in role E .* not in EPD$"):
+        options_of(DEMO, {**sizes(), Role.EPD: 1, Role.D: 1}, encoder_engine="vllm")
     with pytest.raises(CliError, match="--encoder-engine vllm computes: it cannot have a --delay-profile"):
         options_of(DEMO, sizes(), encoder_engine="vllm", delay_profile=profiles)
 
@@ -70,7 +70,7 @@ def test_files_of_embeddings_are_those_of_all_encoders(tmp_path: Path) -> None:
     assert flags["encoder"] == flags["mounted_encoder"] == told
     assert flags["text"] == ()
     plans = ClusterPlan.made(
-        DEMO, scaled=False, autoscale=False, threads=1, options=flags, encoders=1, text=1, hybrid=1
+        DEMO, scaled=False, autoscale=False, threads=1, options=flags, roles="E:1,PD:1,EPD:1"
     ).processes
     lines = {plan.name: plan.command(1.0) for plan in plans}
     assert lines["encoder-1"][-4:] == list(told)
@@ -88,12 +88,12 @@ def test_files_of_embeddings_are_those_of_all_encoders(tmp_path: Path) -> None:
         ({"max_instances": 1}, "--max-instances 1: a pool begins with 2 instances"),
         ({"slo": "soon"}, "--slo 'soon' is not"),
         ({"pool_sizes": "E"}, "--pool-sizes 'E' is not .* such as E=1-8"),
-        ({"pool_sizes": "X=1-2"}, r"--pool-sizes 'X=1-2' has no such role: it is E \(encoders\), PD .* or EPD"),
+        ({"pool_sizes": "X=1-2"}, "--pool-sizes 'X=1-2' has no such role: it is one of E, P, D, PD, EP, ED, EPD"),
         ({"pool_sizes": "EPD=1-2"}, f"there will be no such pool; there will be: {MODEL_ID}/E, {MODEL_ID}/PD$"),
         ({"pool_sizes": "other/E=1-2"}, "there will be no such pool"),
         ({"pool_sizes": "E=1-2,E=1-3"}, "--pool-sizes names E more than once"),
-        ({"pool_sizes": "E=1-1"}, f"--encoders 2: --pool-sizes lets pool {MODEL_ID}/E have 1 to 1 instances"),
-        ({"pool_sizes": "PD=2-3"}, f"--text 1: --pool-sizes lets pool {MODEL_ID}/PD have 2 to 3 instances"),
+        ({"pool_sizes": "E=1-1"}, f"--roles E:2: --pool-sizes lets pool {MODEL_ID}/E have 1 to 1 instances"),
+        ({"pool_sizes": "PD=2-3"}, f"--roles PD:1: --pool-sizes lets pool {MODEL_ID}/PD have 2 to 3 instances"),
     ],
 )
 def test_what_cannot_be_is_refused_as_a_mistake_of_usage(told: dict[str, Any], said: str) -> None:
@@ -108,7 +108,7 @@ def test_a_pool_that_grows_by_itself_may_begin_below_its_smallest_size() -> None
 
 def test_sizes_of_one_model_are_held_against_that_model() -> None:
     options_of(TWO, sizes(), pool_sizes="a/E=1-2,owner/b/E=2-4")
-    with pytest.raises(CliError, match="--encoders 2: --pool-sizes lets pool a/E have 3 to 4 instances"):
+    with pytest.raises(CliError, match="--roles E:2: --pool-sizes lets pool a/E have 3 to 4 instances"):
         options_of(TWO, sizes(), pool_sizes="a/E=3-4")
 
 
@@ -147,12 +147,17 @@ def test_nothing_is_measured_before_the_rest_is_known_to_be_right(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--encoders", "0"), "--encoders 0 needs --hybrid 1 or more: nothing would encode"),
-        (("--text", "0"), "--text 0 needs --hybrid 1 or more: nothing would prefill and decode"),
+        (("--roles", "PD:1"), "--roles PD:1: nothing would encode"),
+        (("--roles", "E:1"), "--roles E:1: nothing would prefill and decode"),
+        (("--roles", "EP:1,PD"), "--roles EP:1,PD: 'PD' is not ROLE:COUNT with a count of 1 to 64"),
+        (("--roles", "EPD:65"), "--roles EPD:65: 'EPD:65' is not ROLE:COUNT"),
+        (("--roles", "EPD:1,DP:1"), "--roles EPD:1,DP:1: 'DP' is no role; roles are E, P, D, PD, EP, ED, EPD"),
+        (("--roles", "EPD:1,EPD:2"), "--roles EPD:1,EPD:2: EPD is there more than once"),
+        (("--preset", "epd", "--roles", "E:2,PD:1"), "--roles E:2,PD:1: preset epd has roles E, P, D; only"),
         (("--model", "demo", "--model", "demo"), "two models would be served as"),
         (("--model", "a=demo", "--model", "b=demo", "--mount-router"), "--mount-router serves one model"),
         (("--admin-port", "65535"), "--admin-port 65535: 6 processes need as many"),
-        (("--encoders", "3", "--pool-sizes", "E=1-2"), "--encoders 3: --pool-sizes lets"),
+        (("--roles", "E:3,PD:1", "--pool-sizes", "E=1-2"), "--roles E:3: --pool-sizes lets"),
         (("--reprofile",), "--reprofile is for --autoscale with the demo model"),
         (("--reprofile", "--autoscale", "--model", "a=demo"), "--reprofile is for --autoscale with the demo model"),
     ],

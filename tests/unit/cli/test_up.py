@@ -21,7 +21,7 @@ FREE = ("--port", "0", "--router-port", "0")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.unit.cli.up_with_stubs", "up", "--encoders", "1", *arguments]
+    return [sys.executable, "-m", "tests.unit.cli.up_with_stubs", "up", "--roles", "E:1,PD:1", *arguments]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -126,7 +126,7 @@ def test_a_signal_before_the_cluster_is_ready_is_no_success(tmp_path: Path, numb
 
 @pytest.mark.timeout(60)
 def test_the_death_of_the_last_instance_of_a_kind_reports_the_consequence(tmp_path: Path) -> None:
-    options = (*FREE, "--text", "2", "--no-live")
+    options = (*FREE, "--roles", "E:1,PD:2", "--no-live")
     instances = {"TRIPTYCH_STUB_INSTANCES": "encoder-1,text-1,text-2"}
     with subprocess.Popen(
         command(*options), stdout=subprocess.PIPE, cwd=ROOT, env={**environment(tmp_path), **instances}, text=True

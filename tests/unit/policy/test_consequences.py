@@ -57,5 +57,18 @@ def test_one_that_drains_already_or_is_not_known_is_no_loss() -> None:
 
 
 def test_decoding_is_named_before_encoding() -> None:
-    assert without({Stage.ENCODE, Stage.DECODE}) == ("text instance", "all requests wait or fail")
-    assert without({Stage.PREFILL}) is None
+    assert without({Stage.ENCODE, Stage.DECODE}) == ("decode instance", "all requests wait or fail")
+    assert without(frozenset()) is None
+
+
+def test_one_of_a_stage_of_its_own_is_missed_by_its_stage() -> None:
+    pools = (pool(Role.EP, "x1"), pool(Role.P, "p1"), pool(Role.D, "d1"), pool(Role.E, "e1"))
+    assert [loss(name, pools) for name in ("x1", "p1", "e1")] == ["", "", ""]
+    assert (
+        loss("d1", pools)
+        == "d1 is the last decode instance of m: all requests for m wait or fail until there is another"
+    )
+    assert loss("d1", (*pools, pool(Role.PD, "t1"))) == ""
+    alone = (pool(Role.ED, "x1"), pool(Role.P, "p1"))
+    assert loss("p1", alone).startswith("p1 is the last prefill instance of m: all requests")
+    assert loss("x1", alone).startswith("x1 is the last decode instance of m: all requests")

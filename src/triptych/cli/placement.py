@@ -1,0 +1,42 @@
+"""Which roles the instances of a model have, and how many have each, as ``--roles`` says it."""
+
+from collections.abc import Mapping
+
+from triptych.cli.outcome import ClusterError
+from triptych.domain.stage import Role, Stage
+
+DEFAULT_ROLES = "E:2,PD:1"
+NAMES: Mapping[Role, str] = {
+    Role.E: "encoder",
+    Role.P: "prefill",
+    Role.D: "decode",
+    Role.PD: "text",
+    Role.EP: "encode-prefill",
+    Role.ED: "encode-decode",
+    Role.EPD: "hybrid",
+}
+"""What names of instances begin with, by role; also the order in which they start."""
+_MOST = 64
+"""Instances of one role."""
+
+
+def placed(roles: str) -> dict[Role, int]:
+    """The number of instances of each role that ``ROLE:COUNT,...`` names. Raises ClusterError, also if a stage has none."""
+    sizes: dict[Role, int] = {}
+    for entry in roles.split(","):
+        letters, _, count = entry.strip().partition(":")
+        role = next((one for one in NAMES if one.value == letters), None)
+        if role is None:
+            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(one.value for one in NAMES)}")
+        if not (count.isdecimal() and 1 <= int(count) <= _MOST):
+            raise _wrong(roles, f"{entry.strip()!r} is not ROLE:COUNT with a count of 1 to {_MOST}")
+        if role in sizes:
+            raise _wrong(roles, f"{letters} is there more than once")
+        sizes[role] = int(count)
+    if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in sizes)]:
+        raise _wrong(roles, f"nothing would {' and '.join(idle)}")
+    return {role: sizes[role] for role in NAMES if role in sizes}
+
+
+def _wrong(roles: str, text: str) -> ClusterError:
+    return ClusterError(f"--roles {roles}: {text}", caller=True)
