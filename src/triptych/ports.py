@@ -626,6 +626,11 @@ class TextEngine(Protocol):
     def has_work(self) -> bool: ...
 
     @property
+    def can_step(self) -> bool:
+        """Whether the next ``step`` would compute something. Not where all that is left waits for a call, paused or arriving."""
+        ...
+
+    @property
     def waiting(self) -> AbstractSet[str]:
         """Requests that were added and have not begun, for want of memory or of a place; or not since they gave way."""
         ...
@@ -677,6 +682,7 @@ class ObservedTextEngine(TextEngine, Protocol):
         ...
 
 
+@runtime_checkable
 class HandingTextEngine(ObservedTextEngine, Protocol):
     """A text engine whose keys and values can be copied out and in, by position: for hand-overs (docs/adr/0044).
 
@@ -684,7 +690,16 @@ class HandingTextEngine(ObservedTextEngine, Protocol):
     """
 
     @property
-    def kv_kind(self) -> KvKind: ...
+    def kv_kind(self) -> KvKind | None:
+        """None if its decoder has state outside of KV blocks: then nothing can be copied out or in."""
+        ...
+
+    @property
+    def awaiting(self) -> AbstractSet[tuple[str, int]]:
+        """The requests and choices that have their memory and await ``unpack`` or ``arrived``. Of new choices that share a prompt,
+        the first one stands for all.
+        """
+        ...
 
     def pause(self, request_id: str) -> None:
         """Its choices get no further token. They keep their memory until ``cancel``, as long as nothing preempts them."""

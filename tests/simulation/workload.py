@@ -15,7 +15,8 @@ from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.testing.fakes import FAKE_MODEL, Spliced, answer_tokens, fake_embedding
+from triptych.testing.fake_kv import Spliced, answer_tokens
+from triptych.testing.fakes import FAKE_MODEL, fake_embedding
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, fake_prompt_builder, fake_tokenizer
 

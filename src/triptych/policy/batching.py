@@ -6,6 +6,7 @@ between two of them by one that is due earlier. The budget bounds the time of a 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from triptych.families.base import Span
@@ -72,11 +73,14 @@ def chunk(work: Prefill, limit: int) -> int:
     return max(0, end - work.first)
 
 
-def preemption_victim(running: Sequence[str]) -> str:
+def preemption_victim(running: Sequence[str], idle: AbstractSet[str] = frozenset()) -> str:
     """The sequence of ``running``, in queue order, to preempt when no KV block is free: the last. So the first one
     always runs to its end.
+
+    Those in ``idle`` compute nothing, and leave or begin by themselves: they are spared until only one other is left.
     """
-    return running[-1]
+    computing = [one for one in running if one not in idle]
+    return computing[-1] if len(computing) > 1 or not idle else [one for one in running if one in idle][-1]
 
 
 def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:

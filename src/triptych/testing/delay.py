@@ -14,7 +14,7 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies
+from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.profile import (
     DecodeRow,
@@ -31,7 +31,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
-from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.policy.fairness import may_start
@@ -47,6 +47,8 @@ _BLOCK_TOKENS = 16
 """Of the prefix cache."""
 _MANY_TOKENS = 1 << 20
 """KV memory where the profile does not say the size of a token."""
+_COPIED_BYTES_PER_S = 8e9
+"""Between KV cache and arena; about what one core copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,21 @@ class _Sequence:
     """Tokens at which each choice ends by itself."""
     prefixes: list[bytes] = field(default_factory=list)
     """Of the prompt's full blocks."""
+    arriving: int = 0
+    """Positions that come from elsewhere."""
+    paused: bool = False
 
     @property
     def left(self) -> int:
         return len(self.request.token_ids) + self.begun - self.computed
+
+    @property
+    def is_arriving(self) -> bool:
+        return self.computed < self.arriving
+
+    @property
+    def is_idle(self) -> bool:
+        return self.paused or self.is_arriving
 
     @property
     def limit(self) -> int:
@@ -113,9 +126,9 @@ class _Sequence:
 
 
 class DelayTextEngine:
-    """``ports.StagedTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
+    """``ports.StagedTextEngine`` and ``ports.HandingTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
 
-    Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number.
+    Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number. Keys and values are zeros.
     With ``prefix_tokens`` the prompts computed last, of so many tokens in all, are not computed again.
     """
 
@@ -136,6 +149,10 @@ class DelayTextEngine:
         token_nbytes = costs.profile.measured.kv_token_nbytes
         self.model = model
         self.kv_tokens = options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS
+        heads_nbytes = 2 * model.dtype.itemsize
+        head_size = token_nbytes // heads_nbytes or model.hidden_size
+        self.kv_kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
+        """As many bytes as the profile says, else those of one layer."""
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
@@ -171,6 +188,7 @@ class DelayTextEngine:
             raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + one.limit} tokens of {longest}")
         if len(one.choices) > self._max_sequences:
             raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
+        one.arriving = min(request.arriving, len(request.token_ids) + begun - 1)
         one.length = one.limit if self._length is None else min(one.limit, max(1, self._length(request)))
         if self.finds_prefixes:
             one.prefixes = _prefixes(request)
@@ -190,9 +208,13 @@ class DelayTextEngine:
 
     @property
     def prefill_ready(self) -> bool:
-        return any(one.left for one in self._running.values()) or (
-            any(self._may_start(one, self._places(), 0) for one in self._waiting.values())
+        return any(one.left and not one.is_idle for one in self._running.values()) or (
+            any(self._may_start(one, self._places(), 0) for one in self._waiting.values() if not one.paused)
         )
+
+    @property
+    def can_step(self) -> bool:
+        return self.prefill_ready or any(not one.is_idle for one in self._running.values())
 
     def _places(self) -> int:
         return sum(len(one.choices) for one in self._running.values())
@@ -203,14 +225,18 @@ class DelayTextEngine:
     def _prompts(self) -> Iterator[Prefill]:
         """Those that have begun and those for which there is a place, by their turns."""
         running, started_beyond = self._places(), 0
-        begun = [one for one in self._running.values() if one.left]
-        for one in sorted([*begun, *self._waiting.values()], key=lambda one: one.request.turn):
+        begun = [one for one in self._running.values() if one.left and not one.is_idle]
+        waiting = [one for one in self._waiting.values() if not one.paused]
+        for one in sorted([*begun, *waiting], key=lambda one: one.request.turn):
             if one.request.request_id in self._waiting:
                 if not self._may_start(one, running, started_beyond):
                     continue
                 self._find(one)
                 running += len(one.choices)
                 started_beyond += one.request.turn.beyond_share * len(one.choices)
+                if one.is_arriving:
+                    self._start(one)
+                    continue
             yield _prefill(one)
 
     def _may_start(self, one: _Sequence, running: int, started_beyond: int) -> bool:
@@ -222,7 +248,8 @@ class DelayTextEngine:
 
     def _decoding(self) -> list[str]:
         """One entry per choice, as each takes a place."""
-        return [name for name, one in self._running.items() if not one.left for _ in one.choices]
+        decoding = [(name, one) for name, one in self._running.items() if not (one.left or one.is_idle)]
+        return [name for name, one in decoding for _ in one.choices]
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
         took_s = 0.0
@@ -231,11 +258,7 @@ class DelayTextEngine:
             took_s += self._costs.decode_s(len(contexts), sum(contexts) / len(contexts)).value
         advanced = list(dict.fromkeys(plan.decodes))
         for work in plan.prefills:
-            one = self._running.get(work.sequence_id)
-            if one is None:
-                one = self._running[work.sequence_id] = self._waiting.pop(work.sequence_id)
-                self.prefix_queries_tokens += one.computed + one.left if self.finds_prefixes else 0
-                self.prefix_hits_tokens += one.computed
+            one = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
             took_s += self._costs.prefill_s(work.tokens, one.computed).value
             one.computed += work.tokens
             self._keep(one)
@@ -244,6 +267,12 @@ class DelayTextEngine:
         if took_s:
             self._sleep(took_s)
         return [output for name in advanced for output in self._advance(self._running[name])]
+
+    def _start(self, one: _Sequence) -> _Sequence:
+        self._running[one.request.request_id] = self._waiting.pop(one.request.request_id)
+        self.prefix_queries_tokens += one.computed + one.left if self.finds_prefixes else 0
+        self.prefix_hits_tokens += one.computed
+        return one
 
     def _find(self, one: _Sequence) -> None:
         """All but the last token may be known."""
@@ -264,6 +293,7 @@ class DelayTextEngine:
 
     def _advance(self, one: _Sequence) -> list[EngineOutput]:
         one.sent += 1
+        one.paused |= one.request.pauses
         reason = None
         if one.sent >= one.length:
             reason = FinishReason.LENGTH if one.sent >= one.limit else FinishReason.STOP
@@ -285,8 +315,60 @@ class DelayTextEngine:
 
     @property
     def pending_tokens(self) -> int:
-        everyone = (*self._waiting.values(), *self._running.values())
-        return sum(one.left + len(one.choices) * (one.limit - one.sent) for one in everyone)
+        going = [one for one in (*self._waiting.values(), *self._running.values()) if not one.paused]
+        arriving = sum(max(0, one.arriving - one.computed) for one in going)
+        return sum(one.left + len(one.choices) * (one.limit - one.sent) for one in going) - arriving
+
+    # --- hand-over: the choices of a request have one state -------------------------------------------------------------
+
+    @property
+    def awaiting(self) -> frozenset[tuple[str, int]]:
+        arriving = ((name, one) for name, one in self._running.items() if one.is_arriving and not one.paused)
+        return frozenset((name, one.choices[0]) for name, one in arriving)
+
+    def pause(self, request_id: str) -> None:
+        if (one := self._known(request_id)) is not None:
+            one.paused = True
+
+    def computed(self, request_id: str, choice: int) -> int:
+        one = self._running.get(request_id)
+        if one is None or choice not in one.choices:
+            return 0
+        return one.computed + max(0, one.sent - one.begun - 1)
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        one = self._known(request_id)
+        if one is None or choice not in one.choices or not all(item.key for item in one.request.embeddings):
+            return None
+        token_ids = (*one.request.token_ids, *one.request.begun[choice])
+        token_ids += (self._token,) * (one.sent - one.begun)
+        return Beginnings(_items(one.request), salt=one.request.tenant_salt).hash_before(end, token_ids)
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        if self.computed(request_id, choice) < segment.end:
+            return False
+        memory[:] = bytes(segment.nbytes)
+        self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
+        return True
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        del memory
+        if (request_id, choice) not in self.awaiting:
+            return False
+        one = self._running[request_id]
+        if segment.first > one.computed or segment.end > one.computed + one.left:
+            return False
+        self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
+        one.computed = max(one.computed, min(segment.end, one.computed + one.left - 1))
+        self._keep(one)
+        return True
+
+    def arrived(self, request_id: str) -> None:
+        if (one := self._known(request_id)) is not None:
+            one.arriving = 0
+
+    def _known(self, request_id: str) -> _Sequence | None:
+        return self._running.get(request_id) or self._waiting.get(request_id)
 
 
 def delay_costs(path: Path, part: ModelPart) -> Costs:
@@ -297,8 +379,11 @@ def delay_costs(path: Path, part: ModelPart) -> Costs:
 
 
 def _prefixes(request: EngineRequest) -> list[bytes]:
-    items = [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in request.embeddings]
-    return PrefixHashes(_BLOCK_TOKENS, request.token_ids, items, salt=request.tenant_salt).hashes
+    return PrefixHashes(_BLOCK_TOKENS, request.token_ids, _items(request), salt=request.tenant_salt).hashes
+
+
+def _items(request: EngineRequest) -> list[KeyedItem]:
+    return [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in request.embeddings]
 
 
 def _prefill(one: _Sequence) -> Prefill:

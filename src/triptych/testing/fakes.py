@@ -1,27 +1,41 @@
 """Fake engines whose answers can be checked.
 
 An embedding is a digest of the item's bytes, stretched to an embedding's size. An answer is a digest of the prompt and
-of every embedding at its position, with one token per item first. So an item that is lost, swapped, truncated, mixed up
-or misplaced changes the answer; ``answer_tokens`` computes the right one.
+of every embedding at its position, by way of keys and values (``testing.fake_kv``). So an item, or a segment of keys and values, that
+is lost, swapped, truncated, mixed up or misplaced changes the answer; ``answer_tokens`` computes the right one.
 
 Both engines spend virtual time (``testing.offload.spend``), and detect calls that would overlap in real threads.
 """
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b, shake_128
+from hashlib import shake_128
 from itertools import islice
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
 from triptych.policy.fairness import may_start
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
+from triptych.testing.fake_kv import (
+    POSITION_NBYTES,
+    Spliced,
+    answer_length,
+    answer_tokens,
+    extend,
+    fake_kv_kind,
+    next_token,
+    read,
+    rows_of,
+    write,
+)
 from triptych.testing.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
@@ -40,37 +54,6 @@ def fake_embedding(media: bytes, tokens: int, hidden_size: int) -> bytes:
     """The item's embedding, a digest of its bytes: float32 in [0, 1), shape (tokens, hidden_size)."""
     stretched = shake_128(media).digest(tokens * hidden_size)
     return array("f", (byte / 256 for byte in stretched)).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class Spliced:
-    """An embedding at its position in the prompt, as the text engine received it."""
-
-    start: int
-    tokens: int
-    embedding: bytes
-
-
-def answer_tokens(
-    token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0
-) -> tuple[int, ...]:
-    """The right answer: one token per item, then 4 to 11 that depend on all inputs and the choice.
-
-    All are in ``vocabulary``.
-    """
-    whole = blake2b(array("q", token_ids).tobytes(), digest_size=32, salt=choice.to_bytes(2, "little"))
-    answer: list[int] = []
-    for item in sorted(items, key=lambda item: item.start):
-        one = blake2b(b"%d:%d:" % (item.start, item.tokens) + item.embedding, digest_size=8).digest()
-        whole.update(one)
-        answer.append(_token(one, vocabulary))
-    digest = whole.digest()
-    answer += [_token(digest[index : index + 3], vocabulary) for index in range(4 + digest[31] % 8)]
-    return tuple(answer)
-
-
-def _token(digest: bytes, vocabulary: range) -> int:
-    return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +125,51 @@ class FakeEncoderEngine:
         return whole[item.first * row_nbytes : (item.first + item.tokens) * row_nbytes]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sequence:
     """One choice of a request."""
 
     request: EngineRequest
     choice: int
-    answer: tuple[int, ...]
-    unfilled_tokens: int
-    """Tokens still to prefill; the first choice prefills for all."""
-    sent: int = 0
+    length: int
+    """Tokens of the right answer."""
+    token_ids: list[int]
+    """Prompt and answer."""
+    rows: Mapping[int, bytes]
+    arriving: int = 0
+    """Positions that come from elsewhere."""
+    paused: bool = False
+    contents: bytearray = field(default_factory=bytearray)
+    """Keys and values of the positions that are computed or have arrived."""
+
+    @property
+    def computed(self) -> int:
+        return len(self.contents) // POSITION_NBYTES
+
+    @property
+    def sent(self) -> int:
+        return len(self.token_ids) - len(self.request.token_ids)
+
+    @property
+    def is_arriving(self) -> bool:
+        return self.computed < self.arriving
 
     @property
     def limit(self) -> int:
         assert self.request.sampling.max_tokens is not None  # noqa: S101  # guaranteed by the port
         return self.request.sampling.max_tokens
 
+    @property
+    def unfilled_tokens(self) -> int:
+        """Tokens still to prefill."""
+        left = len(self.token_ids) - self.computed
+        return 0 if left == 1 and self.sent else max(0, left - max(0, self.arriving - self.computed))
+
 
 @dataclass
 class FakeTextEngine:
-    """``ports.StagedTextEngine`` with continuous batching: a step prefills new requests and decodes one token of the
-    others.
+    """``ports.StagedTextEngine`` and ``ports.HandingTextEngine`` with continuous batching: a step prefills new requests and
+    decodes one token of the others.
 
     A request's choices run together. One that goes on must have begun rightly. Supported sampling parameters are ``n``,
     ``max_tokens`` and ``logprobs``: the sampled token is certain and the alternatives are impossible.
@@ -174,11 +181,19 @@ class FakeTextEngine:
     max_running: int = 16
     step_s: float = 0.005
     prefill_token_s: float = 0.00005
+    chunk_tokens: int = 1 << 20
+    """Most tokens of a prompt in one step."""
     failures: deque[Exception] = field(default_factory=deque)
     """Errors for the next calls of ``step``, each for its oldest sequence."""
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
     finds_prefixes: bool = True
     """It says so, for what routers do then; it computes them again."""
+    kv_copyable: bool = True
+    """Whether its keys and values can be copied out and in."""
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    kv_copies: KvCopies = KvCopies()  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("text engine")
@@ -197,13 +212,17 @@ class FakeTextEngine:
         items = [
             Spliced(item.start, item.tokens, bytes(item.tensors["embeddings"].data)) for item in request.embeddings
         ]
-        sequences: list[_Sequence] = []
+        rows, sequences, has_leader = rows_of(items), list[_Sequence](), False
         for choice, begun in request.begun.items():
-            answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice)
-            if begun != answer[: len(begun)]:
-                raise InvalidRequest(f"the answer of choice {choice} does not begin with {begun}")
-            unfilled_tokens = 0 if sequences else len(request.token_ids) + len(begun)
-            sequences.append(_Sequence(request, choice, answer, unfilled_tokens, len(begun)))
+            if begun:
+                answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice)
+                if begun != answer[: len(begun)]:
+                    raise InvalidRequest(f"the answer of choice {choice} does not begin with {begun}")
+            token_ids = [*request.token_ids, *begun]
+            arriving = 0 if has_leader and not begun else min(request.arriving, len(token_ids) - 1)
+            length = answer_length(request.token_ids, items, choice)
+            sequences.append(_Sequence(request, choice, length, token_ids, rows, arriving))
+            has_leader |= not begun
         self._waiting[request.request_id] = sequences
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -217,39 +236,81 @@ class FakeTextEngine:
         for one in self._waiting.get(request_id, []):
             one.request = replace(one.request, turn=turn)
 
+    def preempt(self, request_id: str) -> None:
+        """As if memory had run out: it waits, and what it had is lost."""
+        for one in (sequences := self._running.pop(request_id)):
+            one.arriving = 0
+            one.contents.clear()
+        self._waiting[request_id] = sequences
+        self.preemptions += 1
+
     @property
     def prefill_ready(self) -> bool:
-        return bool(self._waiting) and self._may_start(self._first_waiting(), 0)
+        first = self._first_waiting()
+        return first is not None and self._may_start(first, 0)
+
+    @property
+    def can_step(self) -> bool:
+        return self.prefill_ready or any(self._active(sequences) for sequences in self._running.values())
 
     def step(self) -> list[EngineOutput]:
         started_beyond = 0
-        while self._waiting and self._may_start(request_id := self._first_waiting(), started_beyond):
+        while (request_id := self._first_waiting()) is not None and self._may_start(request_id, started_beyond):
             self._running[request_id] = self._waiting.pop(request_id)
             started_beyond += self._running[request_id][0].request.turn.beyond_share
         return self.decode_step()
 
-    def _first_waiting(self) -> str:
-        return min(self._waiting, key=lambda one: self._waiting[one][0].request.turn)
+    def _first_waiting(self) -> str | None:
+        waiting = [name for name, sequences in self._waiting.items() if not sequences[0].paused]
+        return min(waiting, key=lambda one: self._waiting[one][0].request.turn, default=None)
 
     def _may_start(self, request_id: str, started_beyond: int) -> bool:
         """``max_running`` counts requests."""
         turn, running = self._waiting[request_id][0].request.turn, len(self._running)
         return may_start(turn, wanted=1, running=running, places=self.max_running, begun=started_beyond)
 
+    def _active(self, sequences: Sequence[_Sequence]) -> list[_Sequence]:
+        """Those that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""
+        leader = self._leader(sequences)
+        active = [one for one in sequences if not (one.paused or one.is_arriving)]
+        return [one for one in active if one is leader or one.sent]
+
+    def _leader(self, sequences: Sequence[_Sequence]) -> _Sequence | None:
+        """The new choice that computes the prompt for the others."""
+        return next((one for one in sequences if not one.sent), None)
+
     def decode_step(self) -> list[EngineOutput]:
-        """Running sequences were prefilled in the step that admitted them."""
+        """Running sequences were prefilled in the step that admitted them, unless they arrived or were chunked."""
         self._alone.enter()
-        if not self._running:
+        active = [one for sequences in self._running.values() for one in self._active(sequences)]
+        if not active:
             return []
-        running = [one for sequences in self._running.values() for one in sequences]
-        spend(self.step_s + self.prefill_token_s * sum(one.unfilled_tokens for one in running))
+        counts = [min(one.unfilled_tokens, self.chunk_tokens) for one in active]
+        spend(self.step_s + self.prefill_token_s * sum(counts))
         outputs = []
         if self.failures:
-            request_id = next(iter(self._running))
+            request_id = active[0].request.request_id
             del self._running[request_id]
             outputs.append(EngineOutput(request_id, (), error=self.failures.popleft()))
-        outputs += [self._advance(one) for sequences in list(self._running.values()) for one in list(sequences)]
+        for one, count in zip(active, counts, strict=True):
+            for other in self._fill(one, max(1, count)):
+                outputs.append(self._advance(other))  # noqa: PERF401  # it changes what is running
         return outputs
+
+    def _fill(self, one: _Sequence, count: int) -> list[_Sequence]:
+        """Compute ``count`` positions. Returns what gets a token then: a prompt's choices all together."""
+        sequences = self._running.get(one.request.request_id, [])
+        if one not in sequences:
+            return []
+        extend(one.contents, one.token_ids[one.computed : one.computed + count], one.rows)
+        if one.computed < len(one.token_ids):
+            return []
+        if one.sent:
+            return [one]
+        together = [other for other in sequences if not other.sent]
+        for other in together[1:]:
+            other.contents = one.contents.copy()
+        return together
 
     @property
     def has_work(self) -> bool:
@@ -261,15 +322,24 @@ class FakeTextEngine:
 
     @property
     def pending_tokens(self) -> int:
-        everyone = (*self._waiting.values(), *self._running.values())
-        return sum(one.unfilled_tokens + one.limit - one.sent for sequences in everyone for one in sequences)
+        everyone = [sequences for where in (self._waiting, self._running) for sequences in where.values()]
+        return sum(self._pending_tokens(sequences) for sequences in everyone)
+
+    def _pending_tokens(self, sequences: Sequence[_Sequence]) -> int:
+        """The first one counts the prompt for all."""
+        going = [one for one in sequences if not one.paused]
+        return sum(one.unfilled_tokens for one in going[:1]) + sum(one.limit - one.sent for one in going)
+
+    @property
+    def kv_free_tokens(self) -> int:
+        return self.kv_tokens - sum(one.computed for sequences in self._running.values() for one in sequences)
 
     def _advance(self, one: _Sequence) -> EngineOutput:
-        one.unfilled_tokens = 0
-        token = one.answer[one.sent]
-        one.sent += 1
+        token = next_token(one.contents, self.vocabulary, one.choice)
+        one.token_ids.append(token)
+        one.paused |= one.request.pauses
         reason = None
-        if one.sent == len(one.answer):
+        if one.sent == one.length:
             reason = FinishReason.STOP
         elif one.sent == one.limit:
             reason = FinishReason.LENGTH
@@ -282,3 +352,54 @@ class FakeTextEngine:
             others = (ScoredToken(other, float("-inf")) for other in self.vocabulary if other != token)
             scores = (Scores(certain, (certain, *islice(others, alternatives - 1)) if alternatives else ()),)
         return EngineOutput(one.request.request_id, (token,), reason, choice=one.choice, scores=scores)
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    @property
+    def kv_kind(self) -> KvKind | None:
+        return fake_kv_kind(self.model) if self.kv_copyable else None
+
+    @property
+    def awaiting(self) -> frozenset[tuple[str, int]]:
+        running = (one for sequences in self._running.values() for one in sequences)
+        return frozenset((one.request.request_id, one.choice) for one in running if one.is_arriving and not one.paused)
+
+    def pause(self, request_id: str) -> None:
+        for one in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            one.paused = True
+
+    def computed(self, request_id: str, choice: int) -> int:
+        one = self._running_choice(request_id, choice)
+        return one.computed if one is not None else 0
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        sequences = self._running.get(request_id) or self._waiting.get(request_id, [])
+        one = next((one for one in sequences if one.choice == choice), None)
+        if one is None or not all(item.key for item in one.request.embeddings):
+            return None
+        items = [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in one.request.embeddings]
+        return Beginnings(items, salt=one.request.tenant_salt).hash_before(end, one.token_ids)
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        one = self._running_choice(request_id, choice)
+        if one is None or one.computed < segment.end:
+            return False
+        memory[:] = read(one.contents, segment.first, segment.end)
+        return True
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        one = self._running_choice(request_id, choice)
+        if one is None or (request_id, choice) not in self.awaiting:
+            return False
+        if segment.first > one.computed or segment.end > len(one.token_ids):
+            return False
+        write(one.contents, bytes(memory), max(0, one.computed - segment.first))
+        del one.contents[(len(one.token_ids) - 1) * POSITION_NBYTES :]
+        return True
+
+    def arrived(self, request_id: str) -> None:
+        for one in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            one.arriving = 0
+
+    def _running_choice(self, request_id: str, choice: int) -> _Sequence | None:
+        return next((one for one in self._running.get(request_id, []) if one.choice == choice), None)

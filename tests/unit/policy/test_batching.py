@@ -102,6 +102,12 @@ def test_the_latest_arrival_is_preempted() -> None:
     assert preemption_victim(["old", "older than", "young"]) == "young"
 
 
+def test_idle_sequences_are_spared_until_one_other_is_left() -> None:
+    assert preemption_victim(["old", "young", "idle"], {"idle"}) == "young"
+    assert preemption_victim(["idle", "old", "also idle"], {"idle", "also idle"}) == "also idle"
+    assert preemption_victim(["old"]) == "old"
+
+
 @given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))
 def test_the_largest_batch_within_an_objective_is_found_with_few_measurements(
     least: int, extra: int, fitting: int

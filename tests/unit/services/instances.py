@@ -31,14 +31,13 @@ from triptych.machine.encoder.arena import LeaseLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
+from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
     FAKE_MODEL,
     FAKE_PLACEHOLDER_ID,
     FakeEncoderEngine,
     FakePrepared,
     FakeTextEngine,
-    Spliced,
-    answer_tokens,
 )
 from triptych.testing.fakes import fake_embedding as embedding_of
 from triptych.testing.links import DamagingTransport, Link, LinkedInstance

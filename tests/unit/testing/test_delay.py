@@ -9,6 +9,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile
 from triptych.domain.sampling import SamplingParams
@@ -148,6 +149,47 @@ def test_one_choice_may_be_cancelled() -> None:
     engine.cancel("a", 1)
     assert not engine.has_work
     assert engine.kv_free_tokens == engine.kv_tokens
+
+
+def test_keys_and_values_take_the_time_of_their_bytes() -> None:
+    measured = replace(DECODER.measured, kv_token_nbytes=1 << 20)
+    costs = Costs(replace(DECODER, measured=measured))
+    slept = Slept()
+    source, target = (DelayTextEngine(FAKE_MODEL, FakeFamily(), costs, OPTIONS, sleep=slept) for _ in range(2))
+    assert source.kv_kind.position_nbytes == 1 << 20
+    source.add(replace(request("a", prompt=70, tokens=3, n=2), pauses=True))
+    while source.can_step:
+        source.step()
+    assert [source.computed("a", choice) for choice in range(3)] == [70, 70, 0]
+    target.add(replace(request("a", 70, 3, n=2), continued=(ContinuedChoice(1, (7,)),), arriving=70))
+    assert target.step() == []
+    assert target.awaiting == {("a", 1)}
+    segments = [KvSegment(source.kv_kind, 0, 64), KvSegment(source.kv_kind, 64, 6)]
+    for segment in segments:
+        assert not target.can_step
+        memory = memoryview(bytearray(segment.nbytes))
+        slept.clear()
+        assert source.pack("a", 1, segment, memory)
+        assert target.unpack("a", 1, segment, memory)
+        assert list(slept) == pytest.approx([segment.nbytes / 8e9] * 2, abs=1e-6)
+        assert source.prefix_hash("a", 1, segment.end) == target.prefix_hash("a", 1, segment.end) is not None
+    assert not target.awaiting
+    assert [one.finish_reason for _ in range(2) for one in target.step()] == [None, FinishReason.LENGTH]
+    source.cancel("a")
+    assert not source.has_work
+
+
+def test_what_does_not_arrive_is_computed() -> None:
+    engine = text_engine(slept := Slept())
+    engine.add(replace(request("a", prompt=30, tokens=1), arriving=30))
+    engine.step()
+    engine.pause("unknown")
+    assert engine.unpack("a", 0, KvSegment(engine.kv_kind, 0, 20), memoryview(bytearray(20 * 64)))
+    assert not engine.unpack("a", 0, KvSegment(engine.kv_kind, 24, 6), memoryview(bytearray(6 * 64)))
+    engine.arrived("a")
+    assert engine.pending_tokens == 10 + 1
+    assert [one.finish_reason for one in engine.step()] == [FinishReason.LENGTH]
+    assert slept[-1] == pytest.approx(1.0 + 10 * 0.01)
 
 
 def test_what_can_never_run_is_refused() -> None:

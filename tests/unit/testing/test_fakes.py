@@ -5,18 +5,19 @@ from hashlib import blake2b
 
 import pytest
 
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import FinishReason
+from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia
 from triptych.ports import EmbeddingInput, EngineRequest
 from triptych.testing import virtual_time
+from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
     BROKEN_MEDIA,
     FakeEncoderEngine,
     FakeTextEngine,
-    Spliced,
-    answer_tokens,
     fake_embedding,
 )
 from triptych.testing.media import png
@@ -42,7 +43,7 @@ def embed(engine: FakeEncoderEngine, start: int, media: bytes) -> EmbeddingInput
 
 def drain(engine: FakeTextEngine) -> dict[str, list[int]]:
     answers: dict[str, list[int]] = {}
-    while engine.has_work:
+    while engine.can_step:
         for output in engine.step():
             answers.setdefault(output.request_id, []).extend(output.token_ids)
     return answers
@@ -127,6 +128,90 @@ def test_failures_are_injected() -> None:
     outputs = text.step()
     assert [(output.request_id, output.error is not None) for output in outputs] == [("a", True), ("b", False)]
     assert set(drain(text)) == {"b"}
+
+
+def handed_over(
+    request: EngineRequest, spoil: Callable[[int, bytearray], bytearray | None], *, ends: bool = True
+) -> tuple[list[int], int]:
+    """The answer of an engine that goes on with segments of another, and the number of tokens that the other gave.
+
+    ``spoil`` gets the index and the contents of each segment; what it returns None for does not come.
+    """
+    source, target = FakeTextEngine(VOCABULARY, chunk_tokens=7), FakeTextEngine(VOCABULARY)
+    source.add(replace(request, pauses=True))
+    begun = drain(source)["r"]
+    assert source.has_work
+    kind, computed = source.kv_kind, source.computed("r", 0)
+    assert kind is not None
+    assert computed == len(request.token_ids)
+    target.add(replace(request, continued=(ContinuedChoice(0, tuple(begun)),), arriving=computed))
+    assert target.step() == []
+    assert target.awaiting == {("r", 0)}
+    for index, first in enumerate(range(0, computed, kind.segment_tokens)):
+        segment = KvSegment(kind, first, min(kind.segment_tokens, computed - first))
+        memory = bytearray(segment.nbytes)
+        assert source.pack("r", 0, segment, memoryview(memory))
+        if (came := spoil(index, memory)) is not None:
+            target.unpack("r", 0, segment, memoryview(came))
+    if ends:
+        target.arrived("r")
+    return begun + drain(target).get("r", []), len(begun)
+
+
+def a_request() -> EngineRequest:
+    return ask(embed(encoder(), 2, png(28, 28, seed=1)), prompt=tuple(range(40)))
+
+
+def alone(request: EngineRequest) -> list[int]:
+    engine = FakeTextEngine(VOCABULARY)
+    engine.add(request)
+    return drain(engine)["r"]
+
+
+def test_an_answer_is_the_same_from_another_engines_keys_and_values() -> None:
+    answer, begun = handed_over(a_request(), lambda index, memory: memory, ends=False)
+    assert answer == alone(a_request())
+    assert begun == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_positions_of_a_segment_that_does_not_come_are_computed(lost: int) -> None:
+    answer, _ = handed_over(a_request(), lambda index, memory: memory if index != lost else None)
+    assert answer == alone(a_request())
+    answer, begun = handed_over(a_request(), lambda index, memory: memory if index != lost else None, ends=False)
+    assert len(answer) == begun, "until it is told that no more come"
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda memory: memory[::-1],
+        lambda memory: bytearray(len(memory)),
+        lambda memory: memory[32:] + memory[:32],
+        lambda memory: memory[len(memory) // 2 :] + memory[: len(memory) // 2],
+        lambda memory: memory[:-1] + bytes([memory[-1] ^ 1]),
+    ],
+    ids=["reversed", "zeros", "moved", "keys as values", "one bit"],
+)
+def test_every_wrong_segment_changes_the_answer(index: int, harm: Callable[[bytearray], bytearray]) -> None:
+    answer, _ = handed_over(a_request(), lambda at, memory: harm(memory) if at == index else memory)
+    assert answer != alone(a_request())
+
+
+def test_a_preempted_arrival_is_computed_and_a_preempted_paused_answer_stays_out() -> None:
+    engine = FakeTextEngine(VOCABULARY)
+    engine.add(replace(a_request(), arriving=32))
+    engine.step()
+    engine.preempt("r")
+    assert engine.waiting == {"r"}
+    assert drain(engine)["r"] == alone(a_request())
+    engine.add(replace(a_request(), pauses=True))
+    engine.step()
+    engine.preempt("r")
+    assert engine.computed("r", 0) == 0
+    assert not engine.can_step
+    assert engine.has_work
 
 
 def test_a_prompt_over_the_context_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Carries out the scheduler's moves of keys and values: between blocks, and between blocks and the memory of the host."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -32,6 +32,22 @@ class KvMover:
             else:
                 self.cache.copy([move])
 
+    def pack(self, table: Sequence[int], segment: KvSegment, memory: memoryview) -> None:
+        """Copy positions of a sequence with these blocks to ``memory``. They are there when it returns."""
+        self.cache.export(table, segment.first, segment.end, torch.frombuffer(memory, dtype=torch.uint8))
+        self._finish()
+
+    def unpack(self, table: Sequence[int], segment: KvSegment, memory: memoryview, *, first: int) -> None:
+        """Copy the segment's positions from ``first`` on into these blocks. ``memory`` is not read after it returns."""
+        owned = bytearray(memory) if memory.readonly else memory  # torch takes no read-only memory
+        self.cache.load(table, segment, torch.frombuffer(owned, dtype=torch.uint8), first=first)
+        self._finish()
+
+    def _finish(self) -> None:
+        """A device may copy from and to pinned memory after the call that says so."""
+        if self._is_cuda:
+            torch.cuda.synchronize(self.cache.keys.device)
+
     def round_trip_s(self, positions: int) -> float:
         """The time to copy as many positions out and back in, measured now in the first blocks, which it leaves as they are."""
         table = range(-(-positions // self.cache.block_tokens))
@@ -40,8 +56,7 @@ class KvMover:
         def there_and_back() -> None:
             segment = self.cache.export(table, 0, positions, memory)
             self.cache.load(table, segment, memory, first=0)
-            if self._is_cuda:
-                torch.cuda.synchronize(self.cache.keys.device)
+            self._finish()
 
         return fastest_s(there_and_back)
 

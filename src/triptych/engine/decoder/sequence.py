@@ -12,7 +12,7 @@ from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, Prompt
 from triptych.engine.request_checks import RequestLimits, check_request
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
-from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
 from triptych.machine.text.sequence import Sequence as Scheduled
 from triptych.ports import EngineRequest, TokenGrammar
 
@@ -28,6 +28,8 @@ class EngineSequence(Scheduled):
     prompt_ids: npt.NDArray[np.intp]
     """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
     grammar: TokenGrammar | None = None
+    beginnings: Beginnings | None = None
+    """None if an item has no identity."""
 
     @property
     def is_early(self) -> bool:
@@ -89,7 +91,10 @@ def accept(
         for given, positions in zip(request.embeddings, checked.positions, strict=True)
     )
     plan = adapter.plan(list(request.token_ids), items)
-    prefix_hashes = _prefix_hashes(request, checked.token_ids, items, limits, looks_ahead=adapter.looks_ahead)
+    keyed, salt = _identity(request, items, looks_ahead=adapter.looks_ahead)
+    prefix_hashes = None
+    if limits.shares_prefixes and keyed is not None:
+        prefix_hashes = PrefixHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
     prompt_ids = np.unique(np.array([one for one in tokens if 0 <= one < limits.request.vocabulary], dtype=np.intp))
     end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else limits.eos_ids)
@@ -108,23 +113,25 @@ def accept(
             end_ids=end_ids,
             prompt_ids=prompt_ids,
             grammar=request.grammar.fork() if request.grammar is not None else None,
+            beginnings=Beginnings(keyed, salt=salt) if keyed is not None else None,
+            arriving=request.arriving,
         )
         for choice in request.begun
     ]
     for one in sequences:
         one.replay(request.begun[one.choice])
+        one.pauses = request.pauses
     return sequences, checked.nbytes
 
 
-def _prefix_hashes(
-    request: EngineRequest, token_ids: Sequence[int], items: Sequence[PlacedItem], limits: Limits, *, looks_ahead: bool
-) -> PrefixHashes | None:
-    """None without prefix caching, or if an item has no identity."""
+def _identity(
+    request: EngineRequest, items: Sequence[PlacedItem], *, looks_ahead: bool
+) -> tuple[list[KeyedItem] | None, bytes]:
+    """What hashes of its beginnings cover beside tokens: its items, None if one of them has no identity, and a salt."""
     keys = [given.key for given in request.embeddings]
-    if not limits.shares_prefixes or not all(keys):
-        return None
-    keyed = [KeyedItem(key, item.positions) for key, item in zip(keys, items, strict=True)]
+    if not all(keys):
+        return None, b""
     salt = request.tenant_salt
     if looks_ahead:
         salt = b"".join((salt, *(b"%d:" % len(key) + key for key in keys)))
-    return PrefixHashes(limits.block_tokens, token_ids, keyed, salt=salt)
+    return [KeyedItem(key, item.positions) for key, item in zip(keys, items, strict=True)], salt

@@ -13,7 +13,7 @@ import torch
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies
+from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -47,7 +47,7 @@ _MEASURED_TOKENS = 64
 
 
 class TransformersTextEngine:
-    """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
+    """A ``HandingTextEngine`` that can share its device. Reads ``model_dir`` once, at construction. Raises BadModel.
 
     A request starts when there is KV memory for its prompt; until then it waits holding none, in turn. When memory runs
     out, the latest sequence is preempted: it frees its memory, and goes on later with the same answer, from a copy in host
@@ -233,6 +233,10 @@ class TransformersTextEngine:
         return self._batch.has_work
 
     @property
+    def can_step(self) -> bool:
+        return self._batch.can_step
+
+    @property
     def prefill_ready(self) -> bool:
         return self._batch.prefill_ready
 
@@ -280,6 +284,58 @@ class TransformersTextEngine:
     def reorder(self, request_id: str, turn: Turn) -> None:
         """Give a request that has not begun another turn."""
         self._batch.reorder(request_id, turn)
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    @property
+    def kv_kind(self) -> KvKind | None:
+        return self._mover.cache.kind if self._mover is not None else None
+
+    @property
+    def awaiting(self) -> frozenset[tuple[str, int]]:
+        return self._batch.arriving
+
+    def pause(self, request_id: str) -> None:
+        """The request's choices keep their memory and get no further token."""
+        self._batch.pause(request_id)
+
+    def computed(self, request_id: str, choice: int) -> int:
+        """Positions in the KV cache; 0 for what has no blocks."""
+        one = self._batch.running_choice(request_id, choice)
+        return one.computed if one is not None else 0
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        """Over everything before position ``end``; None without an identity, or for an unknown choice."""
+        one = next((one for one in self._batch.choices(request_id) if one.choice == choice), None)
+        if one is None or one.beginnings is None:
+            return None
+        return one.beginnings.hash_before(end, one.token_ids)
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy computed positions out."""
+        one = self._batch.running_choice(request_id, choice)
+        if self._mover is None or one is None or one.computed < segment.end:
+            return False
+        self._mover.pack(self._batch.blocks.table(one.sequence_id), segment, memory)
+        return True
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy the positions of a segment in that the choice awaits and does not have."""
+        one = self._batch.running_choice(request_id, choice)
+        if self._mover is None or one is None or (request_id, choice) not in self._batch.arriving:
+            return False
+        if segment.first > one.computed or segment.end > one.length:
+            return False
+        if one.computed < segment.end:
+            self._mover.unpack(self._batch.blocks.table(one.sequence_id), segment, memory, first=one.computed)
+            self._batch.arrive(one, segment.end)
+        return True
+
+    def arrived(self, request_id: str) -> None:
+        """What has not arrived is computed."""
+        self._batch.end_arrival(request_id)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
 
     def decode_step(self) -> list[EngineOutput]:
         """As ``step``, but for decoding sequences only: prompts wait."""

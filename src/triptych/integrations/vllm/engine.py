@@ -162,6 +162,10 @@ class VllmTextEngine:
         return bool(self._choices)
 
     @property
+    def can_step(self) -> bool:
+        return self.has_work
+
+    @property
     def waiting(self) -> AbstractSet[str]:
         requests = self._scheduler.requests
         return {

@@ -1,11 +1,13 @@
-"""Prefix hashes of a sequence's blocks: equal hashes mean equal keys and values in the KV cache."""
+"""Hashes of a sequence's beginnings: equal hashes mean equal keys and values in the KV cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from struct import pack
 from typing import NamedTuple, Self
 
 _DIGEST_BYTES = 32
+_GRID_TOKENS = 64
+"""Tokens of a link of the chain of ``Beginnings``; a part of every key of a sealed segment."""
 
 
 class KeyedItem(NamedTuple):
@@ -27,11 +29,10 @@ class PrefixHashes:
         self._tail: list[int] = []
         self._items: dict[int, list[bytes]] = {}
         for item in items:
-            identity = blake2b(item.key, digest_size=_DIGEST_BYTES).digest()
-            for offset, position in enumerate(item.positions):
-                at = self._items.setdefault(position // block_tokens, [])
-                at.append(identity + pack("<qq", position, offset))
-        self._last = blake2b(salt, digest_size=_DIGEST_BYTES, person=b"triptych-prefix").digest()
+            for position, part in _parts(item):
+                self._items.setdefault(position // block_tokens, []).append(part)
+        self.root = blake2b(salt, digest_size=_DIGEST_BYTES, person=b"triptych-prefix").digest()
+        """The hash before the first token."""
         self.hashes: list[bytes] = []
         """Of the full blocks, in order."""
         for token in token_ids:
@@ -40,18 +41,52 @@ class PrefixHashes:
     def append(self, token: int) -> None:
         self._tail.append(token)
         if len(self._tail) == self._block_tokens:
-            digest = blake2b(self._last, digest_size=_DIGEST_BYTES)
-            digest.update(pack(f"<{len(self._tail)}q", *self._tail))
-            for part in self._items.pop(len(self.hashes), ()):
-                digest.update(part)
-            self._last = digest.digest()
-            self.hashes.append(self._last)
+            last = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(_hash(last, self._tail, self._items.pop(len(self.hashes), ())))
             self._tail = []
 
     def fork(self) -> Self:
         """An independent copy."""
         other = object.__new__(type(self))
         other._block_tokens = self._block_tokens
-        other._tail, other._items, other._last = list(self._tail), dict(self._items), self._last
-        other.hashes = list(self.hashes)
+        other._tail, other._items = list(self._tail), dict(self._items)
+        other.root, other.hashes = self.root, list(self.hashes)
         return other
+
+
+class Beginnings:
+    """The hashes of a sequence's beginnings of any length, whatever the size of its blocks. Nothing is hashed before it is asked."""
+
+    def __init__(self, items: Sequence[KeyedItem], *, salt: bytes) -> None:
+        self._items = tuple(items)
+        self._salt = salt
+        self._full: PrefixHashes | None = None
+
+    def hash_before(self, end: int, token_ids: Sequence[int]) -> bytes:
+        """Over everything before position ``end`` of the sequence, whose tokens are ``token_ids``: so far, and as in calls before."""
+        if self._full is None:
+            self._full = PrefixHashes(_GRID_TOKENS, (), self._items, salt=self._salt)
+        hashes, full = self._full.hashes, end // _GRID_TOKENS
+        for token in token_ids[len(hashes) * _GRID_TOKENS : full * _GRID_TOKENS]:
+            self._full.append(token)
+        last = hashes[full - 1] if full else self._full.root
+        rest = range(full * _GRID_TOKENS, end)
+        if not rest:
+            return last
+        parts = [part for item in self._items for position, part in _parts(item) if position in rest]
+        return _hash(last, token_ids[rest.start : end], parts, person=b"triptych-rest")
+
+
+def _parts(item: KeyedItem) -> Iterable[tuple[int, bytes]]:
+    """Its positions, and what is hashed of it at each."""
+    identity = blake2b(item.key, digest_size=_DIGEST_BYTES).digest()
+    for offset, position in enumerate(item.positions):
+        yield position, identity + pack("<qq", position, offset)
+
+
+def _hash(last: bytes, tokens: Sequence[int], parts: Iterable[bytes], *, person: bytes = b"") -> bytes:
+    digest = blake2b(last, digest_size=_DIGEST_BYTES, person=person)
+    digest.update(pack(f"<{len(tokens)}q", *tokens))
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

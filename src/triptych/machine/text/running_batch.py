@@ -12,6 +12,11 @@ so it runs to its end. Waiting sequences never take blocks from running ones.
 
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
 the others, which are then independent.
+
+Hand-overs (ADR 44): a paused sequence has blocks and computes nothing, until it is removed. An arriving one starts like
+others, and computes nothing either until its keys and values are there, or ``end_arrival`` says that no more come. When memory runs
+out, both are spared as long as others can give way. A preempted arriving one is computed like others; a paused one does not
+return.
 """
 
 from bisect import insort
@@ -96,15 +101,31 @@ class RunningBatch(Generic[S]):
         return frozenset(one.request_id for one in self._waiting)
 
     @property
+    def arriving(self) -> frozenset[tuple[str, int]]:
+        """Requests and choices that have blocks, for keys and values that come from elsewhere."""
+        return frozenset((one.request_id, one.choice) for one in self._running if one.is_arriving and not one.paused)
+
+    @property
     def pending_tokens(self) -> int:
         return sum(one.pending_tokens for one in (*self._running, *self._waiting))
 
     @property
     def prefill_ready(self) -> bool:
-        """Whether the next step could compute part of a prompt, or of a preempted sequence."""
-        if any(not one.is_decoding for one in self._running):
+        """Whether the next step could compute part of a prompt, or of a preempted sequence, or start one that arrives."""
+        if any(not (one.is_decoding or one.is_idle) for one in self._running):
             return True
-        return bool(self._waiting) and self._may_start(self._waiting[0], 0) and self._has_room(self._waiting[0])
+        first = self._next
+        return first is not None and self._may_start(first, 0) and self._has_room(first)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether the next step would do anything."""
+        return any(not one.is_idle for one in self._running) or self.prefill_ready
+
+    @property
+    def _next(self) -> S | None:
+        """The next one to start."""
+        return next((one for one in self._waiting if not one.paused), None)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -122,23 +143,32 @@ class RunningBatch(Generic[S]):
         """The request's unfinished sequences."""
         return list(self._known.get(request_id, {}).values())
 
+    def running_choice(self, request_id: str, choice: int) -> S | None:
+        """A choice with blocks and no leader; None if it waits, is a follower, or is unknown."""
+        one = self._known.get(request_id, {}).get(choice)
+        return one if one is not None and one in self._running else None
+
     def blocks_for(self, tokens: int) -> int:
         return self.limits.fixed_blocks + -(-tokens // self.limits.block_tokens)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def add(self, sequences: list[S]) -> None:
-        """The choices of one request wait from now on. Those that have begun already share no prefill: each waits alone.
+        """The choices of one request wait from now on. Those that have begun already share no prefill: each waits alone, and
+        arrives alone. Of the others only the first one arrives.
 
         The caller makes sure that each of them fits into the KV cache on its own, and all into ``max_sequences``.
         """
         for one in sequences:
             one.arrival = self._arrivals
+            one.arriving = min(one.arriving, one.length - 1)
         self._arrivals += 1
         self._known[sequences[0].request_id] = {one.choice: one for one in sequences}
         fresh = [one for one in sequences if not one.generated]
         for leader, *followers in ([fresh] if fresh else []) + [[one] for one in sequences if one.generated]:
             leader.followers = followers
+            for one in followers:
+                one.arriving = 0
             insort(self._waiting, leader, key=_order)
 
     def reorder(self, request_id: str, turn: Turn) -> None:
@@ -169,6 +199,21 @@ class RunningBatch(Generic[S]):
             self._known.pop(request_id, None)
         return gone
 
+    def pause(self, request_id: str) -> None:
+        """The request's choices get no more tokens."""
+        for one in self._known.get(request_id, {}).values():
+            one.paused = True
+            self._forget_copy(one)
+
+    def arrive(self, one: S, end: int) -> None:
+        """The positions of an arriving sequence up to ``end`` are in its blocks. Its last token is always computed."""
+        self._advance_to(one, max(one.computed, min(end, one.length - 1)))
+
+    def end_arrival(self, request_id: str) -> None:
+        """No more keys and values come: what is missing is computed."""
+        for one in self._known.get(request_id, {}).values():
+            one.arriving = 0
+
     def plan(self, *, prefill: bool = True) -> Step[S]:
         """Plan the next forward pass and allocate its blocks. The step must run before the next event.
 
@@ -176,20 +221,21 @@ class RunningBatch(Generic[S]):
         """
         moves: list[Move] = []
         preempted: list[S] = []
-        at = 0
-        while at < len(self._running):  # preempted sequences come later in the list
-            if self._running[at].is_decoding:
-                self._grow(self._running[at], moves, preempted)
-            at += 1
+        for one in self._decoding():
+            if one not in preempted:
+                self._grow(one, moves, preempted)
         units = {one.sequence_id: one for one in self._running}
         step = plan_step(
-            [name for name, one in units.items() if one.is_decoding],
+            [one.sequence_id for one in self._decoding()],
             self._prompts(units, moves) if prefill else (),
             token_budget=self.limits.token_budget,
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
         return Step(tuple(parts), tuple(moves), tuple(preempted))
+
+    def _decoding(self) -> list[S]:
+        return [one for one in self._running if one.is_decoding and not one.is_idle]
 
     def advance(self, one: S, count: int) -> None:
         """``count`` more positions are computed: their full blocks can be found from now on."""
@@ -227,6 +273,8 @@ class RunningBatch(Generic[S]):
             held = [self.blocks.table(other.sequence_id) for other in (one, *one.followers)]
             assert not any(held), f"{one.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
             assert not one.computed, f"{one.sequence_id} waits and has computed"  # noqa: S101 - invariant
+            assert not (one.preemptions and one.arriving), f"{one.sequence_id} awaits what was lost"  # noqa: S101 - invariant
+            assert not (one.paused and one.copy), f"{one.sequence_id} is copied for nothing"  # noqa: S101 - invariant
         if self.copies is not None:
             self.copies.validate([one.copy for one in waiting if one.copy is not None])
             others = [one for one in everyone if one not in waiting]
@@ -235,7 +283,10 @@ class RunningBatch(Generic[S]):
             held_tokens = (
                 len(self.blocks.table(one.sequence_id)) - self.limits.fixed_blocks
             ) * self.limits.block_tokens
-            assert one.computed <= held_tokens, f"{one.sequence_id} has no memory"  # noqa: S101 - invariant
+            needed = one.length + 1 if one.is_arriving else one.computed
+            assert needed <= held_tokens, f"{one.sequence_id} has no memory"  # noqa: S101 - invariant
+            assert one.arriving < one.length, f"the last token of {one.sequence_id} is not computed"  # noqa: S101 - invariant
+            assert not any(other.arriving for other in one.followers), "a follower arrives alone"  # noqa: S101 - invariant
         assert sum(1 + len(one.followers) for one in running) <= self.limits.max_sequences, "too many"  # noqa: S101 - invariant
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -251,7 +302,8 @@ class RunningBatch(Generic[S]):
                 moves.extend(moved)
                 return
             by_id = {other.sequence_id: other for other in self._running}
-            victim = by_id[preemption_victim(list(by_id))]
+            idle = {name for name, other in by_id.items() if other.is_idle}
+            victim = by_id[preemption_victim(list(by_id), idle)]
             preempted += self._preempt(victim, moves)
             if victim is one:
                 return
@@ -261,7 +313,8 @@ class RunningBatch(Generic[S]):
         self.preemptions += 1
         one.preemptions += 1
         self._running.remove(one)
-        if self.copies is not None and (copy := self.copies.take(one.computed)) is not None:
+        one.arriving = 0
+        if self.copies is not None and not one.paused and (copy := self.copies.take(one.computed)) is not None:
             one.copy = copy
             used = self.blocks.table(one.sequence_id)[: self.blocks_for(one.computed)]
             moves.append(CopyOut(tuple(used), copy.segment, copy.offset))
@@ -276,19 +329,20 @@ class RunningBatch(Generic[S]):
         """Those that have blocks and those that wait, by their turns. The latter start, one per iteration, while there are
         batch slots and blocks.
         """
-        begun = [one for one in self._running if not one.is_decoding]
+        begun = [one for one in self._running if not (one.is_decoding or one.is_idle)]
         started_beyond = 0
-        while self._waiting:
-            one = self._waiting[0]
+        while (one := self._next) is not None:
             while begun and begun[0].order < one.order:
                 yield self._prefill(begun.pop(0))
             if not self._may_start(one, started_beyond) or not self._start(one, moves):
                 break
             if one.turn.beyond_share:
                 started_beyond += 1 + len(one.followers)
-            insort(self._running, self._waiting.pop(0), key=_order)
-            units[one.sequence_id] = one
-            yield self._prefill(one)
+            self._waiting.remove(one)
+            insort(self._running, one, key=_order)
+            if not one.is_arriving:
+                units[one.sequence_id] = one
+                yield self._prefill(one)
         yield from map(self._prefill, begun)
 
     def _may_start(self, one: S, started_beyond: int) -> bool:

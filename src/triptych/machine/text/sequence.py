@@ -28,6 +28,12 @@ class Sequence:
     arrival: int = 0
     computed: int = 0
     """Tokens whose keys and values are in the KV cache."""
+    arriving: int = 0
+    """Its first tokens whose keys and values come from elsewhere, when it has blocks: until then it is not computed."""
+    pauses: bool = False
+    """Whether it pauses at its next token."""
+    paused: bool = False
+    """Whether it gets no more tokens. It keeps its blocks until it is removed or preempted."""
     copy: HostCopy | None = None
     """Those that are in host memory, while it is preempted."""
     preemptions: int = 0
@@ -61,9 +67,20 @@ class Sequence:
         return self.generated > 0 and self.length == self.computed + 1
 
     @property
+    def is_arriving(self) -> bool:
+        return self.computed < self.arriving
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it computes nothing although it has blocks."""
+        return self.paused or self.is_arriving
+
+    @property
     def pending_tokens(self) -> int:
         """Tokens to compute before the next one, and to generate, for this sequence and its followers."""
-        known = self.computed if self.copy is None else self.copy.segment.positions
+        if self.paused:
+            return 0
+        known = max(self.computed, self.arriving) if self.copy is None else self.copy.segment.positions
         first = max(0, self.length - known - (self.generated > 0))
         return first + self.left_tokens + sum(one.left_tokens for one in self.followers)
 
@@ -74,5 +91,6 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.token_ids.append(token)
+        self.paused |= self.pauses
         if self.prefix_hashes is not None:
             self.prefix_hashes.append(token)

@@ -1,4 +1,6 @@
-from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
+import pytest
+
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
 
 
 def test_hashes_depend_on_tokens_positions_items_and_tenant() -> None:
@@ -32,3 +34,41 @@ def test_hashes_depend_on_tokens_positions_items_and_tenant() -> None:
     another.append(6)
     assert twin.hashes == base
     assert another.hashes == others[-1]
+
+
+TOKENS = list(range(200))
+ITEM = KeyedItem(b"a", tuple(range(100, 140)))
+
+
+def hash_before(end: int, tokens: list[int] = TOKENS, *items: KeyedItem, salt: bytes = b"") -> bytes:
+    return Beginnings(items, salt=salt).hash_before(end, tokens)
+
+
+@pytest.mark.parametrize("end", [0, 1, 63, 64, 65, 120, 128, 130, 200])
+def test_a_beginning_has_one_hash_in_whatever_order_it_is_asked(end: int) -> None:
+    one = Beginnings([ITEM], salt=b"t")
+    for other in (200, 3, 64):
+        one.hash_before(other, TOKENS)
+    expected = Beginnings([ITEM], salt=b"t").hash_before(end, TOKENS[:end])
+    assert one.hash_before(end, TOKENS) == expected
+    grown = TOKENS[:end]
+    two = Beginnings([ITEM], salt=b"t")
+    two.hash_before(end // 2, grown)
+    assert two.hash_before(end, [*grown, 7, 8]) == expected
+
+
+def test_hashes_of_beginnings_depend_on_all_before_and_on_nothing_after() -> None:
+    assert len({hash_before(end) for end in range(201)}) == 201, "of their lengths"
+    for end in (101, 128, 139, 140, 200):
+        base = hash_before(end, TOKENS, ITEM)
+        assert hash_before(end, [*TOKENS[:end], 5, 5, 5], ITEM, KeyedItem(b"b", (end + 1,))) == base
+        others = [
+            hash_before(end),
+            hash_before(end, TOKENS, KeyedItem(b"b", ITEM.positions)),
+            hash_before(end, TOKENS, KeyedItem(b"a", tuple(range(99, 140)))),
+            hash_before(end, TOKENS, ITEM, salt=b"t"),
+            hash_before(end, [*TOKENS[: end - 1], 999], ITEM),
+            hash_before(end, [999, *TOKENS[1:]], ITEM),
+        ]
+        assert base not in others
+    assert hash_before(100, TOKENS, ITEM) == hash_before(100)

@@ -48,6 +48,8 @@ class Engine:
         salt: bytes = b"",
         turn: Turn = FIRST_COME,
         begun: tuple[int, ...] = (),
+        arriving: int = 0,
+        pauses: bool = False,
     ) -> None:
         """``begun``: how many tokens each choice has already."""
         size, keyed = self.batch.limits.block_tokens, keyed and self.batch.shares_prefixes
@@ -67,7 +69,19 @@ class Engine:
         for one, tokens in zip(sequences, begun, strict=False):
             for _ in range(tokens):
                 one.append(self._next(one))
+        for one in sequences:
+            one.arriving, one.pauses = arriving, pauses
         self.batch.add(sequences)
+
+    def unpack(self, name: str, choice: int, end: int) -> None:
+        """Bring the positions of an arriving choice up to ``end``."""
+        one = self.batch.running_choice(name, choice)
+        assert one is not None
+        assert (name, choice) in self.batch.arriving
+        for position in range(one.computed, end):
+            self.memory[self.slot(one.sequence_id, position)] = tuple(one.token_ids[: position + 1])
+        self.batch.arrive(one, end)
+        self.batch.validate()
 
     def slot(self, sequence_id: str, position: int) -> int:
         size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
@@ -128,6 +142,13 @@ class Engine:
                 return
             assert self.step().parts, "a step without work: no sequence makes progress"
         raise AssertionError(f"not through after {most_steps} steps")
+
+    def run_while_it_can(self, most_steps: int) -> None:
+        while self.batch.can_step:
+            assert most_steps, "it has not ended"
+            step = self.step()
+            assert step.parts or self.batch.arriving, "a step without work"
+            most_steps -= 1
 
 
 def engine(
@@ -720,6 +741,147 @@ def test_choices_that_have_begun_start_as_there_is_memory_for_each() -> None:
     assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "a/1": 9}
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_sequence_that_pauses_gets_one_token_and_keeps_its_blocks(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous)
+    one.add("goes", [0] * 6, 5, choices=2, pauses=True)
+    one.add("stays", [1] * 6, 5)
+    one.step()
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("stays", 1)]
+    assert [(choice.computed, choice.length) for choice in one.batch.choices("goes")] == [(6, 7), (6, 7)]
+    one.batch.remove("stays")
+    assert one.batch.has_work
+    assert not one.batch.can_step
+    assert not one.batch.prefill_ready
+    assert one.batch.pending_tokens == 0
+    assert one.step().parts == ()
+    one.batch.remove("goes")
+    assert one.batch.blocks.available == 16
+
+
+def test_a_sequence_may_be_paused_at_any_time() -> None:
+    one = engine(token_budget=4)
+    one.add("decodes", [0] * 3, 9, keyed=False)
+    one.step()
+    one.add("prompt", [1] * 9, 3, choices=2, keyed=False)
+    one.step()
+    one.add("waits", [2] * 3, 3, keyed=False)
+    for name in ("decodes", "prompt", "waits", "unknown"):
+        one.batch.pause(name)
+    one.batch.validate()
+    assert not one.batch.can_step
+    assert one.step().parts == ()
+    assert one.batch.waiting == {"waits"}
+    one.add("next", [3] * 3, 2)
+    one.step()
+    assert "next/0" in one.answers, "what is paused holds up nothing"
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_an_arriving_sequence_has_all_its_blocks_and_is_computed_when_the_rest_is_missing(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous)
+    one.add("a", [0] * 11, 3, arriving=11)
+    assert one.batch.pending_tokens == 1 + 3
+    ready = [one.batch.can_step, one.batch.prefill_ready]
+    assert one.step().parts == ()
+    ready += [one.batch.can_step, one.batch.prefill_ready]
+    assert ready == [True, True, False, False], "it can start, and no more"
+    assert one.batch.arriving == {("a", 0)}
+    assert not one.batch.waiting
+    assert one.batch.blocks.available == 13, "for its prompt and one token"
+    one.unpack("a", 0, 6)
+    assert not one.batch.can_step
+    one.batch.end_arrival("a")
+    assert [(part.first, part.count) for part in one.step().parts] == [(6, 5)]
+    one.run(5)
+    assert one.answers == engine_alone(("a", [0] * 11, 3))
+
+
+def test_a_sequence_goes_on_when_all_has_arrived() -> None:
+    one = engine(token_budget=40)
+    one.add("begun", [0] * 6, 5, choices=3, keyed=False, begun=(2, 0, 1), arriving=7)
+    one.step()
+    assert one.batch.arriving == {("begun", choice) for choice in range(3)}
+    for choice in range(3):
+        one.unpack("begun", choice, 7)
+    assert not one.batch.arriving
+    assert {(part.sequence.choice, part.first, part.count) for part in one.step().parts} == {
+        (0, 7, 1),
+        (1, 5, 1),
+        (2, 6, 1),
+    }
+    one.run(10)
+    again = engine()
+    again.add("begun", [0] * 6, 5, choices=3, keyed=False)
+    again.run(10)
+    assert again.answers == one.answers
+
+
+def test_choices_that_share_a_prompt_arrive_with_their_leader() -> None:
+    one = engine()
+    one.add("a", [0] * 9, 3, choices=3, keyed=False, arriving=8)
+    one.step()
+    assert one.batch.arriving == {("a", 0)}
+    assert one.batch.running_choice("a", 1) is None, "it follows"
+    one.unpack("a", 0, 8)
+    one.run(10)
+    assert len(one.answers) == 3
+    one.add("b", [0] * 9, 3, choices=2, keyed=False, arriving=8)
+    one.step()
+    one.batch.remove("b", 0)
+    one.batch.validate()
+    assert [(part.sequence.sequence_id, part.first, part.count) for part in one.step().parts] == [("b/1", 0, 9)]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_what_the_prefix_cache_has_need_not_arrive(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous)
+    prompt = list(range(14))
+    one.add("a", prompt, 2)
+    one.run(5)
+    one.add("known", prompt, 2, arriving=12)
+    assert [(part.first, part.count) for part in one.step().parts] == [(12, 2)]
+    one.run(5)
+    one.add("more", [*prompt, 14, 15, 16], 2, arriving=16)
+    one.step()
+    assert [choice.computed for choice in one.batch.choices("more")] == [12]
+    one.unpack("more", 0, 16)
+    one.run(5)
+    one.add("others", [*prompt, 14, 15, 16], 2)
+    assert next(part.first for part in one.step().parts) == 16, "what has arrived is found"
+    one.run(5)
+    assert one.answers["others/0"] == one.answers["more/0"]
+
+
+@pytest.mark.parametrize("copied_positions", [0, 64])
+def test_idle_sequences_are_preempted_when_only_one_computes(copied_positions: int) -> None:
+    one = engine(8, contiguous=False, copied_positions=copied_positions)
+    one.add("paused", [0] * 7, 9, keyed=False, pauses=True)
+    one.step()
+    one.add("arriving", [1] * 7, 3, keyed=False, arriving=6)
+    one.step()
+    one.unpack("arriving", 0, 4)
+    one.add("runs", [2] * 7, 25, keyed=False)
+    gone = [sequence.sequence_id for _ in range(22) for sequence in one.step().preempted]
+    assert gone == ["arriving/0", "paused/0"]
+    one.run_while_it_can(40)
+    assert one.batch.waiting == {"paused"}
+    assert not one.batch.arriving
+    one.batch.remove("paused")
+    assert one.answers["arriving/0"] == engine_alone(("arriving", [1] * 7, 3))["arriving/0"]
+    assert one.answers["runs/0"] == engine_alone(("runs", [2] * 7, 25))["runs/0"]
+    assert one.batch.blocks.available == 8
+
+
+def test_an_idle_sequence_is_spared_while_another_can_give_way() -> None:
+    one = engine(9, contiguous=False)
+    one.add("old", [0] * 7, 12, keyed=False)
+    one.add("young", [1] * 7, 12, keyed=False)
+    one.step()
+    one.add("paused", [2] * 7, 9, keyed=False, pauses=True)
+    assert [gone.sequence_id for gone in until_preempted(one)] == ["young/0"]
+
+
 lengths = st.integers(1, 40)
 requests = st.lists(
     st.tuples(lengths, st.integers(1, 24), st.integers(1, 3), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9
@@ -788,5 +950,91 @@ def test_all_sequences_finish_for_any_lengths(
             keyed=False,
         )
         alone.run(1000)
+    for name, tokens in one.answers.items():
+        assert tokens == alone.answers[name][: len(tokens)]
+
+
+def carry_out(one: Engine, order: str, name: str) -> None:
+    if order in {"all comes", "some comes"}:
+        for request_id, choice in sorted(one.batch.arriving):
+            if request_id == name and (sequence := one.batch.running_choice(request_id, choice)) is not None:
+                count = 44 if order == "all comes" else 5
+                one.unpack(request_id, choice, min(sequence.computed + count, sequence.arriving))
+    elif order == "end":
+        one.batch.end_arrival(name)
+    elif order == "pause":
+        one.batch.pause(name)
+    else:
+        one.batch.remove(name, None if order == "cancel" else 0)
+    one.batch.validate()
+
+
+handed = st.lists(
+    st.tuples(lengths, st.integers(1, 12), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 44)),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    requests=handed,
+    contiguous=st.booleans(),
+    token_budget=st.integers(4, 40),
+    blocks=st.integers(48, 64),
+    copied_positions=st.integers(0, 80),
+    orders=st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from(("unpack", "end", "pause", "cancel", "part")), st.integers(0, 6)),
+        max_size=20,
+    ),
+)
+def test_sequences_are_handed_over_in_any_order(
+    requests: list[tuple[int, int, int, bool, bool, int]],
+    contiguous: bool,
+    token_budget: int,
+    blocks: int,
+    copied_positions: int,
+    orders: list[tuple[int, str, int]],
+) -> None:
+    """They arrive in parts, pause, are preempted and cancelled: every answer is right, and no block is lost."""
+    one = engine(
+        blocks,
+        contiguous=contiguous,
+        token_budget=token_budget,
+        max_sequences=4,
+        copied_positions=copied_positions,
+    )
+    alone = engine(64, token_budget=64)
+
+    for number, (prompt, answer, choices, keyed, pauses, arriving) in enumerate(requests):
+        ids = [number % 2] * min(prompt, 10) + list(range(max(0, prompt - 10)))
+        begun = tuple((5 * choice + 3 * number) % answer for choice in range(choices)) if number % 2 else ()
+        bidirectional = (Span(2, min(7, prompt - 2)),) if number % 3 == 0 and prompt > 3 else ()
+        one.add(
+            str(number),
+            ids,
+            answer,
+            choices=choices,
+            keyed=keyed,
+            bidirectional=bidirectional,
+            begun=begun,
+            arriving=arriving,
+            pauses=pauses,
+        )
+        alone.add(str(number), ids, answer, choices=choices, keyed=False)
+        alone.run(1000)
+    for number in range(31):
+        for _, order, request in (one for one in orders if one[0] == number):
+            carry_out(one, order, str(request))
+        one.step()
+    for _ in range(100):
+        one.run_while_it_can(4000)
+        for number in range(len(requests)):
+            carry_out(one, "end", str(number))
+            if any(choice.paused for choice in one.batch.choices(str(number))):
+                one.batch.remove(str(number))
+    assert not one.batch.has_work
+    assert one.batch.blocks.available == blocks
+    assert one.batch.copies is None or not one.batch.copies.stats.held_bytes
     for name, tokens in one.answers.items():
         assert tokens == alone.answers[name][: len(tokens)]
