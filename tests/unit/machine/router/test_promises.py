@@ -35,24 +35,36 @@ def test_a_request_is_due_around_its_place_and_once() -> None:
     assert not promises.is_due(7, place_s)
     promised(promises, 7)
     assert not promises.is_due(7, 100.0)
-    assert promises.count == 0
+    promised(promises, 8, now_s=100.0)
+    assert len(promises) == 1, "what is past is forgotten"
 
 
-def test_equal_requests_get_a_place_each() -> None:
+def test_who_comes_early_gets_no_further_place_and_takes_none_of_others() -> None:
+    """However often: those who obey Retry-After would find all places given away."""
     promises = Promises()
-    first, second = promised(promises, 7), promised(promises, 7)
-    assert second > first
-    for at_s in (first, second):
-        assert promises.is_due(7, at_s)
-        promises.take(7)
-    assert not promises.is_due(7, second)
+    place_s = promised(promises, 7)
+    for _ in range(100):
+        promised(promises, 7, now_s=0.1)
+    assert promised(promises, 8) == place_s + APART_S
+    assert promises.is_due(7, place_s)
+    promises.take(7)
+    assert not promises.is_due(7, place_s + APART_S)
+
+
+def test_equal_requests_are_told_different_times() -> None:
+    promises = Promises()
+    told = [promised(promises, 7) for _ in range(3)]
+    assert told == pytest.approx([1.0, 1.0 + APART_S, 1.0 + 2 * APART_S])
+    promises.take(7)
+    assert promised(promises, 7, now_s=1.0) == pytest.approx(APART_S), "the next place"
+    assert promised(promises, 7, now_s=1.0) == pytest.approx(3 * APART_S), "behind all that were told before"
 
 
 def test_nothing_is_promised_beyond_a_minute() -> None:
     promises = Promises()
     places = [promised(promises, number) for number in range(40)]
     assert max(places) == LONGEST_S
-    assert promises.count == sum(place_s < LONGEST_S for place_s in places) < 40
+    assert len(promises) == sum(place_s < LONGEST_S for place_s in places) < 40
     assert not promises.is_due(39, LONGEST_S)
 
 
