@@ -7,7 +7,7 @@ from functools import partial
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice, begun
-from triptych.domain.generation import FinishReason, Ready, TextEvent, TextRequest, Usage
+from triptych.domain.generation import FinishReason, HandedOver, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
@@ -15,6 +15,7 @@ from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.request_events import (
+    AnswerHandedOver,
     Failed,
     Generate,
     PrefillEarly,
@@ -153,10 +154,12 @@ class ChatTask(RequestTask):
     ) -> TextRequest:
         now_s = self._clock()
         turn = self._attainment.share(self._number, Stage.PREFILL).of(effect.turn)
+        early = effect if isinstance(effect, PrefillEarly) else None
+        whole = effect if isinstance(effect, Generate) else None
         return TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
-            token_ids=self._prompted.token_ids[: effect.tokens if isinstance(effect, PrefillEarly) else None],
+            token_ids=self._prompted.token_ids[: early.tokens if early else None],
             placements=effect.placements,
             sampling=sampling,
             timeout_s=self._left_s(),
@@ -167,7 +170,10 @@ class ChatTask(RequestTask):
             aged_in_s=turn.aged_in_s(now_s),
             behind_s=turn.behind_s,
             continued=continued,
-            early=isinstance(effect, PrefillEarly),
+            early=early is not None,
+            hands_over=whole is not None and whole.hands_over,
+            kv_segments=() if whole is None else whole.kv_segments,
+            kv_lease_s=0.0 if whole is None else whole.kv_lease_s,
         )
 
     async def _prefill_early(self, effect: PrefillEarly) -> None:
@@ -197,21 +203,26 @@ class ChatTask(RequestTask):
     async def _stream(self, text: Text, effect: Generate, request: TextRequest, answer: Answer) -> None:
         """Forward the answer. The machine gets only the events that change the request's phase."""
         async with aclosing(text.generate(request)) as stream:
-            began = False
+            began = handed_over = False
             async for events in stream:
-                if answer.over:
+                if answer.over or handed_over:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     by_itself = finished.reason is not FinishReason.LENGTH
                     self._cluster.feed(AnswerEnded(effect.credit, finished.completion_tokens, by_itself))
                     self.feed(TextReported(effect.credit, finished))
-        if not answer.over:
+                if isinstance(last := events[-1], HandedOver):
+                    handed_over = True
+                    self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments))
+        if not (answer.over or handed_over):
             raise InstanceLost("the text instance's stream ended early")
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
         """Whether these events contain the first part of the answer from this text instance."""
         for event in events:
+            if isinstance(event, HandedOver):
+                return False
             if not isinstance(event, Ready):
                 self._feed_both(FirstToken(credit))
                 self._attainment.answering(self._number, self.timeline())

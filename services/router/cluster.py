@@ -147,6 +147,11 @@ class Cluster:
         """Requests waiting for room in the encoders' arenas."""
         return self._machine.waiting
 
+    @property
+    def waiting_for_kv(self) -> int:
+        """Requests waiting for KV memory where their answers will go on."""
+        return self._machine.waiting_for_kv
+
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest time that a request has waited for that room."""
         return self._machine.longest_waits_s(self._clock())
@@ -199,7 +204,7 @@ class Cluster:
 
     @property
     def texts(self) -> Pool:
-        """The instances that prefill and decode, with their estimated load."""
+        """The instances that prefill, with their estimated load."""
         return self._machine.instances.pool(TEXT, self._clock())
 
     def drains(self, name: str) -> bool:

@@ -34,6 +34,9 @@ class ClusterState(Protocol):
     def waiting_for_credits(self) -> int: ...
 
     @property
+    def waiting_for_kv(self) -> int: ...
+
+    @property
     def outstanding_credits(self) -> int: ...
 
     def longest_waits_s(self) -> dict[int, float]: ...
@@ -72,6 +75,11 @@ def watch(metrics: Metrics, state: State) -> None:
             "triptych_requests_waiting_for_credits",
             "Requests waiting for room in the encoders' arenas",
             cluster.waiting_for_credits,
+        )
+        yield gauge(
+            "triptych_requests_waiting_for_kv_memory",
+            "Requests whose prompts wait until there is KV memory where their answers go on",
+            cluster.waiting_for_kv,
         )
         yield longest_wait(
             "triptych_router_longest_wait_seconds",

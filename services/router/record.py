@@ -75,6 +75,12 @@ class RouterRecord:
             "triptych_embedding_cache", "Where the embeddings of answered requests were cached", ("where",)
         )
         self._media = counter("triptych_items", "Items of answered requests", ("modality",))
+        self._kv_tokens = counter(
+            "triptych_kv_tokens",
+            "Tokens whose answers were handed over, by where their keys and values came from",
+            ("how",),
+        )
+        self._kv_pulled = counter("triptych_kv_pull_bytes", "Bytes of keys and values pulled", ())
         self._stages = histogram("triptych_stage_seconds", "Stages of answered requests", ("stage",))
         self._success = counter("vllm:request_success", "Requests by how they ended", (*_MODEL, "finished_reason"))
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens, including placeholder tokens", _MODEL)
@@ -111,6 +117,7 @@ class RouterRecord:
         self._count(self._attempts, "text_again", by=max(0, timeline.text_attempts - 1))
         self._count(self._attempts, "continuation", by=timeline.continuations)
         self._count(self._attempts, "router_continuation", by=int(timeline.continued_tokens > 0))
+        self._count_kv(timeline)
         self._count(self._prompt_tokens, timeline.model, by=timeline.prompt_tokens)
         generated = timeline.completion_tokens - timeline.continued_tokens
         self._count(self._generation_tokens, timeline.model, by=generated)
@@ -138,6 +145,15 @@ class RouterRecord:
         self._count(self._attempts, "encode_hedge", by=sum(item.hedges for item in timeline.items))
         self._count(self._attempts, "encode_hedge_won", by=sum(item.hedge_won for item in timeline.items))
 
+    def _count_kv(self, timeline: Timeline) -> None:
+        if not timeline.prefill_instance:
+            return
+        self._count(self._attempts, "handover")
+        self._count(self._kv_tokens, "pulled", by=timeline.kv_pulled_tokens)
+        self._count(self._kv_tokens, "cached", by=timeline.kv_cached_tokens)
+        self._count(self._kv_tokens, "computed", by=timeline.kv_computed_tokens)
+        self._kv_pulled.inc(timeline.kv_pull_bytes)
+
     def _count_items(self, timeline: Timeline) -> None:
         for item in timeline.items:
             self._count(self._media, item.modality)
@@ -148,6 +164,8 @@ class RouterRecord:
         stages = {"prepare": timeline.prepare_s, "queue": timeline.queue_s, "prefill": timeline.prefill_s}
         if timeline.items:
             stages |= {"encode": timeline.encode_s, "pull": timeline.pull_s}
+        if timeline.prefill_instance:
+            stages["handover"] = timeline.handover_s
         for stage, seconds in (*stages.items(), ("decode", timeline.decode_s)):
             self._observe(self._stages, stage, seconds)
         self._count_items(timeline)
@@ -205,5 +223,12 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
         "continued_tokens": timeline.continued_tokens,
         "preemptions": timeline.preemptions,
     }
+    if timeline.prefill_instance:
+        fields |= {
+            "handover_s": round(timeline.handover_s, 4),
+            "kv_pulled_tokens": timeline.kv_pulled_tokens,
+            "kv_cached_tokens": timeline.kv_cached_tokens,
+            "kv_computed_tokens": timeline.kv_computed_tokens,
+        }
     durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
     return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}

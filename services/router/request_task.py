@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolveRequest
@@ -29,9 +29,11 @@ from triptych.machine.router.request_events import (
     LeasesExtended,
     PrefillEarly,
     Renew,
+    RenewSegments,
     RequestEffect,
     RequestEvent,
     Resolved,
+    SegmentsRenewed,
     Signal,
 )
 from triptych.machine.router.shared_events import (
@@ -54,7 +56,18 @@ from .cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
-_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | HedgeWanted | Encode | Renew | Abort | After | Release
+_REASONED = (
+    CreditsWanted
+    | CreditsAbandoned
+    | TextWanted
+    | HedgeWanted
+    | Encode
+    | Renew
+    | RenewSegments
+    | Abort
+    | After
+    | Release
+)
 
 _LAST_CALL_S = 1.0
 """How long a text instance may take to end its call after the answer's end."""
@@ -213,6 +226,8 @@ class RequestTask(ABC):
                     self._start(partial(self._encode, effect), f"encode {effect.index}", credit)
                 case Renew(credit):
                     self._start(partial(self._renew, effect), f"renew {credit}", credit)
+                case RenewSegments(credit):
+                    self._start(partial(self._renew_segments, effect), f"renew segments {credit}", credit)
                 case Extend(credit):
                     self._start(partial(self._extend, effect), f"extend {credit}")
                 case PrefillEarly() | Generate() | Resolved():
@@ -306,6 +321,20 @@ class RequestTask(ABC):
             self._failed(effect.credit, effect.name, error)
         else:
             self.feed(LeaseGranted(effect.credit, effect.name, ticket))
+
+    async def _renew_segments(self, effect: RenewSegments) -> None:
+        """All at once, up to the first that is lost: what follows it is of no use."""
+        tickets = list[Ticket | None]()
+        try:
+            with self._cluster.call(effect.name) as holder:
+                for known, lease_id in zip(effect.tickets, effect.lease_ids, strict=True):
+                    request = LeaseRequest(known.key, known.generation, lease_id, effect.lease_s, self._left_s())
+                    tickets.append(await holder.lease(request))
+        except TriptychError as error:
+            # They cost computation only; what the instance is good for is seen by other calls.
+            logger.debug("request %s: segments at %s: %s", self.request.request_id, effect.name, error.code)
+            tickets.append(None)
+        self.feed(SegmentsRenewed(effect.credit, effect.name, tuple(tickets)))
 
     async def _extend(self, effect: Extend) -> None:
         """Extend the router's own lease first. If the reader's has expired, the reader has its data or asks again."""

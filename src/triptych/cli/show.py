@@ -116,6 +116,9 @@ def _stages(document: dict[str, Any]) -> Text:
     line.append("= ", style="dim").append(f"{_ms(document['total_s'])}", style="bold")
     line.append(" with the calls between them; first token after ", style="dim").append(_ms(document["ttft_s"]))
     line.append(", on ", style="dim").append(document["text_instance"], style="cyan")
+    if document.get("prefill_instance"):
+        line.append(", handed over by ", style="dim").append(document["prefill_instance"], style="cyan")
+        line.append(f" in {_ms(document['handover_s'])}", style="dim")
     if document.get("continuations"):
         lost = "a router" if document.get("continued_tokens") else "another"
         line.append(f" after {lost} was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))

@@ -11,6 +11,8 @@ from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity
 from triptych.policy.backlog import Work
 from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
+from triptych.policy.handoff import Handoff, always, by_need
+from triptych.policy.handoff import never as never_handed
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
@@ -92,6 +94,7 @@ ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
+HANDOFFS: Mapping[str, Handoff] = {"never": never_handed, "by-need": by_need, "always": always}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,9 @@ class PolicyNames:
     dispatch: str = "complete"
     """When a request goes to a text instance: complete (once all items are encoded), or prefix (the beginning of its prompt, up to
     the first item that is missing, is computed meanwhile by one that has no other prompt to compute)."""
+    handoff: str = "never"
+    """When an instance that prefills and decodes hands an answer over to another one after the prefill: never, by-need (a long answer,
+    where another one has clearly less to decode) or always. Instances that only prefill always do."""
 
     def __post_init__(self) -> None:
         Policies.named(self)
@@ -141,11 +147,17 @@ class Policies:
     tenants: Fairness | None
     """None: they are not told apart."""
     dispatch: Dispatch
+    handoff: Handoff
 
     @property
     def predict(self) -> bool:
         """Whether one of them needs predicted seconds."""
         return predicted in (self.encoder_routing, self.text_routing)
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether an instance that decodes may hand answers over."""
+        return self.handoff is not never_handed
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:
@@ -159,6 +171,7 @@ class Policies:
             _of(DEADLINES, "deadlines", names.deadlines),
             _of(TENANTS, "tenants", names.tenants),
             _of(DISPATCHES, "dispatch", names.dispatch),
+            _of(HANDOFFS, "handoff", names.handoff),
         )
 
 

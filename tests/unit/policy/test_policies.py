@@ -9,6 +9,7 @@ from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
     DISPATCHES,
+    HANDOFFS,
     ORDERINGS,
     ROUTINGS,
     SHARDINGS,
@@ -29,6 +30,7 @@ NAMES = {
     "deadlines": "admit",
     "tenants": "none",
     "dispatch": "prefix",
+    "handoff": "by-need",
 }
 
 
@@ -51,6 +53,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "deadlines": DEADLINES,
         "tenants": TENANTS,
         "dispatch": DISPATCHES,
+        "handoff": HANDOFFS,
     }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})

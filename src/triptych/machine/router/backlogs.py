@@ -88,7 +88,7 @@ class Backlogs:
         known = self._known.values()
         unprofiled = {
             Stage.ENCODE: any(one.info.role.serves(Stage.ENCODE) and one.encode is None for one in known),
-            Stage.PREFILL: any(one.info.role.serves(Stage.PREFILL) and one.text is None for one in known),
+            Stage.PREFILL: any(one.info.role.stages - {Stage.ENCODE} and one.text is None for one in known),
         }
         for stage, times in ((Stage.ENCODE, self.encode_times), (Stage.PREFILL, self.text_times)):
             if unprofiled[stage]:
@@ -157,7 +157,7 @@ class _Speeds:
         """Profiles of encoders have the transports."""
 
     def encode(self, info: InstanceInfo) -> EncodeSpeed | None:
-        part, costs = self._part(info, Stage.ENCODE, ModelPart.ENCODER)
+        part, costs = self._part(info, ModelPart.ENCODER)
         if part is None or costs is None:
             return None
         key = (part.identity.key, part.max_batch, part.prepare_cores)
@@ -166,7 +166,7 @@ class _Speeds:
         return self._encode[key]
 
     def text(self, info: InstanceInfo) -> TextSpeed | None:
-        part, costs = self._part(info, Stage.PREFILL, ModelPart.DECODER)
+        part, costs = self._part(info, ModelPart.DECODER)
         if part is None or costs is None:
             return None
         key = (part.identity.key, part.max_batch, part.token_budget)
@@ -176,9 +176,14 @@ class _Speeds:
             )
         return self._text[key]
 
-    def _part(self, info: InstanceInfo, stage: Stage, kind: ModelPart) -> tuple[ServedPart | None, Costs | None]:
-        if info.role.serves(stage):
-            for part in info.parts:
-                if part.identity.part is kind:
-                    return part, self._costs(part.identity)
+    def _part(self, info: InstanceInfo, kind: ModelPart) -> tuple[ServedPart | None, Costs | None]:
+        for part in info.parts:
+            if part.identity.part is kind and info.role.stages & _STAGES[kind]:
+                return part, self._costs(part.identity)
         return None, None
+
+
+_STAGES = {
+    ModelPart.ENCODER: frozenset({Stage.ENCODE}),
+    ModelPart.DECODER: frozenset({Stage.PREFILL, Stage.DECODE}),
+}

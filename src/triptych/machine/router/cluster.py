@@ -15,7 +15,7 @@ from math import inf
 from typing import Annotated
 
 from triptych.domain.bounds import Between
-from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
 from triptych.domain.rng import Rng
@@ -53,9 +53,9 @@ from triptych.machine.router.cluster_events import (
 )
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.encode_times import EncodeTimes
-from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
+from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
-from triptych.machine.router.instances import ENCODE, TEXT, Instances
+from triptych.machine.router.instances import ENCODE, Instances
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.shared_events import (
@@ -76,9 +76,10 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.machine.router.text_places import TextPlaces
 from triptych.machine.router.waiting_requests import Waiting, WaitingRequests
 from triptych.policy.policies import Policies
-from triptych.policy.routing import Choice, Shortage, Want, Why, assign_items, choose_hedge, choose_text
+from triptych.policy.routing import Choice, Shortage, Want, Why, assign_items, choose_hedge
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,20 @@ _ENGINE_ERRORS: Mapping[Stage, type[TriptychError]] = {
     Stage.PREFILL: EngineFailure,
     Stage.DECODE: EngineFailure,
 }
+_MAKES_KV_ROOM = (
+    LoadReported
+    | CreditReturned
+    | InstanceSeen
+    | InstanceSuspected
+    | CallFailed
+    | MemberJoined
+    | MemberLeaving
+    | MemberLeft
+    | CreditsAbandoned
+)
+"""Events after which a prompt may no longer wait for KV memory."""
 _MAX_SAVED_HEDGES = 50.0
 _BY_HINT = (Why.HOLDS_EMBEDDING, Why.ENCODES_ALREADY)
-
-
-def _answer_classes(model_id: str) -> dict[bool | None, AnswerClass]:
-    """By whether they are answers to items as well; None if that is not known."""
-    return {with_items: AnswerClass(model_id, with_items) for with_items in (None, False, True)}
 
 
 class ClusterMachine:
@@ -156,10 +164,15 @@ class ClusterMachine:
         encode_times, text_times = EncodeTimes(), RelativeTimes()
         self._backlogs = Backlogs(costs, encode_times, text_times) if policies.predict else None
         self._instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
-        self._expected = ExpectedOutput()
-        self._answers = _answer_classes("")
-        """Of the model that the instances serve."""
         self._credits = CreditLedger(self._instances)
+        self._texts = TextPlaces(
+            self._instances,
+            self._credits,
+            policies,
+            rng,
+            max_waiting=limits.max_waiting_requests,
+            retry_after_s=retry_after_s,
+        )
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
         self._health = PoolHealth(
@@ -171,7 +184,7 @@ class ClusterMachine:
             limits.outlier_factor,
             encode_times,
         )
-        self._waiting = WaitingRequests()
+        self._waiting: WaitingRequests[CreditsWanted] = WaitingRequests()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
@@ -186,12 +199,17 @@ class ClusterMachine:
     @property
     def expected_output(self) -> ExpectedOutput:
         """For reading: the tokens that answers will have."""
-        return self._expected
+        return self._texts.expected
 
     @property
     def waiting(self) -> int:
         """Requests that wait for credits."""
         return len(self._waiting.in_order)
+
+    @property
+    def waiting_for_kv(self) -> int:
+        """Requests that wait for KV memory where their answers go on."""
+        return len(self._texts.waiting.in_order)
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of the requests that wait for credits has waited (``policy.queueing``)."""
@@ -222,11 +240,12 @@ class ClusterMachine:
         self._instances.validate()
         self._credits.validate()
         self._waiting.validate()
+        self._texts.waiting.validate()
         assert len(self._waiting.in_order) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912, PLR0915 - one dispatch
         """Apply one event and return the effects. Events about what no longer exists are ignored."""
         effects: list[ClusterEffect] = []
         match event:
@@ -262,6 +281,7 @@ class ClusterMachine:
                 effects = self._suspected(name, now_s)
             case CreditsAbandoned(request):
                 self._waiting.remove(request)
+                self._texts.waiting.remove(request)
             case CallFailed():
                 effects = self._failed(event, now_s)
             case EmbeddingGone():
@@ -275,6 +295,8 @@ class ClusterMachine:
                 self._wake_at_s = None
         if self._waiting.in_order:
             effects += self._serve_waiting(now_s)
+        if self._texts.waiting.in_order and isinstance(event, _MAKES_KV_ROOM):
+            effects += self._texts.serve_waiting(now_s, lost=self._text_lost)
         if not self._instances.has_text or self._textless_s is not None:
             effects += self._check_text_pool(now_s)
         return effects
@@ -319,7 +341,7 @@ class ClusterMachine:
         if instance is None or instance.info is None:
             return []
         decode = load.stages.get(Stage.DECODE)
-        expected_tokens = None if decode is None else self._expected_tokens(decode, load.at(Stage.PREFILL))
+        expected_tokens = None if decode is None else self._texts.expected_tokens(decode, load.at(Stage.PREFILL))
         if instance.reported(load, expected_tokens):
             self._review(now_s)
         hints = load.hints
@@ -335,16 +357,6 @@ class ClusterMachine:
             if slot.name in self._instances.by_name:
                 self._instances.directory.told_key(key, slot)
 
-    def _expected_tokens(self, decode: StageLoad, prefill: StageLoad) -> int | None:
-        """The tokens that are expected to be decoded there, while the report has the most that may be; None without any.
-
-        Its answers may be other routers', so their class is not known.
-        """
-        answers = decode.pending + prefill.pending
-        if not answers or not decode.pending_tokens:
-            return None
-        return answers * self._expected.predict(self._answers[None], decode.pending_tokens // answers)
-
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
         instance = self._instances.by_name.get(name)
         if instance is None or not instance.reachable:
@@ -356,9 +368,7 @@ class ClusterMachine:
     def _review(self, now_s: float) -> None:
         self._instances.review(now_s)
         self._waiting.encoders_changed()
-        model = self._instances.model
-        if model is not None and model.model_id != self._answers[None].model:
-            self._answers = _answer_classes(model.model_id)
+        self._texts.review()
 
     # --- results of calls --------------------------------------------------------------------------------------------
 
@@ -390,7 +400,8 @@ class ClusterMachine:
         if credit is None:
             return
         self._health.worked(credit)
-        if self._backlogs is not None and credit.working and credit.tokens and not credit.early:
+        prefilled = credit.stage is Stage.PREFILL and credit.tokens and not credit.early
+        if self._backlogs is not None and credit.working and prefilled:
             self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
             self._backlogs.observed()
         if credit.working and credit.answers is not None:
@@ -398,8 +409,8 @@ class ClusterMachine:
 
     def _answer_ended(self, event: AnswerEnded) -> None:
         credit = self._credits.by_number.get(event.credit)
-        if credit is not None and credit.answers is not None:
-            self._expected.observe(credit.answers, event.tokens, by_itself=event.by_itself)
+        if credit is not None:
+            self._texts.answers_of(credit, event.tokens, by_itself=event.by_itself)
 
     def _encoded(self, number: int, now_s: float, *, cached: bool) -> list[ClusterEffect]:
         credit = self._credits.by_number.get(number)
@@ -485,7 +496,7 @@ class ClusterMachine:
             self._waiting.remove(wanted.request)
         return effects + (self._wake(*min(wakes)) if wakes else [])
 
-    def _grace_until_s(self, waiting: Waiting) -> float:
+    def _grace_until_s(self, waiting: Waiting[CreditsWanted]) -> float:
         """Counts from the loss of an encoder, however long the request has already waited."""
         return max(waiting.since_s, self._instances.encoder_lost_s) + self._limits.pool_grace_s
 
@@ -541,61 +552,13 @@ class ClusterMachine:
         return self._forget(instance.name, "has left", now_s)
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
+        effects: list[ClusterEffect] = []
         if event.kept_credit is not None:
-            if (kept := self._kept(event.kept_credit, event)) is not None:
+            if (kept := self._texts.kept(event.kept_credit, event)) is not None:
                 return [Granted(event.request, (kept,))]
-            anywhere = replace(event, kept_credit=None)
-            return self._return(event.kept_credit, now_s) + self._text_wanted(anywhere, now_s)
-        unable = self._unable(event)
-        answers = self._answers[event.with_items]
-        each_tokens = self._expected.predict(answers, event.max_tokens)
-        chosen = self._choose_text(event, event.avoid | unable, each_tokens, now_s)
-        if chosen is None and event.continues:
-            chosen = self._choose_text(event, unable, each_tokens, now_s)
-        if chosen is None and event.early:
-            return []
-        if chosen is None:
-            # Usable ones that were not chosen are of the release before, and cannot go on with answers.
-            final = self._text_lost or (event.continues and self._instances.has_text)
-            return [Refused(event.request, self._no_text(), final)]
-        self._instances.turns[TEXT] += 1
-        if self._backlogs is not None:
-            self._backlogs.prompted(event.tokens)
-        output_tokens = event.choices * each_tokens
-        place = Credit(chosen, TEXT[0], None, event.tokens, 0, answers, output_tokens, early=event.early)
-        return [Granted(event.request, (self._credits.grant(place, None, now_s),))]
-
-    def _kept(self, number: int, event: TextWanted) -> Grant | None:
-        """The credit granted for beginnings of a prompt, for the whole request; None if its instance is not usable, or another
-        would have computed the whole prompt before that one has computed the rest.
-        """
-        credit = self._credits.by_number.get(number)
-        instance = None if credit is None else self._instances.by_name[credit.name]
-        if instance is None or not instance.usable or instance.info is None:
-            return None
-        texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
-        others = [one.pending_tokens(TEXT[0]) for one in texts if one.usable and one is not instance]
-        if others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens:
-            return None
-        return Grant(number, None, instance.name, instance.info.instance_id, "its beginning was computed there")
-
-    def _unable(self, event: TextWanted) -> frozenset[str]:
-        """Text instances of releases or with engines that cannot do what the request needs."""
-        if event.continues:
-            return self._instances.without_continuations
-        return self._instances.without_early_prefill if event.early else frozenset()
-
-    def _choose_text(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
-        return choose_text(
-            self._instances.pool(TEXT, now_s),
-            self._policies.text_routing,
-            self._rng,
-            avoid=avoid,
-            holders=event.holders,
-            hosts=self._instances.hosts,
-            tokens=event.tokens,
-            answer_tokens=answer_tokens,
-        )
+            effects = self._return(event.kept_credit, now_s)
+            event = replace(event, kept_credit=None)
+        return [*effects, *self._texts.wanted(event, now_s, lost=self._text_lost)]
 
     def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:
         """Send TextPoolLost once when no text instance has been usable for the whole grace period."""
@@ -612,16 +575,13 @@ class ClusterMachine:
             self._review(now_s)
             return self._check_text_pool(now_s) + self._serve_waiting(now_s)
         self._text_lost = True
-        return [TextPoolLost(self._no_text())]
+        return [TextPoolLost(self._texts.no_text(), begun=not self._instances.goes_on)]
 
     def _too_many_retries(self) -> TriptychError:
         return Unavailable(
             f"encoders fail: no more than {self._limits.retry_share:.0%} of the items are encoded again",
             retry_after_s=self._retry_after_s,
         )
-
-    def _no_text(self) -> TriptychError:
-        return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)
 
     def _wake(self, at_s: float, reason: str) -> list[ClusterEffect]:
         if self._wake_at_s is not None and self._wake_at_s <= at_s:

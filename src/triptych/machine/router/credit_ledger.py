@@ -27,6 +27,10 @@ class Credit:
     """The class of the request's answers; None for an item."""
     output_tokens: int = 0
     """What these are expected to have, as it was when the credit was granted."""
+    kv_tokens: int = 0
+    """KV memory that the request's answer takes, with what is expected of it ..."""
+    hands_over: bool = False
+    """... not there, but where it will be handed over to."""
     why: Why = Why.ROUTED
     prepare_s: float = 0.0
     """Predicted preprocessing of the item, on one core; 0 if unknown."""
@@ -50,6 +54,8 @@ class CreditLedger:
         self._instances = instances
         self.by_number: dict[int, Credit] = {}
         """Those that have not been returned, for reading."""
+        self.promised_kv_tokens = 0
+        """KV memory for answers that will be handed over, to an instance that is not chosen yet."""
         self._last = 0
 
     def grant(self, credit: Credit, item: int | None, now_s: float, hedge_after_s: float = inf) -> Grant:
@@ -63,7 +69,9 @@ class CreditLedger:
             self._instances.directory.began(credit.content, credit.name)
         self.by_number[self._last] = credit
         instance.probe(credit.stage, self._last, now_s)
-        instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens)
+        here_tokens = 0 if credit.hands_over else credit.kv_tokens
+        self.promised_kv_tokens += credit.kv_tokens - here_tokens
+        instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens, here_tokens)
         if credit.prepare_s:
             instance.prepares(credit.prepare_s)
         credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
@@ -94,13 +102,23 @@ class CreditLedger:
         if credit is not None:
             self.work_ended(number)
             del self.by_number[number]
-            self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes)
+            here_tokens = self._kept(credit)
+            self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes, here_tokens, credit.report)
         return credit
+
+    def _kept(self, credit: Credit) -> int:
+        """End its promise of KV memory elsewhere. Returns what it takes at its instance."""
+        if not credit.hands_over:
+            return credit.kv_tokens
+        self.promised_kv_tokens -= credit.kv_tokens
+        return 0
 
     def forget(self, name: str) -> None:
         """End those of an instance that has been forgotten."""
         for number in [number for number, credit in self.by_number.items() if credit.name == name]:
-            self._call_ended(self.by_number.pop(number))
+            credit = self.by_number.pop(number)
+            self._call_ended(credit)
+            self._kept(credit)
 
     def _call_ended(self, credit: Credit) -> None:
         if credit.working and credit.content is not None:
@@ -115,6 +133,8 @@ class CreditLedger:
             assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
             prepare_us = sum(round(1e6 * credit.prepare_s) for credit in working.values())
             assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
+            kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.hands_over)
+            assert instance.own_kv_tokens == kv_tokens, f"{name}: KV memory"  # noqa: S101
             for stage, one in instance.stages.items():
                 running = {number: credit for number, credit in working.items() if credit.stage is stage}
                 tokens = sum(credit.tokens for credit in running.values())
@@ -125,5 +145,7 @@ class CreditLedger:
                 assert one.own_pending == len(running), f"{name}: pending"  # noqa: S101
                 assert one.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
                 assert one.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
+        promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.hands_over)
+        assert self.promised_kv_tokens == promised, "promises of KV memory"  # noqa: S101
         known = self._instances.by_name.keys()
         assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"  # noqa: S101

@@ -10,6 +10,7 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
+from triptych.policy.handoff import KvRoom
 from triptych.policy.loads import ANY_NUMBER, Loads
 from triptych.policy.routing import Candidate
 
@@ -64,6 +65,10 @@ class Instance:
     credits: int = 0
     """Credits not yet returned."""
     stages: dict[Stage, StageCredits] = field(default_factory=lambda: {stage: StageCredits() for stage in Stage})
+    own_kv_tokens: int = 0
+    """KV memory that the router's answers take there, with what is expected of them ..."""
+    new_kv_tokens: int = 0
+    """... and of those given since the last report."""
     own_prepare_us: int = 0
     """Predicted preprocessing of the router's items there, on one core."""
     changed_in: tuple[set[str], ...] = ()
@@ -128,12 +133,14 @@ class Instance:
         """
         changed, self.draining = self.draining is not load.draining, load.draining
         self.reports += 1
+        self.new_kv_tokens = 0
         for stage, reported in load.stages.items():
             one = self.stages[stage]
             one.load = reported
             one.new_tokens = one.new_pending = one.new_bytes = 0
         if expected_tokens is not None and (decode := load.stages.get(Stage.DECODE)) is not None:
-            self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending)
+            free_tokens = decode.free_tokens
+            self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending, free_tokens=free_tokens)
         self._changed()
         return changed
 
@@ -143,10 +150,12 @@ class Instance:
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
-    def give(self, stage: Stage, tokens: int, nbytes: int, output_tokens: int = 0) -> None:
-        """Grant a credit: work for a stage, arena bytes, and tokens to decode after it."""
+    def give(self, stage: Stage, tokens: int, nbytes: int, output_tokens: int = 0, kv_tokens: int = 0) -> None:
+        """Grant a credit: work for a stage, arena bytes, tokens to decode after it, and KV memory."""
         one = self.stages[stage]
         self.credits += 1
+        self.own_kv_tokens += kv_tokens
+        self.new_kv_tokens += kv_tokens
         one.own_tokens += tokens
         one.own_pending += 1
         one.own_bytes += nbytes
@@ -191,9 +200,13 @@ class Instance:
         """A credit adds so much preprocessing; or with a negative number ends it."""
         self.own_prepare_us += round(1e6 * prepare_s)
 
-    def take_back(self, stage: Stage, nbytes: int) -> None:
+    def take_back(self, stage: Stage, nbytes: int, kv_tokens: int = 0, report: int = 0) -> None:
+        """``report`` is the number of reports when the credit was granted."""
         one = self.stages[stage]
         self.credits -= 1
+        self.own_kv_tokens -= kv_tokens
+        if report == self.reports:
+            self.new_kv_tokens -= kv_tokens
         one.own_bytes -= nbytes
         one.new_bytes -= nbytes
         self._changed()
@@ -235,7 +248,20 @@ class Instance:
         """Requests that wait or run at a text instance."""
         waiting, running = self.stages[Stage.PREFILL], self.stages[Stage.DECODE]
         reported = sum(one.load.pending for one in (waiting, running) if one.load is not None)
-        return max(waiting.own_pending, reported + waiting.new_pending)
+        own, new = waiting.own_pending + running.own_pending, waiting.new_pending + running.new_pending
+        return max(own, reported + new)
+
+    @property
+    def kv_room(self) -> int:
+        """Tokens of further answers that its KV memory has room for, as far as is known."""
+        load = self.stages[Stage.DECODE].load
+        return KvRoom(
+            0 if self.info is None else self.info.kv_tokens,
+            self.own_kv_tokens,
+            None if load is None else load.free_tokens,
+            self.new_kv_tokens,
+            idle=not self.own_kv_tokens and load is not None and not load.pending,
+        ).room
 
     def prepare_s(self, items: int) -> float:
         """Predicted preprocessing of all items that an encoder has. Other routers' items count as much as this one's."""

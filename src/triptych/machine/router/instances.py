@@ -1,9 +1,10 @@
 """The instances that a router knows: their membership and states, the pools they form, and the model they serve.
 
-A pool is a query: the instances that serve certain stages. One process is used under one address.
+A pool is a query: the instances that get work of a stage. One process is used under one address.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from triptych.domain.instance import InstanceInfo, ModelInfo
@@ -19,7 +20,9 @@ from triptych.policy.routing import Pool
 
 ENCODE: Stages = (Stage.ENCODE,)
 TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
-"""One instance prefills and decodes a request; its credit counts at the first of the two stages."""
+"""The instances that get prompts: those that prefill. What they decode counts as well, and a credit counts at the first stage."""
+ANSWERS: Stages = (Stage.DECODE, Stage.PREFILL)
+"""The instances that go on with answers: those that decode. Used where they are not the same as those that prefill."""
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Instances:
     model: ModelInfo | None = None
     """The model that they serve; None until one has been seen."""
     pools: dict[Stages, KeptPool] = field(init=False)
-    turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0})
+    turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0, ANSWERS: 0})
     """Decisions over each pool."""
     directory: EmbeddingDirectory = field(init=False)
     """Which instances are believed to hold embeddings."""
@@ -45,9 +48,17 @@ class Instances:
     encoder_lost_s: float = float("-inf")
     """When an encoder was lost last."""
     has_text: bool = False
-    """Whether one is usable for text."""
+    """Whether one is usable for prompts."""
+    goes_on: bool = False
+    """Whether one is usable that goes on with answers."""
+    prefill_only: frozenset[str] = frozenset()
+    """Those that hand over whatever they prefill."""
+    without_continuations: frozenset[str] = frozenset()
+    """Those that cannot go on with an answer that another one began."""
+    answering: Stages = TEXT
+    """The pool that answers go on in."""
     kv_tokens: int = 0
-    """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
+    """Most tokens that a usable instance that decodes can hold for one request; 0 if unknown."""
     arena_bytes: int = 0
     """Of all usable encoders together."""
     parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
@@ -58,6 +69,7 @@ class Instances:
         self.pools = {
             ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder),
             TEXT: KeptPool(TEXT, None if predicted is None else predicted.of_text),
+            ANSWERS: KeptPool(ANSWERS, None if predicted is None else predicted.of_text),
         }
         self.directory = EmbeddingDirectory(self.max_hints, self.max_keys)
 
@@ -121,9 +133,8 @@ class Instances:
         for instance in instances:
             instance.review(self.model)
         encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
-        texts = [one for one in instances if one.serves(TEXT) and not one.duplicate]
         self.pools[ENCODE].set_members(encoders)
-        self.pools[TEXT].set_members(texts)
+        self._review_texts([one for one in instances if not one.duplicate])
         for instance in instances:
             instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
         ready = frozenset(one.name for one in encoders if one.usable)
@@ -138,12 +149,28 @@ class Instances:
         if self.backlogs is not None:
             self.backlogs.review(self.by_name, self.hosts)
         self.arena_bytes = sum(one.info.arena_bytes for one in encoders if one.info is not None and one.usable)
-        kept = [one.info.kv_tokens for one in texts if one.info is not None and one.usable]
-        self.has_text = bool(kept)
-        self.kv_tokens = max(kept, default=0) if all(kept) else 0
         for one in instances:
             if one.info is not None and one.usable:
                 self.parts |= {part.identity.part: part.identity for part in one.info.parts}
+
+    def _review_texts(self, instances: Sequence[Instance]) -> None:
+        """Who prefills, who decodes. One that only prefills is used while another one goes on with its answers."""
+        prefill = [one for one in instances if one.serves((Stage.PREFILL,))]
+        decode = [one for one in instances if one.serves((Stage.DECODE,))]
+        usable = [one.info for one in decode if one.usable and one.info is not None]
+        self.goes_on = any(info.continues for info in usable)
+        texts = prefill if self.goes_on else [one for one in prefill if one.serves(TEXT)]
+        same = [one.name for one in texts] == [one.name for one in decode]
+        self.answering = TEXT if same else ANSWERS
+        self.pools[TEXT].set_members(texts)
+        self.pools[ANSWERS].set_members(() if same else decode)
+        self.prefill_only = frozenset([one.name for one in texts if not one.serves(TEXT)])
+        self.without_continuations = frozenset(
+            [one.name for one in decode if one.info is not None and not one.info.continues]
+        )
+        self.has_text = any(one.usable for one in texts)
+        kept = [info.kv_tokens for info in usable]
+        self.kv_tokens = max(kept, default=0) if all(kept) else 0
 
     def _mark_duplicates(self) -> None:
         """Use each process under one address: the one used so far, else the first."""
@@ -157,26 +184,32 @@ class Instances:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     @property
-    def without_continuations(self) -> frozenset[str]:
-        """The names of instances that cannot go on with an answer that another one began."""
-        return frozenset(
-            [
-                name
-                for name, instance in self.by_name.items()
-                if instance.info is not None and not instance.info.continues
-            ]
-        )
-
-    @property
     def without_early_prefill(self) -> frozenset[str]:
-        """The names of instances that would compute the beginning of a prompt twice, or have other prompts to compute."""
-        return frozenset(
+        """The names of instances that would compute the beginning of a prompt twice, have other prompts to compute, or hand over."""
+        return self.prefill_only.union(
             [
                 name
                 for name, one in self.by_name.items()
                 if one.info is not None and (not one.info.prefills_early or one.pending_tokens(Stage.PREFILL) > 0)
             ]
         )
+
+    def pool_of(self, stage: Stage) -> Stages:
+        """The pool whose members serve this stage."""
+        return {Stage.ENCODE: ENCODE, Stage.PREFILL: TEXT, Stage.DECODE: self.answering}[stage]
+
+    def receivers(self, sender: Instance, *, alike: bool = False) -> list[Instance]:
+        """The usable instances that go on with answers of ``sender``: if there are any (or with ``alike``), those that take its keys
+        and values.
+        """
+        able = [
+            one
+            for one in self.pools[self.answering].members.values()
+            if one.usable and one is not sender and one.name not in self.without_continuations
+        ]
+        kind = "" if sender.info is None else sender.info.kv_kind
+        taking = [one for one in able if kind and one.info is not None and one.info.kv_kind == kind]
+        return taking if alike or taking else able
 
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
@@ -209,7 +242,12 @@ class Instances:
         if not self.ready_encoders:
             missing.append(Stage.ENCODE.value)
         if not self.has_text:
-            missing += [Stage.PREFILL.value, Stage.DECODE.value]
+            usable = [one for one in self.by_name.values() if one.usable and not one.duplicate]
+            prefills = any(one.serves((Stage.PREFILL,)) for one in usable)
+            if not prefills:
+                missing.append(Stage.PREFILL.value)
+            if prefills or not any(one.serves((Stage.DECODE,)) for one in usable):
+                missing.append(Stage.DECODE.value)
         return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
 
     def validate(self) -> None:

@@ -8,7 +8,7 @@ from triptych.machine.router.credit_ledger import Credit
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Instance
-from triptych.machine.router.instances import ENCODE, TEXT, Instances
+from triptych.machine.router.instances import ENCODE, Instances
 from triptych.policy.ejection import may_eject
 
 _CALL_REASONS = (BackoffReason.ENGINE, BackoffReason.CALLS)
@@ -86,7 +86,7 @@ class PoolHealth:
         return effects
 
     def _back_off(self, instance: Instance, stage: Stage, reason: BackoffReason, now_s: float) -> list[ClusterEffect]:
-        members = self.instances.pools[ENCODE if stage is Stage.ENCODE else TEXT].members.values()
+        members = self.instances.pools[self.instances.pool_of(stage)].members.values()
         pool = [one for one in members if one.usable]
         others = sum(one.stages[stage].health.in_backoff(now_s) for one in pool if one is not instance)
         if instance.usable and not may_eject(len(pool), others, self.max_backoff_share):

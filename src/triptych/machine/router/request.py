@@ -4,7 +4,8 @@
     PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
                                +------> HOLDING -> DONE
 
-A chat is dispatched to a text instance. A resolve ends in HOLDING: its caller is told where the items are, and they are held
+A chat is dispatched to a text instance. If that one computes the prompt only, it is dispatched again once it is handed over,
+after its first token: from STREAMING back to DISPATCHING (docs/adr/0044). A resolve ends in HOLDING: its caller is told where the items are, and they are held
 until it leaves or the deadline passes.
 
 Losses are redone at the smallest grain: an item is encoded again elsewhere, a lease renewed, a text instance replaced; each
@@ -14,7 +15,7 @@ request returns to the queue, holding nothing; if an encoder is busy, only that 
 until the deadline, with growing pauses.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -37,9 +38,11 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.early_prefill import EarlyPrefill
+from triptych.machine.router.held_segments import HeldSegments, leases_of
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
     After,
+    AnswerHandedOver,
     End,
     Failed,
     Generate,
@@ -52,6 +55,7 @@ from triptych.machine.router.request_events import (
     RequestEvent,
     Resolved,
     Resumed,
+    SegmentsRenewed,
     Signal,
     TextReported,
 )
@@ -180,7 +184,12 @@ class RequestMachine:
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
         self._text = TextAttempts(limits.max_text_attempts)
+        self._text_turn = FIRST_COME
+        """Its position in the queues of text instances, as of the last time that it wanted one."""
         self._early = EarlyPrefill()
+        self._segments = HeldSegments()
+        self._handed_s = 0.0
+        """When the current attempt said that it has the embeddings: what it hands over is sealed later."""
         self._stats = RequestStats(request_id, model, started_s=now_s)
         if continued_tokens is not None:
             self._stats.goes_on(now_s, continued_tokens)
@@ -215,17 +224,21 @@ class RequestMachine:
         self._items.validate()
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
-        if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
+        self._segments.validate()
+        waits = self._phase in {Phase.PREPARING, Phase.WAITING} or self._phase.over
+        if waits or (self._phase is Phase.STREAMING and not self._text.hands_over):
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
+        if self._phase.over or (self._phase is Phase.STREAMING and not self._text.hands_over):
+            assert self._segments.grant is None, f"{self._phase.value} holds segments"  # noqa: S101
         if self._phase is not Phase.ENCODING:
             assert self._early.grant is None, f"{self._phase.value} with a place for an early prefill"  # noqa: S101
         if self._phase is Phase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
         if self._phase is Phase.ENCODING:
-            busy = any(held.pending for held in self._items.held)
+            busy = any(held.pending for held in self._items.held) or self._segments.renewing
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
-        if self._phase in {Phase.DISPATCHING, Phase.HOLDING}:
+        if self._phase in {Phase.DISPATCHING, Phase.HOLDING} and not self._text.hands_over:
             assert self._items.ready, "dispatched or resolved before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
         assert self._over == self._phase.over, "over before its end"  # noqa: S101
@@ -247,6 +260,12 @@ class RequestMachine:
                 for grant in grants:
                     effects += self._granted(grant, now_s)
                 return effects + self._prefill_early(now_s)
+            case AnswerHandedOver():
+                return self._handed_over(event, now_s)
+            case SegmentsRenewed(credit, name, tickets):
+                if self._segments.renewed(credit, tickets):
+                    return self._advance(now_s)
+                return _too_late(name, [ticket.lease_id for ticket in tickets if ticket is not None])
             case _ if self._over:
                 return []
             case Prepared():
@@ -270,8 +289,9 @@ class RequestMachine:
                 return self._items.hedges_due(self._number, now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
-            case TextPoolLost(error):
+            case TextPoolLost(error, begun):
                 sent = self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING}
+                sent = sent or (self._begun and not begun)
                 return [] if sent else self._end(Phase.FAILED, (self._begun and self._text.error) or error, now_s)
             case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
                 return self._end(Phase.DONE, None, now_s)
@@ -317,7 +337,7 @@ class RequestMachine:
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
-            return self._text_granted(grant)
+            return self._text_granted(grant, now_s)
         if grant.hedges:
             return self._hedge_granted(grant, self._items[grant.item], now_s)
         if grant.item not in self._reserving or self._over:
@@ -396,6 +416,8 @@ class RequestMachine:
         item, held = self._items.call_of(credit)
         if item is None or held is None or not held.pending:
             return []
+        if held.renewing and self._text.hands_over:
+            return self._lost_meanwhile(item, held, error)
         if held.renewing:
             again = isinstance(error, LeaseLost | Unavailable | Overloaded)
             return self._encode_again([item], error, now_s) if again else self._end(Phase.FAILED, error, now_s)
@@ -447,6 +469,8 @@ class RequestMachine:
         if item.held.renewed_as(event.ticket):
             return self._advance(now_s)
         fault = InternalError(f"encoder {item.encoder_id} leased another embedding than requested")
+        if self._text.hands_over:
+            return self._lost_meanwhile(item, item.held, fault)
         return self._encode_elsewhere(item, item.held, fault, now_s)
 
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
@@ -479,7 +503,7 @@ class RequestMachine:
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
-        effects = self._early.give_up(error.message) + self._items.release(error.message)
+        effects = self._early.give_up(error.message) + self._release(error.message)
         self._phase = Phase.WAITING
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
@@ -487,15 +511,25 @@ class RequestMachine:
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
+        if self._text.current is not None:
+            return []  # for the next one
         if not self._items.ready:
             return self._prefill_early(now_s)
-        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
-        stale = [held for held in self._items.held if held.stale(needed_until_s)]
-        if not stale:
-            return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
-        self._phase = Phase.ENCODING
+        if self._segments.renewing:
+            return []
+        needed_until_s, lease_s = min(self._deadline_s, now_s + self._limits.min_lease_s), self._lease_s(now_s)
         reason = "a further attempt" if self._text.sent else "the lease is running out"
-        return [held.renew(self._new_lease, now_s, self._lease_s(now_s), reason) for held in stale]
+        effects: list[RequestEffect] = [
+            held.renew(self._new_lease, now_s, lease_s, reason)
+            for held in self._items.held
+            if held.stale(needed_until_s)
+        ]
+        if self._segments.stale(needed_until_s):
+            effects.append(self._segments.renew(self._new_lease, now_s, lease_s, reason))
+        if effects:
+            self._phase = Phase.ENCODING
+            return effects
+        return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
 
     def _hold(self, now_s: float) -> list[RequestEffect]:
         self._phase = Phase.HOLDING
@@ -511,11 +545,12 @@ class RequestMachine:
         return [*self._early.stop(reason), wanted]
 
     def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
+        self._text_turn = self._turn(encoded=True)
         return TextWanted(
             self._number,
             self._stats.prompt_tokens,
             self._text.avoid,
-            self._items.nbytes_by_encoder(),
+            self._items.nbytes_by_encoder() | self._segments.nbytes_by_holder(),
             reason,
             choices=self._choices,
             max_tokens=self._answer_tokens,
@@ -524,17 +559,30 @@ class RequestMachine:
             early=early,
             kept_credit=self._early.kept_credit,
             kept_tokens=self._early.tokens,
+            turn=self._text_turn,
+            sender=self._segments.name,
+            covered_tokens=self._segments.tokens,
         )
 
-    def _text_granted(self, grant: Grant) -> list[RequestEffect]:
+    def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if self._may_prefill_early and self._early.grant is None:
             self._early.grant = grant
             return []
         if self._phase is not Phase.DISPATCHING or self._text.current is not None:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._text.send(grant)
-        self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
-        return [Generate(grant.credit, grant.name, self._items.placements(), self._turn(encoded=True), self._begun)]
+        self._stats.text_attempts, self._stats.instance_id = self._text.dispatches, grant.instance_id
+        generate = Generate(
+            grant.credit,
+            grant.name,
+            self._items.placements(),
+            self._text_turn,
+            self._begun,
+            grant.hands_over,
+            self._segments.send(),
+            self._lease_s(now_s),
+        )
+        return [generate]
 
     # --- early prefill -----------------------------------------------------------------------------------------------
 
@@ -557,11 +605,13 @@ class RequestMachine:
             return [self._text_wanted("items are missing", early=True)]
         early.running, early.tokens, self._stats.early_tokens = True, tokens, tokens
         placements = self._items.placements(count)
-        turn, lease_s, reason = self._turn(encoded=True), self._lease_s(now_s), "a beginning was sent with it"
-        return [
-            PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, turn),
-            *(held.renew(self._new_lease, now_s, lease_s, reason) for held in self._items.held_of(count)),
-        ]
+        early_call = PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, self._turn(encoded=True))
+        return [early_call, *self._renew(self._items.held_of(count), now_s, "a beginning was sent with it")]
+
+    def _renew(self, sent: Iterable[HeldTicket], now_s: float, reason: str) -> list[RequestEffect]:
+        """Request leases for another reader, as one has got the tickets."""
+        lease_s = self._lease_s(now_s)
+        return [held.renew(self._new_lease, now_s, lease_s, reason) for held in sent]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
         if not self._early.has(credit):
@@ -598,12 +648,16 @@ class RequestMachine:
         self._phase = Phase.STREAMING
         self._begun = True
         self._stats.token_arrived(now_s)
-        return [*self._items.read(), *self._items.release("the text instance has what it needs")]
+        read = self._items.read()
+        return read if self._text.hands_over else read + self._release("the text instance has what it needs")
+
+    def _release(self, reason: str) -> list[RequestEffect]:
+        """Give back all that is held for text instances."""
+        return self._items.release(reason) + self._segments.release(reason)
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):
-            self._stats.ready = what
-            return []
+            return self._text_is_ready(what, now_s)
         self._stats.finished[what.choice] = what
         return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
 
@@ -623,31 +677,81 @@ class RequestMachine:
         return self._again(now_s)
 
     def _stream_broke(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        """Go on with the answer at another text instance, which needs the items again: their leases were released."""
+        """Go on with the answer at another text instance, which needs the items again: their leases were released, unless the
+        answer was to be handed over.
+        """
         if not self._text.fail(error, drains=drains):
             return self._end(Phase.FAILED, self._text.error, now_s)
         self._stats.broke(now_s)
-        if not self._items:
-            return self._advance(now_s)
-        self._phase = Phase.WAITING
-        return [self._reserve(range(len(self._items)), wait=True, reason=error.message)]
+        return self._place_missing(error.message, now_s)
 
     def _again(self, now_s: float) -> list[RequestEffect]:
-        self._stats.ready = None
+        self._stats.text_failed()
+        return self._place_missing("lost while the prompt was computed", now_s)
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
+        """If it hands over, the next instance needs the embeddings too: the leases for it are there when the prompt is computed."""
+        self._stats.text_is_ready(ready, now_s)
+        self._handed_s = now_s
+        if not self._text.hands_over or self._phase is not Phase.DISPATCHING:
+            return []
+        sent = [held for held in self._items.held if not held.pending]
+        return self._renew(sent, now_s, "the answer will be handed over")
+
+    def _lost_meanwhile(self, item: RequestItem, held: HeldTicket, error: TriptychError) -> list[RequestEffect]:
+        """While a prompt is computed that has the item already: it is encoded again once the answer is handed over."""
+        gone = EmbeddingGone(held.grant.credit, _is_unusable(item, held, error))
+        if not isinstance(error, LeaseLost):
+            item.avoid |= {held.grant.name}
+        item.losses += 1
+        return [gone, *item.release(error.message)]
+
+    def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
+        """The instance has done its part, or drains. Choose the one that goes on only now, by the loads of now."""
+        grant = self._text.current
+        if self._over or grant is None or grant.credit != event.credit:
+            return _too_late(event.name, leases_of(event.segments))
+        sealed_s = self._handed_s if grant.hands_over else now_s
+        until_s = sealed_s + min([one.placement.ticket.lease_s for one in event.segments], default=0.0)
+        effects = self._segments.take(grant, event.segments, until_s) if event.segments else []
+        if not self._text.hand_over():
+            error = InternalError("the answer was handed over again and again")
+            return effects + self._end(Phase.FAILED, error, now_s)
+        self._stats.handed_over(now_s)
+        return effects + self._place_missing("the answer was handed over", now_s)
+
+    def _place_missing(self, reason: str, now_s: float) -> list[RequestEffect]:
+        """Go on at another text instance, for which items that are held no more are placed at encoders again.
+
+        Meanwhile it may hold segments, for one lease: nobody waits for them longer.
+        """
+        missing = [item for item in self._items if item.held is None]
+        if any(item.losses >= self._limits.max_encode_attempts for item in missing):
+            return self._end(Phase.FAILED, LeaseLost(reason), now_s)
+        indices = [item.index for item in missing]
+        if len(missing) == len(self._items) > 0:
+            self._phase = Phase.WAITING
+            return [self._reserve(indices, wait=True, reason=reason)]
+        self._phase = Phase.ENCODING
+        if missing:
+            return [self._reserve(indices, wait=False, reason=reason, again=True)]
         return self._advance(now_s)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
-        if self._phase is Phase.WAITING:
+        waits = self._phase is Phase.DISPATCHING and self._text.current is None
+        if waits or self._phase is Phase.WAITING:
             effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
         effects += self._early.give_up(phase.value)
-        effects += self._items.release(phase.value if error is None else error.message)
+        effects += self._release(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:
             self._stats.first_token_s = now_s
         self._phase, self._over = phase, True
@@ -658,6 +762,10 @@ class RequestMachine:
     def _lease_s(self, now_s: float) -> float:
         """The time that the request may still take, capped."""
         return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
+
+
+def _too_late(name: str, lease_ids: Sequence[LeaseId]) -> list[RequestEffect]:
+    return [Release(name, None, tuple(lease_ids), "came too late")] if lease_ids else []
 
 
 def _is_unusable(item: RequestItem, held: HeldTicket, error: TriptychError) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.record import record
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
@@ -70,6 +71,24 @@ class TextReported:
 
 
 @record
+class AnswerHandedOver:
+    """The text instance has ended its call before the answer. The answer goes on after what it has sent, with these segments."""
+
+    credit: int
+    name: str
+    segments: tuple[SealedSegment, ...]
+
+
+@record
+class SegmentsRenewed:
+    """Result of RenewSegments: tickets with the new leases, in their order; None for what could not be leased."""
+
+    credit: int
+    name: str
+    tickets: tuple[Ticket | None, ...]
+
+
+@record
 class PrefilledEarly:
     """The beginning that was sent with PrefillEarly is computed."""
 
@@ -107,6 +126,8 @@ RequestEvent = (
     | LeasesExtended
     | FirstToken
     | TextReported
+    | AnswerHandedOver
+    | SegmentsRenewed
     | PrefilledEarly
     | CallFailed
     | Resumed
@@ -168,6 +189,24 @@ class Generate:
     turn: Turn
     """Its position in the queues there."""
     continues: bool = False
+    hands_over: bool = False
+    """The instance stops after the first token of each choice."""
+    kv_segments: tuple[KvPlacement, ...] = ()
+    """Keys and values that it may pull instead of computing them."""
+    kv_lease_s: float = 0.0
+    """How long it keeps those that it hands over."""
+
+
+@record
+class RenewSegments:
+    """Request new reader's leases on segments from the instance that holds them. ``credit`` was that of the call that sealed them."""
+
+    credit: int
+    name: str
+    tickets: tuple[Ticket, ...]
+    lease_ids: tuple[LeaseId, ...]
+    lease_s: float
+    reason: str
 
 
 @record
@@ -215,4 +254,17 @@ class End:
 ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone | EmbeddingsRead | HedgeWanted | Overtaken
 """Effects that are events of the cluster machine."""
 
-RequestEffect = ToCluster | Encode | Renew | Extend | Generate | PrefillEarly | Resolved | Abort | After | Release | End
+RequestEffect = (
+    ToCluster
+    | Encode
+    | Renew
+    | RenewSegments
+    | Extend
+    | Generate
+    | PrefillEarly
+    | Resolved
+    | Abort
+    | After
+    | Release
+    | End
+)

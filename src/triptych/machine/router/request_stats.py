@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from triptych.domain.generation import Finished, Ready
+from triptych.domain.generation import Finished, KvReport, Ready
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 
 
@@ -33,13 +33,48 @@ class RequestStats:
     """Tokens that another router has passed on."""
     early_tokens: int = 0
     """Of the prompt, those that were sent to the text instance before all items were encoded."""
+    prefill_instance: str = ""
+    """The text instance that computed the prompt and handed the answer over."""
+    handover_s: float = 0.0
+    """In all, from the hand-overs to the next token."""
+    kv: KvReport | None = None
+    """How the keys and values arrived that were handed over last."""
     _broke_s: float | None = None
     """When its stream broke, until it goes on."""
+    _handed_over_s: float | None = None
+    """When it was handed over, until it goes on."""
+    _ready_s: float = 0.0
+    _handed_prefill_s: float = 0.0
+    """Of the first instance that handed over, as seen from here: from its pulls to its first token."""
+
+    def text_is_ready(self, ready: Ready, now_s: float) -> None:
+        """A text instance has the embeddings. The one that goes on with an answer says of it only how its keys and values came."""
+        if self._handed_over_s is None:
+            self.ready, self._ready_s = ready, now_s
+        else:
+            self.kv = ready.kv
+
+    def text_failed(self) -> None:
+        """Before its first token."""
+        if self._handed_over_s is None:
+            self.ready = None
+
+    def handed_over(self, now_s: float) -> None:
+        """The text instance chosen last has ended its part."""
+        if not self.prefill_instance:
+            self.prefill_instance = self.instance_id
+            if self.first_token_s is not None and self.ready is not None:
+                self._handed_prefill_s = max(0.0, self.first_token_s - self._ready_s)
+        if self._handed_over_s is None:
+            self._handed_over_s = now_s
 
     def token_arrived(self, now_s: float) -> None:
         """The first token of an attempt."""
         if self.first_token_s is None:
             self.first_token_s = now_s
+        if self._handed_over_s is not None:
+            self.handover_s += now_s - self._handed_over_s
+            self._handed_over_s = None
         if self._broke_s is not None:
             self.continuations += 1
             self.interrupted_s += now_s - self._broke_s
@@ -73,8 +108,12 @@ class RequestStats:
             prefill_s, decode_s = max(prefill_s, one.prefill_s), max(decode_s, one.decode_s)
             preemptions, preempted_s = preemptions + one.preemptions, max(preempted_s, one.preempted_s)
         interrupted_s = self.interrupted_s + (0.0 if self._broke_s is None else end_s - self._broke_s)
-        if self.first_token_s is not None and interrupted_s:
+        handover_s = self.handover_s + (0.0 if self._handed_over_s is None else end_s - self._handed_over_s)
+        if self.first_token_s is not None and (interrupted_s or self.prefill_instance):
             decode_s = end_s - self.first_token_s  # the last text instance knows only its own part
+        if self.prefill_instance:
+            prefill_s = self._handed_prefill_s
+        kv = self.kv or _NO_KV
         return Timeline(
             request_id=self.request_id,
             model=self.model,
@@ -98,5 +137,14 @@ class RequestStats:
             preemptions=preemptions,
             preempted_s=preempted_s,
             early_tokens=self.early_tokens,
+            prefill_instance=self.prefill_instance,
+            handover_s=handover_s,
+            kv_pulled_tokens=kv.pulled_tokens,
+            kv_cached_tokens=kv.cached_tokens,
+            kv_computed_tokens=kv.computed_tokens,
+            kv_pull_bytes=kv.nbytes,
             error=self.error,
         )
+
+
+_NO_KV = KvReport()

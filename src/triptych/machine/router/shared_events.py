@@ -57,8 +57,9 @@ class CreditsAbandoned:
 class TextWanted:
     """A request wants a text instance for a prompt of ``tokens``.
 
-    It is answered at once. Instances in ``avoid`` are not chosen; one that goes on with an answer may return to them if
-    there is no other, as its stream broke there for a reason that can pass.
+    It is answered at once, unless its answer will be handed over and no instance that decodes has KV memory for it: then it waits.
+    Instances in ``avoid`` are not chosen; one that goes on with an answer may return to them if there is no other, as its
+    stream broke there for a reason that can pass.
     """
 
     request: int
@@ -80,6 +81,12 @@ class TextWanted:
     """What was granted for them: granted again if its instance is still the better one, else returned."""
     kept_tokens: int = 0
     """Of the prompt, those that are computed there."""
+    turn: Turn = FIRST_COME
+    """Orders those that wait."""
+    sender: str = ""
+    """The address of the instance that holds its keys and values, if one has handed them over ..."""
+    covered_tokens: int = 0
+    """... and of how many positions."""
 
 
 @record
@@ -98,6 +105,8 @@ class Grant:
     """When to want a hedge for the item, if it is not encoded by then."""
     hedges: bool = False
     """It is an answer to HedgeWanted: the call that takes long goes on."""
+    hands_over: bool = False
+    """The text instance computes the prompt only: the answer goes on elsewhere."""
 
 
 @record
@@ -123,6 +132,8 @@ class TextPoolLost:
     """No text instance has been usable for the whole grace period: requests that need one fail."""
 
     error: TriptychError
+    begun: bool = True
+    """Those whose answers have begun too: no instance is left that could go on with them."""
 
 
 Answer = Granted | Refused | TextPoolLost

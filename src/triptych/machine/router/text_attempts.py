@@ -14,7 +14,8 @@ from triptych.errors import (
 from triptych.machine.router.shared_events import Grant
 
 MOST_DRAINED = 16
-"""Attempts that end because their instance drains and do not count: more than an answer lives through in a rolling restart."""
+"""Attempts that end because their instance drains and do not count: more than an answer lives through in a rolling restart. As many
+that end with a hand-over do not count either."""
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class TextAttempts:
     """Attempts that ended because leases expired in the text instance's queue."""
     drained: int = 0
     """Attempts that ended because their instance drained."""
+    handed_over: int = 0
+    """Attempts that ended with a hand-over, as they should."""
     refusals: int = 0
     """Times that no instance was available."""
     current: Grant | None = None
@@ -37,9 +40,19 @@ class TextAttempts:
     _engine_failed: bool = False
 
     @property
+    def dispatches(self) -> int:
+        """Attempts, where one that hands over and the next are one."""
+        return self.sent - self.handed_over
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the current attempt is to compute the prompt only."""
+        return self.current is not None and self.current.hands_over
+
+    @property
     def counted(self) -> int:
         """Attempts that count against ``most``."""
-        return self.sent - self.expired - self.drained
+        return self.sent - self.expired - self.drained - self.handed_over
 
     def has(self, credit: int) -> bool:
         """Whether this credit belongs to the current attempt."""
@@ -58,6 +71,13 @@ class TextAttempts:
         """The leases expired while the request was queued: retry with new leases, without counting the attempt."""
         self.current, self.error = None, error
         self.expired += 1
+
+    def hand_over(self) -> bool:
+        """The current attempt has ended with a hand-over. Returns whether another may follow."""
+        if self.handed_over < MOST_DRAINED:
+            self.handed_over += 1
+        self.current, self.error = None, None
+        return self.counted < self.most
 
     def fail(self, error: TriptychError, *, drains: bool = False) -> bool:
         """Record a failed attempt. Returns whether another may follow.

@@ -1,32 +1,35 @@
-"""The requests that wait for places at encoders, in the order in which they are served."""
+"""Requests that wait for places, in the order in which they are served."""
 
 from bisect import insort
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Generic, TypeVar
 
-from triptych.machine.router.shared_events import CreditsWanted
+from triptych.machine.router.shared_events import CreditsWanted, TextWanted
 from triptych.policy.queueing import Turn, longest_waits
+
+Wanted = TypeVar("Wanted", CreditsWanted, TextWanted)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    wanted: CreditsWanted
+class Waiting(Generic[Wanted]):
+    wanted: Wanted
     since_s: float
     turn: Turn
 
 
-class WaitingRequests:
+class WaitingRequests(Generic[Wanted]):
     """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
 
     def __init__(self) -> None:
-        self.in_order: list[Waiting] = []
+        self.in_order: list[Waiting[Wanted]] = []
         """For reading."""
         self._lost_s = inf
         """When the first of them will be lost (``Turn.at``), or before."""
         self._unplaceable: set[int] = set()
         """Those that the encoders could not take even without load, since these have changed."""
 
-    def add(self, wanted: CreditsWanted, now_s: float) -> None:
+    def add(self, wanted: Wanted, now_s: float) -> None:
         self._lost_s = min(self._lost_s, wanted.turn.lost_s)
         insort(self.in_order, Waiting(wanted, now_s, wanted.turn), key=lambda waiting: waiting.turn)
 
@@ -51,7 +54,7 @@ class WaitingRequests:
         return longest_waits((one.turn.priority, now_s - one.since_s) for one in self.in_order)
 
     def cannot_be_placed(self, request: int) -> None:
-        """The encoders could not take it even without load."""
+        """The instances could not take it even without load."""
         self._unplaceable.add(request)
 
     def is_known_unplaceable(self, request: int) -> bool:

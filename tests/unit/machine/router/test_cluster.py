@@ -833,11 +833,13 @@ def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
     )
 
 
-@pytest.mark.parametrize("role", [Role.P, Role.D, Role.EP, Role.ED])
-def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> None:
+@pytest.mark.parametrize(
+    ("role", "missing"), [(Role.P, "decode"), (Role.D, "prefill"), (Role.EP, "decode"), (Role.ED, "prefill")]
+)
+def test_a_request_needs_instances_that_prefill_and_decode(role: Role, missing: str) -> None:
     machine = cluster("a")
     machine.handle(InstanceSeen("t", replace(info("t"), role=role)), 0)
-    assert machine.instances.readiness().missing == ("prefill", "decode")
+    assert machine.instances.readiness().missing == (missing,)
     assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], Refused)
 
 
@@ -1293,15 +1295,18 @@ class Traffic(RuleBasedStateMachine):
         self.now_s = 0.0
         self.run = 0
         self.waiting: set[int] = set()
+        self.texts_waiting: set[int] = set()
         self.credits: set[int] = set()
 
     def feed(self, effects: list[ClusterEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Granted):
                 self.waiting.discard(effect.request)
+                self.texts_waiting.discard(effect.request)
                 self.credits |= {grant.credit for grant in effect.grants}
             elif isinstance(effect, Refused):
                 self.waiting.discard(effect.request)
+                self.texts_waiting.discard(effect.request)
             elif isinstance(effect, Connect):
                 assert effect.name not in self.members
                 self.members.add(effect.name)
@@ -1328,6 +1333,17 @@ class Traffic(RuleBasedStateMachine):
         found = replace(info(name, epoch=epoch), instance_id=f"i-{process}")
         self.feed(self.machine.handle(InstanceSeen(name, found), self.now_s))
 
+    @rule(
+        name=st.sampled_from(ENCODERS + TEXTS),
+        role=st.sampled_from(list(Role)),
+        kv_tokens=st.sampled_from([0, 60, 120]),
+        kind=st.sampled_from(["", "one", "two"]),
+        epoch=st.integers(1, 3),
+    )
+    def see_role(self, name: str, role: Role, kv_tokens: int, kind: str, epoch: int) -> None:
+        found = replace(info(name, epoch=epoch), role=role, kv_tokens=kv_tokens, kv_kind=kind, continues=bool(kind))
+        self.feed(self.machine.handle(InstanceSeen(name, replace(found, hands_over=bool(kind))), self.now_s))
+
     @rule(name=st.sampled_from(ENCODERS + TEXTS))
     def suspect(self, name: str) -> None:
         self.feed(self.machine.handle(InstanceSuspected(name), self.now_s))
@@ -1350,7 +1366,23 @@ class Traffic(RuleBasedStateMachine):
     def want_text(self, tokens: int, choices: int, most: int, with_items: bool) -> None:
         self.run += 1
         wanted = TextWanted(self.run, tokens, choices=choices, max_tokens=most, with_items=with_items)
+        effects = self.machine.handle(wanted, self.now_s)
+        if not effects:
+            self.texts_waiting.add(self.run)
+        self.feed(effects)
+
+    @rule(tokens=st.integers(1, 50), sender=st.sampled_from(("", *TEXTS)), covered=st.integers(0, 60))
+    def go_on(self, tokens: int, sender: str, covered: int) -> None:
+        self.run += 1
+        wanted = TextWanted(self.run, tokens, max_tokens=20, continues=True, sender=sender, covered_tokens=covered)
         self.feed(self.machine.handle(wanted, self.now_s))
+
+    @precondition(lambda self: self.texts_waiting)
+    @rule(data=st.data())
+    def abandon_text(self, data: st.DataObject) -> None:
+        run = data.draw(st.sampled_from(sorted(self.texts_waiting)))
+        self.texts_waiting.discard(run)
+        self.feed(self.machine.handle(CreditsAbandoned(run), self.now_s))
 
     @precondition(lambda self: self.credits)
     @rule(data=st.data(), tokens=st.integers(0, 50), by_itself=st.booleans())
@@ -1389,6 +1421,7 @@ class Traffic(RuleBasedStateMachine):
     def sound(self) -> None:
         self.machine.validate()
         assert self.machine.waiting == len(self.waiting)
+        assert self.machine.waiting_for_kv == len(self.texts_waiting)
         assert self.machine.outstanding == len(self.credits)
         for encoder in self.machine.instances.pool(ENCODE, self.now_s).candidates:
             assert encoder.pending_tokens >= 0
@@ -1396,6 +1429,8 @@ class Traffic(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Every waiting request is served or refused once all credits have returned."""
+        for name in TEXTS:
+            self.feed(self.machine.handle(MemberLeft(name), self.now_s))
         for name in ENCODERS:
             self.feed(self.machine.handle(MemberJoined(Member(name)), self.now_s))
             self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))
@@ -1406,6 +1441,7 @@ class Traffic(RuleBasedStateMachine):
                 self.credits.discard(credit)
                 self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
         assert not self.waiting
+        assert not self.texts_waiting
         assert self.machine.outstanding == len(self.credits)
         self.machine.validate()
 

@@ -12,6 +12,7 @@ from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
 from triptych.domain.timeline import Outcome
@@ -33,6 +34,7 @@ from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
     After,
+    AnswerHandedOver,
     Encode,
     End,
     Extend,
@@ -44,10 +46,12 @@ from triptych.machine.router.request_events import (
     PrefilledEarly,
     Prepared,
     Renew,
+    RenewSegments,
     RequestEffect,
     RequestEvent,
     Resolved,
     Resumed,
+    SegmentsRenewed,
     Signal,
     TextReported,
 )
@@ -102,7 +106,7 @@ def items(count: int) -> tuple[ItemPlan, ...]:
     )
 
 
-Call = Encode | Renew | PrefillEarly | Generate | TextWanted | CreditsWanted
+Call = Encode | Renew | RenewSegments | PrefillEarly | Generate | TextWanted | CreditsWanted
 
 
 class World:
@@ -155,7 +159,9 @@ class World:
         self.effects += effects
         for effect in effects:
             match effect:
-                case Encode() | Renew() | PrefillEarly() | Generate() | TextWanted() | CreditsWanted():
+                case (
+                    Encode() | Renew() | RenewSegments() | PrefillEarly() | Generate() | TextWanted() | CreditsWanted()
+                ):
                     self.calls.append(effect)
                 case After(_, Signal.LEASES_DUE):
                     self.alarmed = True
@@ -188,7 +194,7 @@ class World:
 
     @staticmethod
     def is_for(call: Call, credit: int) -> bool:
-        return isinstance(call, Encode | Renew | PrefillEarly) and call.credit == credit
+        return isinstance(call, Encode | Renew | RenewSegments | PrefillEarly) and call.credit == credit
 
     def take(self, kind: type) -> list[Call]:
         found = [call for call in self.calls if isinstance(call, kind)]
@@ -239,6 +245,28 @@ class World:
         ticket = self.ticket(call.key, call.name, call.lease_id, call.lease_s)
         self.feed(LeaseGranted(call.credit, call.name, ticket))
 
+    def sealed(self, dispatch: Generate, count: int, lease_s: float = 30.0) -> tuple[SealedSegment, ...]:
+        """So many segments of 10 positions, with leases."""
+        made: list[SealedSegment] = []
+        for number in range(count):
+            reader, router = self.new_lease(), self.lease(self.new_lease(), dispatch.name)
+            ticket = self.ticket(b"%032d" % number, dispatch.name, reader, lease_s)
+            made.append(SealedSegment(KvPlacement(10 * number, replace(ticket, tokens=10)), router))
+        return tuple(made)
+
+    def hand_over(self, dispatch: Generate, count: int = 2, lease_s: float = 30.0) -> list[RequestEffect]:
+        segments = self.sealed(dispatch, count, lease_s)
+        return self.feed(AnswerHandedOver(dispatch.credit, dispatch.name, segments))
+
+    def renew_segments(self, call: RenewSegments, kept: int = 99) -> None:
+        """All but those after the first ``kept``."""
+        tickets: list[Ticket | None] = []
+        for number, (known, lease_id) in enumerate(zip(call.tickets, call.lease_ids, strict=True)):
+            if number < kept:
+                self.lease(lease_id, call.name)
+            tickets.append(replace(known, lease_id=lease_id, lease_s=call.lease_s) if number < kept else None)
+        self.feed(SegmentsRenewed(call.credit, call.name, tuple(tickets)))
+
     def succeed(self, call: Encode | Renew | PrefillEarly) -> None:
         match call:
             case Encode():
@@ -252,7 +280,7 @@ class World:
         assert call.early
         self.feed(Granted(1, (self.text_grant(call),)))
 
-    def text_grant(self, call: TextWanted) -> Grant:
+    def text_grant(self, call: TextWanted, *, hands_over: bool = False) -> Grant:
         if call.kept_credit is not None:
             name = self.early.pop(call.kept_credit)
             return Grant(call.kept_credit, None, name, f"i-{name}")
@@ -262,12 +290,12 @@ class World:
         self.credits_of_texts.add(self.serial)
         if call.early:
             self.early[self.serial] = name
-        return Grant(self.serial, None, name, f"i-{name}")
+        return Grant(self.serial, None, name, f"i-{name}", hands_over=hands_over)
 
-    def place_text(self, call: TextWanted) -> Generate:
+    def place_text(self, call: TextWanted, *, hands_over: bool = False) -> Generate:
         assert not call.early
         self.avoided = call.avoid
-        self.feed(Granted(1, (self.text_grant(call),)))
+        self.feed(Granted(1, (self.text_grant(call, hands_over=hands_over),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
         assert call.with_items is (self.machine.image_tokens > 0)
@@ -296,15 +324,15 @@ class World:
         self.now_s += pause.delay_s
         self.feed(pause.event)
 
-    def dispatched(self) -> Generate:
+    def dispatched(self, *, hands_over: bool = False) -> Generate:
         (call,) = self.take(TextWanted)
         assert isinstance(call, TextWanted)
-        return self.place_text(call)
+        return self.place_text(call, hands_over=hands_over)
 
-    def up_to_text(self) -> Generate:
+    def up_to_text(self, *, hands_over: bool = False) -> Generate:
         self.place_all()
         self.encode_all()
-        return self.dispatched()
+        return self.dispatched(hands_over=hands_over)
 
     def assert_over(self, phase: Phase) -> None:
         assert self.machine.phase is phase
@@ -1645,6 +1673,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             world.grant_hedge()
             continue
         world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
+        if dispatch is not None and rng.random() < 0.1:
+            world.hand_over(dispatch, rng.randrange(4), rng.choice([1.0, 30.0]))
+            dispatch = None
+            continue
         if world.pauses and rng.random() < 0.3:
             world.resume()
             continue
@@ -1679,7 +1711,9 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert not world.calls_left, "abandoned calls are cancelled"
     # Leases in responses that were still in flight are released too.
     for call in world.aborted:
-        if isinstance(call, Encode):
+        if isinstance(call, RenewSegments):
+            world.renew_segments(call, rng.randrange(4))
+        elif isinstance(call, Encode):
             world.encoded(call)
         elif isinstance(call, Renew):
             world.renewed(call)
@@ -1702,6 +1736,8 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
             else:
                 refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
                 world.feed(Refused(1, refusal, final=rng.random() < 0.05))
+        case RenewSegments():
+            world.renew_segments(call, 0 if fails else rng.choice([1, 99]))
         case Encode() | Renew() | PrefillEarly():
             if fails:
                 world.feed(failed(call, some_error(rng)))
@@ -1723,7 +1759,7 @@ def _answer_text(world: World, call: TextWanted, rng: Random) -> Generate | None
     if call.kept_credit is None and rng.random() < 0.1:
         world.feed(Refused(1, Unavailable("none")))
         return None
-    return world.place_text(call)
+    return world.place_text(call, hands_over=call.kept_credit is None and rng.random() < 0.4)
 
 
 def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Generate | None:

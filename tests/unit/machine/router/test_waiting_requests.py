@@ -9,7 +9,7 @@ def wanted(request: int, due_s: float, lost_s: float = 100.0, *, priority: int =
     return CreditsWanted(request, (), wait=True, turn=Turn(priority, due_s, request, lost_s, aged_s=50.0))
 
 
-def order(waiting: WaitingRequests) -> list[int]:
+def order(waiting: WaitingRequests[CreditsWanted]) -> list[int]:
     waiting.validate()
     return [one.wanted.request for one in waiting.in_order]
 

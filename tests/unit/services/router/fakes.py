@@ -4,7 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
+from secrets import token_bytes
 from typing import Any
 
 from services.router.membership import FixedMembership
@@ -12,12 +14,14 @@ from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
-from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
     ChatEvent,
     Finished,
     FinishReason,
+    HandedOver,
+    KvReport,
     PullReport,
     Ready,
     TextEvent,
@@ -25,6 +29,7 @@ from triptych.domain.generation import (
     TokenChunk,
 )
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import Modality
 from triptych.domain.profile import Profile
 from triptych.domain.sampling import SamplingParams
@@ -55,6 +60,8 @@ class KillableInstance:
         self.parts: tuple[ServedPart, ...] = ()
         self.continues = False
         self.prefills_early = False
+        self.kv_kind = ""
+        self.hands_over = False
         self.closed = 0
         self._died = asyncio.Event()
 
@@ -92,6 +99,8 @@ class KillableInstance:
             parts=self.parts,
             continues=self.continues,
             prefills_early=self.prefills_early,
+            kv_kind=self.kv_kind,
+            hands_over=self.hands_over,
         )
 
 
@@ -178,9 +187,27 @@ class FakeEncoder(KillableInstance):
 
 
 class FakeText(KillableInstance):
-    def __init__(self, instance_id: str, encoders: Sequence[FakeEncoder], *, model: ModelInfo = FAKE_MODEL) -> None:
-        super().__init__(instance_id, Role.PD, model, 0)
+    """It hands over and takes what others have, once it knows them as ``peers``."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        encoders: Sequence[FakeEncoder],
+        *,
+        model: ModelInfo = FAKE_MODEL,
+        role: Role = Role.PD,
+    ) -> None:
+        super().__init__(instance_id, role, model, 0)
         self.encoders = {encoder.instance_id: encoder for encoder in encoders}
+        self.peers: dict[str, FakeText] = {}
+        self.segments: dict[LeaseId, Ticket] = {}
+        """Leases on what it has handed over."""
+        self.seals = True
+        self.drain_after: int | None = None
+        """It hands over after so many tokens."""
+        self.seal_s = 0.001
+        self.free_tokens: int | None = None
+        self.kv_reports: list[KvReport] = []
         self.requests: list[TextRequest] = []
         self.running = 0
         self.token_s = 0.005
@@ -203,17 +230,67 @@ class FakeText(KillableInstance):
             for place in request.placements:
                 await self.encoders[place.ticket.holder].release([place.ticket.lease_id])
             pulls = (PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements)
-            yield (Ready(tuple(pulls), 0.1, 0.2),)
+            yield (Ready(tuple(pulls), 0.1, 0.2, await self._arrive(request) if request.kv_segments else None),)
             begun = request.begun
             for number in range(min(map(len, begun.values())), self.tokens):
+                if self.drain_after is not None and number >= self.drain_after:
+                    yield [await self._hand_over(request, number)]
+                    return
                 await self.spend(self.token_s)
                 yield [TokenChunk((number,), f"w{number} ", choice) for choice in begun if number >= len(begun[choice])]
                 if self.late_failures:
                     raise self.late_failures.popleft()
+                if request.hands_over and self.tokens > 1:
+                    yield [await self._hand_over(request, 1)]
+                    return
             if self.finishes:
                 yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in begun]
         finally:
             self.running -= 1
+
+    async def _hand_over(self, request: TextRequest, sent: int) -> HandedOver:
+        await self.spend(self.seal_s)
+        if not self.seals:
+            return HandedOver(())
+        positions, sealed = len(request.token_ids) + sent - 1, list[SealedSegment]()
+        for first in range(0, positions, 2):
+            tokens = min(2, positions - first)
+            tensors = (TensorSpec("kv", DType.F32, (2, 1, tokens, 1, 4)),)
+            key, router, reader = bytes([first]) * 32, token_bytes(16), token_bytes(16)
+            ticket = Ticket(
+                key, self.instance_id, self.epoch, 0, 32 * tokens, 1, 0, tensors, tokens, reader, request.kv_lease_s
+            )
+            self.segments |= {router: ticket, reader: ticket}
+            sealed.append(SealedSegment(KvPlacement(first, ticket), router))
+        return HandedOver(tuple(sealed))
+
+    async def _arrive(self, request: TextRequest) -> KvReport:
+        """Pull up to the first segment that is not there."""
+        pulled = nbytes = 0
+        for place in request.kv_segments:
+            source, ticket = self.peers[place.ticket.holder], place.ticket
+            assert ticket.address == source.instance_id
+            if source._died.is_set() or source.segments.get(ticket.lease_id) is None:
+                break
+            await source.release([ticket.lease_id])
+            pulled, nbytes = place.end, nbytes + ticket.payload_nbytes
+        needed = len(request.token_ids) + max(map(len, request.begun.values())) - 1
+        self.kv_reports.append(KvReport(pulled, 0, needed - pulled, nbytes, 0.001))
+        return self.kv_reports[-1]
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        await self.spend(0.001)
+        held = next((ticket for ticket in self.segments.values() if ticket.key == request.key), None)
+        if held is None:
+            raise LeaseLost("the segment is gone")
+        ticket = replace(held, lease_id=request.lease_id, lease_s=request.lease_s)
+        self.segments[request.lease_id] = ticket
+        return ticket
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self.spend(0.001)
+        for one in lease_ids:
+            self.segments.pop(one, None)
 
     def _held(self, ticket: Ticket) -> bool:
         encoder = self.encoders[ticket.holder]
@@ -221,7 +298,8 @@ class FakeText(KillableInstance):
 
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
-            yield InstanceLoad({Stage.DECODE: StageLoad(self.running * 10, self.running)}, self.drains)
+            decode = StageLoad(self.running * 10, self.running, free_tokens=self.free_tokens)
+            yield InstanceLoad({Stage.DECODE: decode} if self.role.serves(Stage.DECODE) else {}, self.drains)
             await self.spend(0.05)
 
 
@@ -240,7 +318,7 @@ class Bench:
             self.router.running == 0
             and self.router.cluster.outstanding_credits == 0
             and not any(encoder.leases or encoder.working for encoder in self.encoders)
-            and not any(text.running for text in self.texts)
+            and not any(text.running or text.segments for text in self.texts)
         )
 
 
@@ -253,12 +331,16 @@ async def bench(
     settings: RouterSettings | None = None,
     profiles: Sequence[Profile] = (),
     prefills_early: bool = False,
+    roles: Sequence[Role] = (),
 ) -> AsyncIterator[Bench]:
     """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must
-    hold nothing. ``prefills_early``: what text instances say.
+    hold nothing. ``prefills_early``: what text instances say. With ``roles`` there is a text instance of each, and they hand over.
     """
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
-    text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
+    text_pool = [FakeText(f"text-{number}", pool, role=role) for number, role in enumerate(roles or (Role.PD,) * texts)]
+    for text in text_pool if roles else ():
+        text.kv_kind, text.hands_over = "kind", True
+        text.peers = {one.instance_id: one for one in text_pool}
     for text in text_pool:
         text.prefills_early = prefills_early
     instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
@@ -287,6 +369,9 @@ async def bench(
         for encoder in pool:
             if encoder._died.is_set():
                 encoder.leases.clear()
+        for text in text_pool:
+            if text._died.is_set():
+                text.segments.clear()
         assert made.idle
         router.close()
 

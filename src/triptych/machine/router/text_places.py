@@ -1,0 +1,246 @@
+"""The places that requests get at text instances: for their prompts, and where their answers go on."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from triptych.domain.instance import StageLoad
+from triptych.domain.rng import Rng
+from triptych.domain.stage import Stage
+from triptych.errors import Overloaded, TriptychError, Unavailable
+from triptych.machine.router.credit_ledger import Credit, CreditLedger
+from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
+from triptych.machine.router.instance import Instance
+from triptych.machine.router.instances import TEXT, Instances
+from triptych.machine.router.shared_events import Grant, Granted, Refused, TextWanted
+from triptych.machine.router.waiting_requests import WaitingRequests
+from triptych.policy.handoff import has_room
+from triptych.policy.policies import Policies
+from triptych.policy.routing import choose_text
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+def _answer_classes(model_id: str) -> dict[bool | None, AnswerClass]:
+    """By whether they are answers to items as well; None if that is not known."""
+    return {with_items: AnswerClass(model_id, with_items) for with_items in (None, False, True)}
+
+
+class TextPlaces:
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+
+    A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it, so that
+    nothing is computed that nobody can take. Until then it waits here, and what holds it up holds up those behind it.
+    """
+
+    def __init__(
+        self,
+        instances: Instances,
+        credits_: CreditLedger,
+        policies: Policies,
+        rng: Rng,
+        *,
+        max_waiting: int,
+        retry_after_s: float,
+    ) -> None:
+        self._instances = instances
+        self._credits = credits_
+        self._policies = policies
+        self._rng = rng
+        self._max_waiting = max_waiting
+        self._retry_after_s = retry_after_s
+        self.expected = ExpectedOutput()
+        """For reading."""
+        self._answers = _answer_classes("")
+        """Of the model that the instances serve."""
+        self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
+        """For KV memory; for reading."""
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """The instances have changed."""
+        model = self._instances.model
+        if model is not None and model.model_id != self._answers[None].model:
+            self._answers = _answer_classes(model.model_id)
+
+    def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
+        """``lost``: no instance has been usable for the whole grace period."""
+        placed = self._place(event, now_s, overtakes=not self.waiting.in_order)
+        if placed is not None or event.early:
+            return [] if placed is None else [Granted(event.request, (placed,))]
+        if not self._waits(event):
+            # Usable ones that were not chosen are of the release before, and cannot go on with answers.
+            final = lost or (event.continues and self._instances.has_text)
+            return [Refused(event.request, self.no_text(), final)]
+        if len(self.waiting.in_order) >= self._max_waiting:
+            error = Overloaded("too many requests wait for KV memory", retry_after_s=self._retry_after_s)
+            return [Refused(event.request, error)]
+        self.waiting.add(event, now_s)
+        return []
+
+    def serve_waiting(self, now_s: float, *, lost: bool) -> list[Granted | Refused]:
+        """In their order, as long as there is KV memory."""
+        self.waiting.put_lost_back(now_s)
+        effects: list[Granted | Refused] = []
+        for one in self.waiting.in_order.copy():
+            placed = self._place(one.wanted, now_s, overtakes=True)
+            if placed is None and self._waits(one.wanted):
+                break
+            self.waiting.remove(one.wanted.request)
+            answer = Refused(one.wanted.request, self.no_text(), lost) if placed is None else None
+            effects.append(answer or Granted(one.wanted.request, (placed,) if placed is not None else ()))
+        return effects
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def kept(self, number: int, event: TextWanted) -> Grant | None:
+        """The credit granted for beginnings of a prompt, for the whole request; None if its instance is not usable, or another
+        would have computed the whole prompt before that one has computed the rest.
+        """
+        credit = self._credits.by_number.get(number)
+        instance = None if credit is None else self._instances.by_name[credit.name]
+        if instance is None or not instance.usable or instance.info is None:
+            return None
+        texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
+        others = [one.pending_tokens(TEXT[0]) for one in texts if one.usable and one is not instance]
+        if others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens:
+            return None
+        return Grant(number, None, instance.name, instance.info.instance_id, "its beginning was computed there")
+
+    def _place(self, event: TextWanted, now_s: float, *, overtakes: bool) -> Grant | None:
+        """``overtakes``: no other prompt waits for KV memory before it."""
+        each_tokens = self.expected.predict(self._answers[event.with_items], event.max_tokens)
+        if event.continues:
+            return self._go_on(event, each_tokens, now_s)
+        unable = self._instances.without_early_prefill if event.early else _NOBODY
+        chosen = self._choose(event, event.avoid | unable, each_tokens, now_s)
+        if chosen is None:
+            return None
+        prefill_only, hands_over = self._instances.prefill_only, False
+        if prefill_only or self._policies.may_hand_over:
+            kv_tokens = self._kv_tokens(event, each_tokens)
+            if chosen in prefill_only and not (overtakes and self._has_room(chosen, kv_tokens)):
+                chosen = self._choose(event, event.avoid | unable | prefill_only, each_tokens, now_s)
+                if chosen is None:
+                    return None
+            by_policy = overtakes and not event.early and self._policies.may_hand_over
+            hands_over = chosen in prefill_only or (by_policy and self._hands_over(chosen, each_tokens, kv_tokens))
+        self._instances.turns[TEXT] += 1
+        if self._instances.backlogs is not None:
+            self._instances.backlogs.prompted(event.tokens)
+        place = self._credit(event, chosen, TEXT[0], event.tokens, each_tokens)
+        place.early, place.hands_over = event.early, hands_over
+        if hands_over:
+            place.output_tokens = 0
+        grant = self._credits.grant(place, None, now_s)
+        return replace(grant, hands_over=True) if hands_over else grant
+
+    def _waits(self, event: TextWanted) -> bool:
+        """Whether it was not placed for want of KV memory alone."""
+        if event.continues:
+            return False
+        prefill_only = self._instances.prefill_only - event.avoid
+        return any(self._instances.by_name[name].usable for name in prefill_only)
+
+    def _hands_over(self, name: str, each_tokens: int, kv_tokens: int) -> bool:
+        """Whether this one, which decodes as well, does by the policy."""
+        instance = self._instances.by_name[name]
+        receivers = self._instances.receivers(instance, alike=True)
+        if instance.info is None or not instance.info.hands_over or not receivers:
+            return False
+        return self._policies.handoff(
+            expected_tokens=each_tokens,
+            here_tokens=instance.pending_tokens(Stage.DECODE),
+            there_tokens=min([one.pending_tokens(Stage.DECODE) for one in receivers]),
+        ) and self._has_room(name, kv_tokens)
+
+    def _has_room(self, sender: str, kv_tokens: int) -> bool:
+        """Whether those that would take an answer from there have KV memory for it."""
+        receivers = self._instances.receivers(self._instances.by_name[sender])
+        return has_room([one.kv_room for one in receivers], kv_tokens, self._credits.promised_kv_tokens)
+
+    def _kv_tokens(self, event: TextWanted, each_tokens: int) -> int:
+        """What the answer takes of KV memory, as far as an instance can hold it."""
+        expected = event.tokens + event.choices * each_tokens
+        most = self._instances.kv_tokens
+        return min(expected, most) if most else expected
+
+    def _go_on(self, event: TextWanted, each_tokens: int, now_s: float) -> Grant | None:
+        """With an answer: where its keys and values can be used, and there is room for them."""
+        instances = self._instances
+        unable, sender = instances.without_continuations, instances.by_name.get(event.sender)
+        receivers = [] if sender is None else instances.receivers(sender)
+        kv_tokens = self._kv_tokens(event, each_tokens)
+        chosen = None
+        for others in self._others(receivers, kv_tokens):
+            chosen = self._choose(event, event.avoid | unable | others, each_tokens, now_s)
+            if chosen is not None:
+                break
+        if chosen is None:
+            chosen = self._choose(event, unable, each_tokens, now_s)
+        if chosen is None:
+            return None
+        instances.turns[instances.answering] += 1
+        stage, tokens = TEXT[0], event.tokens
+        if sender is not None:
+            stage, tokens = Stage.DECODE, max(0, event.tokens - event.covered_tokens)
+        elif instances.backlogs is not None:
+            instances.backlogs.prompted(event.tokens)
+        return self._credits.grant(self._credit(event, chosen, stage, tokens, each_tokens), None, now_s)
+
+    def _others(self, receivers: Collection[Instance], kv_tokens: int) -> Iterator[frozenset[str]]:
+        """Whom to leave out, from the most selective on."""
+        if receivers:
+            members = self._instances.pools[self._instances.answering].members
+            roomy = [one for one in receivers if one.kv_room >= kv_tokens]
+            for liked in (roomy, receivers):
+                if len(liked) < len(members):
+                    names = {one.name for one in liked}
+                    yield frozenset([name for name in members if name not in names])
+        yield _NOBODY
+
+    def _credit(self, event: TextWanted, name: str, stage: Stage, tokens: int, each_tokens: int) -> Credit:
+        output_tokens = event.choices * each_tokens
+        return Credit(
+            name,
+            stage,
+            None,
+            tokens,
+            0,
+            self._answers[event.with_items],
+            output_tokens,
+            kv_tokens=self._kv_tokens(event, each_tokens),
+        )
+
+    def _choose(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
+        instances = self._instances
+        return choose_text(
+            instances.pool(instances.answering if event.continues else TEXT, now_s),
+            self._policies.text_routing,
+            self._rng,
+            avoid=avoid,
+            holders=event.holders,
+            hosts=instances.hosts,
+            tokens=max(0, event.tokens - event.covered_tokens),
+            answer_tokens=answer_tokens,
+        )
+
+    def no_text(self) -> TriptychError:
+        return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    def answers_of(self, credit: Credit, tokens: int, *, by_itself: bool) -> None:
+        """An answer of this credit's request has ended."""
+        if credit.answers is not None:
+            self.expected.observe(credit.answers, tokens, by_itself=by_itself)
+
+    def expected_tokens(self, decode: StageLoad, prefill: StageLoad) -> int | None:
+        """The tokens that are expected to be decoded at an instance, while its report has the most that may be; None without any.
+
+        Its answers may be other routers', so their class is not known.
+        """
+        answers = decode.pending + prefill.pending
+        if not answers or not decode.pending_tokens:
+            return None
+        return answers * self.expected.predict(self._answers[None], decode.pending_tokens // answers)

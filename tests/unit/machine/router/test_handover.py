@@ -1,0 +1,292 @@
+"""A request that one text instance prefills and another one goes on with: when, with what, and what is held meanwhile."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.machine.router.test_request import World, failed, finished
+from triptych.domain.generation import KvReport, Ready
+from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded, TransferFailed, Unavailable
+from triptych.machine.router.request import Phase
+from triptych.machine.router.request_events import (
+    AnswerHandedOver,
+    Generate,
+    Renew,
+    RenewSegments,
+    SegmentsRenewed,
+    Signal,
+    TextReported,
+)
+from triptych.machine.router.shared_events import (
+    CreditsAbandoned,
+    CreditsWanted,
+    FirstToken,
+    Granted,
+    Release,
+    TextPoolLost,
+    TextWanted,
+)
+from triptych.machine.router.text_attempts import MOST_DRAINED
+
+READY = Ready((), 0.1, 0.2)
+
+
+def prefilled(count: int = 2) -> tuple[World, Generate]:
+    """The first token of a prompt has come, and its embeddings are leased for the next reader."""
+    world = World(count)
+    first = world.up_to_text(hands_over=True)
+    assert first.hands_over
+    world.feed(TextReported(first.credit, READY))
+    world.renew_all()
+    world.now_s = 1.0
+    world.feed(FirstToken(first.credit))
+    return world, first
+
+
+def handed_over(count: int = 2, segments: int = 2) -> tuple[World, Generate]:
+    """Another instance has got it, and has not begun."""
+    world, first = prefilled(count)
+    world.hand_over(first, segments)
+    return world, world.dispatched()
+
+
+def test_an_answer_goes_on_at_once_with_all_that_the_next_one_may_need() -> None:
+    world, first = prefilled()
+    before = {place.ticket.lease_id for place in first.placements}
+    world.hand_over(first)
+    (wanted,) = world.take(TextWanted)
+    assert isinstance(wanted, TextWanted)
+    assert (wanted.continues, wanted.sender, wanted.covered_tokens) == (True, first.name, 20)
+    assert wanted.holders[f"i-{first.name}"] == 2 * 128
+    assert wanted.avoid == frozenset()
+    second = world.place_text(wanted)
+    assert (second.continues, second.hands_over) == (True, False)
+    assert [(one.first, one.ticket.address) for one in second.kv_segments] == [(0, first.name), (10, first.name)]
+    assert len(second.placements) == 2
+    assert not before & {place.ticket.lease_id for place in second.placements}, "leases of its own"
+
+
+def test_what_is_held_is_held_until_the_next_ones_first_token() -> None:
+    world, second = handed_over()
+    assert len(world.leases) == 2 * 3 + 2 * 2
+    world.feed(TextReported(second.credit, Ready((), 0.0, 0.0, KvReport(20, 0, 30, 640))))
+    assert len(world.credits) == 2
+    world.now_s = 1.5
+    world.feed(FirstToken(second.credit))
+    assert not world.leases
+    assert not world.credits
+    world.now_s = 3.0
+    world.feed(TextReported(second.credit, finished()))
+    world.assert_over(Phase.DONE)
+    timeline = world.machine.timeline(9.0, 0)
+    assert (timeline.prefill_instance, timeline.text_instance) == ("i-t1", "i-t2")
+    assert (timeline.ttft_s, timeline.handover_s, timeline.decode_s) == (1.0, 0.5, 2.0)
+    assert (timeline.kv_pulled_tokens, timeline.kv_computed_tokens, timeline.kv_pull_bytes) == (20, 30, 640)
+    assert (timeline.queue_s, timeline.pull_s) == (0.1, 0.2), "of the one that prefilled"
+    assert (timeline.text_attempts, timeline.continuations) == (1, 0)
+
+
+def test_an_answer_that_ends_with_the_prefill_is_done() -> None:
+    world, first = prefilled()
+    world.feed(TextReported(first.credit, finished()))
+    world.assert_over(Phase.DONE)
+    assert world.machine.timeline(9.0, 0).prefill_instance == ""
+
+
+def test_leases_that_are_still_being_renewed_are_waited_for() -> None:
+    world = World(2)
+    first = world.up_to_text(hands_over=True)
+    world.feed(TextReported(first.credit, READY))
+    world.feed(FirstToken(first.credit))
+    assert not world.take(TextWanted)
+    world.hand_over(first)
+    assert not world.take(TextWanted)
+    world.renew_all()
+    assert len(world.dispatched().placements) == 2
+
+
+@pytest.mark.parametrize("error", [LeaseLost("gone"), Unavailable("gone")])
+def test_an_item_that_is_lost_meanwhile_is_placed_again_when_the_answer_is_handed_over(
+    error: LeaseLost | Unavailable,
+) -> None:
+    world = World(2)
+    first = world.up_to_text(hands_over=True)
+    world.feed(TextReported(first.credit, READY))
+    (lost, kept) = world.take(Renew)
+    assert isinstance(lost, Renew)
+    assert isinstance(kept, Renew)
+    world.feed(failed(lost, error))
+    world.renewed(kept)
+    assert world.machine.phase is Phase.DISPATCHING, "the prompt is computed without it"
+    world.feed(FirstToken(first.credit))
+    world.hand_over(first)
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
+    assert [want.item for want in again.wants] == [0]
+    world.place(again)
+    world.encode_all()
+    second = world.dispatched()
+    assert (len(second.placements), len(second.kv_segments)) == (2, 2)
+
+
+def test_nothing_sealed_leaves_everything_to_be_computed() -> None:
+    world, first = prefilled()
+    world.hand_over(first, 0)
+    second = world.dispatched()
+    assert (second.continues, second.kv_segments) == (True, ())
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("gone"), Overloaded("full"), EngineFailure("broke"), TransferFailed("x")]
+)
+def test_a_further_attempt_has_the_same_segments_with_new_leases(
+    error: Unavailable | Overloaded | EngineFailure | TransferFailed,
+) -> None:
+    world, second = handed_over(count=0)
+    before = {one.ticket.lease_id for one in second.kv_segments}
+    world.feed(failed(second, error))
+    (renew,) = world.take(RenewSegments)
+    assert isinstance(renew, RenewSegments)
+    assert not world.take(TextWanted)
+    world.renew_segments(renew)
+    third = world.dispatched()
+    assert world.avoided == (frozenset() if isinstance(error, TransferFailed) else {second.name})
+    assert [one.first for one in third.kv_segments] == [0, 10]
+    assert not before & {one.ticket.lease_id for one in third.kv_segments}
+    world.feed(FirstToken(third.credit))
+    assert not world.leases
+
+
+@pytest.mark.parametrize(("kept", "sent"), [(0, []), (1, [0]), (2, [0, 10])])
+def test_segments_up_to_the_first_that_is_gone_are_sent_again(kept: int, sent: list[int]) -> None:
+    world, second = handed_over(count=0)
+    world.feed(failed(second, InstanceLost("gone")))
+    (renew,) = world.take(RenewSegments)
+    assert isinstance(renew, RenewSegments)
+    world.renew_segments(renew, kept)
+    assert [one.first for one in world.dispatched().kv_segments] == sent
+
+
+def test_segments_that_end_soon_are_leased_anew_before_they_are_sent() -> None:
+    world, first = prefilled()
+    world.hand_over(first, lease_s=1.5)
+    assert not world.take(TextWanted)
+    (renew,) = world.take(RenewSegments)
+    assert isinstance(renew, RenewSegments)
+    world.renew_segments(renew)
+    assert len(world.dispatched().kv_segments) == 2
+
+
+def test_a_segment_of_another_holder_or_place_is_not_used() -> None:
+    world, first = prefilled(0)
+    one, two, three = world.sealed(first, 3)
+    gap = replace(two, placement=replace(two.placement, first=11))
+    world.feed(AnswerHandedOver(first.credit, first.name, (one, gap, three)))
+    second = world.dispatched()
+    assert [place.first for place in second.kv_segments] == [0]
+    world.feed(FirstToken(second.credit))
+    assert not world.leases, "leases of what is not used are returned too"
+
+
+def test_a_stream_that_breaks_before_the_hand_over_goes_on_with_the_items_that_are_held() -> None:
+    world, first = prefilled()
+    world.feed(failed(first, InstanceLost("gone")))
+    assert not world.take(CreditsWanted)
+    second = world.dispatched()
+    assert (second.continues, second.kv_segments, len(second.placements)) == (True, (), 2)
+    assert world.machine.timeline(9.0, 0).interrupted_s == 8.0
+
+
+def test_a_decode_instance_that_dies_in_mid_answer_leaves_a_continuation_without_segments() -> None:
+    world, second = handed_over()
+    world.feed(FirstToken(second.credit))
+    world.feed(failed(second, InstanceLost("gone")))
+    (wanted,) = world.take(CreditsWanted)
+    assert isinstance(wanted, CreditsWanted)
+    assert wanted.wait
+    world.place(wanted)
+    world.encode_all()
+    assert world.dispatched().kv_segments == ()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_hand_over_in_mid_answer_costs_no_attempt(count: int) -> None:
+    world = World(count)
+    dispatch = world.up_to_text()
+    for number in range(MOST_DRAINED):
+        world.feed(FirstToken(dispatch.credit))
+        world.hand_over(dispatch)
+        dispatch = world.up_to_text()
+        assert len(dispatch.kv_segments) == 2, f"hand-over {number}"
+    timeline = world.machine.timeline(9.0, 0)
+    assert (timeline.text_attempts, timeline.prefill_instance) == (1, "i-t1")
+
+
+def test_hand_overs_without_end_fail() -> None:
+    world = World(0)
+    for _ in range(MOST_DRAINED + 4):
+        if world.ends:
+            break
+        dispatch = world.dispatched()
+        world.feed(FirstToken(dispatch.credit))
+        world.hand_over(dispatch)
+    world.assert_over(Phase.FAILED)
+
+
+def test_one_that_drains_before_its_first_token_leaves_what_there_was() -> None:
+    world, second = handed_over(count=0)
+    world.hand_over(second, 0)
+    (renew,) = world.take(RenewSegments)
+    assert isinstance(renew, RenewSegments)
+    world.renew_segments(renew)
+    assert len(world.dispatched().kv_segments) == 2
+
+
+@pytest.mark.parametrize("signal", [Signal.CALLER_LEFT, Signal.DEADLINE_PASSED])
+def test_an_end_returns_everything(signal: Signal) -> None:
+    world, first = prefilled()
+    world.hand_over(first)
+    world.feed(signal)
+    assert not world.leases
+    assert not world.credits
+    late = world.sealed(first, 1)
+    (release,) = world.feed(AnswerHandedOver(first.credit, first.name, late))
+    assert isinstance(release, Release)
+    assert len(release.lease_ids) == 2
+    assert not world.leases
+
+
+def test_leases_of_segments_that_come_after_the_end_are_returned() -> None:
+    world, second = handed_over(count=0)
+    world.feed(failed(second, Overloaded("full")))
+    (renew,) = world.take(RenewSegments)
+    assert isinstance(renew, RenewSegments)
+    world.feed(Signal.CALLER_LEFT)
+    world.renew_segments(renew)
+    assert not world.leases
+    assert world.feed(SegmentsRenewed(renew.credit, renew.name, (None,))) == []
+
+
+def test_a_request_that_waits_for_memory_elsewhere_says_that_it_no_longer_does() -> None:
+    world = World(0)
+    assert world.take(TextWanted)
+    assert CreditsAbandoned(1, "failed") in world.feed(Signal.DEADLINE_PASSED)
+
+
+@pytest.mark.parametrize(("begun", "phase"), [(False, Phase.ENCODING), (True, Phase.FAILED)])
+def test_the_loss_of_all_that_prefill_ends_no_answer_that_can_go_on(begun: bool, phase: Phase) -> None:
+    world, second = handed_over(count=0)
+    world.feed(failed(second, Overloaded("full")))
+    world.feed(TextPoolLost(Unavailable("none"), begun=begun))
+    assert world.machine.phase is phase
+
+
+def test_a_place_that_comes_too_late_is_returned() -> None:
+    world = World(0)
+    (wanted,) = world.take(TextWanted)
+    assert isinstance(wanted, TextWanted)
+    world.feed(Signal.CALLER_LEFT)
+    grant = world.text_grant(wanted, hands_over=True)
+    (release,) = world.feed(Granted(1, (grant,)))
+    assert isinstance(release, Release)
+    assert release.credit == grant.credit

@@ -1,0 +1,272 @@
+"""Where prompts and answers go in clusters of instances that prefill, that decode, or both."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, refused, text_granted
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role, Stage
+from triptych.errors import InstanceLost, Overloaded
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_events import (
+    InstanceSeen,
+    InstanceSuspected,
+    LoadReported,
+    MemberJoined,
+    MemberLeft,
+    Tick,
+)
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditReturned,
+    CreditsAbandoned,
+    FirstToken,
+    Grant,
+    Granted,
+    TextPoolLost,
+    TextWanted,
+)
+from triptych.policy.policies import Policies, PolicyNames
+from triptych.policy.queueing import Turn
+
+EXPECTED = 16
+"""Tokens that an answer of at most 16 is expected to have, at most."""
+
+
+def seen(
+    name: str, role: Role, *, kind: str = "kind", continues: bool = True, kv_tokens: int = 0, host: str = ""
+) -> InstanceSeen:
+    offers = (TransportOffer("shm", host, b""),) if host else ()
+    info = InstanceInfo(
+        f"i-{name}",
+        1,
+        role,
+        MODEL,
+        100,
+        offers,
+        kv_tokens=kv_tokens,
+        continues=continues,
+        prefills_early=True,
+        kv_kind=kind,
+        hands_over=bool(kind),
+    )
+    return InstanceSeen(name, info)
+
+
+def cluster(*described: InstanceSeen, handoff: str = "never", max_waiting: int = 3) -> ClusterMachine:
+    policies = Policies.named(PolicyNames(handoff=handoff))
+    limits = replace(LIMITS, max_waiting_requests=max_waiting)
+    machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
+    for one in described:
+        machine.handle(MemberJoined(Member(one.name)), 0)
+        machine.handle(one, 0)
+    return machine
+
+
+def want(machine: ClusterMachine, number: int = 1, tokens: int = 50, **more: object) -> Grant:
+    return text_granted(machine.handle(TextWanted(number, tokens, max_tokens=EXPECTED, **more), 0))  # type: ignore[arg-type]
+
+
+def go_on(machine: ClusterMachine, sender: str, number: int = 1, covered: int = 50, **more: object) -> Grant:
+    return want(machine, number, 50, continues=True, sender=sender, covered_tokens=covered, **more)
+
+
+def decoding(name: str, tokens: int = 0, running: int = 0, free: int | None = None) -> LoadReported:
+    return LoadReported(name, InstanceLoad({Stage.DECODE: StageLoad(tokens, running, free_tokens=free)}))
+
+
+def test_a_prompt_goes_to_an_instance_that_prefills_and_its_answer_to_one_that_decodes() -> None:
+    machine = cluster(seen("d", Role.D), seen("p", Role.P))
+    assert machine.instances.has_text
+    prompt = want(machine)
+    assert (prompt.name, prompt.hands_over) == ("p", True)
+    answer = go_on(machine, "p")
+    assert (answer.name, answer.hands_over) == ("d", False)
+
+
+@pytest.mark.parametrize("role", [Role.PD, Role.EPD])
+def test_one_that_does_both_keeps_its_answers_by_default(role: Role) -> None:
+    machine = cluster(seen("b", role), seen("d", Role.D))
+    assert not want(machine).hands_over
+
+
+@pytest.mark.parametrize("end", [MemberLeft("d"), InstanceSuspected("d")])
+def test_one_that_only_prefills_gets_nothing_without_one_that_decodes(end: MemberLeft | InstanceSuspected) -> None:
+    machine = cluster(seen("d", Role.D), seen("p", Role.P))
+    machine.handle(end, 0)
+    assert not machine.instances.has_text
+    assert "decode" in machine.instances.readiness().missing
+    assert isinstance(refused(machine.handle(TextWanted(1, 10), 0)).error, Exception)
+
+
+def test_one_that_cannot_go_on_with_answers_takes_none() -> None:
+    machine = cluster(seen("d", Role.D, continues=False), seen("p", Role.P))
+    assert machine.instances.readiness().missing == ("encode", "decode")
+
+
+def test_answers_go_on_where_no_prompts_are_taken_when_all_that_prefill_are_gone() -> None:
+    machine = cluster(seen("d", Role.D), seen("p", Role.P))
+    machine.handle(MemberLeft("p"), 0)
+    assert want(machine, continues=True).name == "d"
+    (lost,) = [effect for effect in machine.handle(Tick(), 60.0) if isinstance(effect, TextPoolLost)]
+    assert not lost.begun
+    assert want(machine, continues=True).name == "d"
+    machine.handle(MemberLeft("d"), 61.0)
+    assert refused(machine.handle(TextWanted(1, 10, continues=True), 61.0)).final
+
+
+def test_the_work_of_a_prompt_is_where_it_is_prefilled_and_that_of_its_answer_where_it_is_decoded() -> None:
+    machine = cluster(seen("d", Role.D), seen("p", Role.P))
+    prefill, decode = machine.instances.by_name["p"], machine.instances.by_name["d"]
+    prompt = want(machine)
+    assert (prefill.pending_tokens(Stage.PREFILL), prefill.pending_tokens(Stage.DECODE)) == (50, 0)
+    assert decode.requests == 0
+    machine.handle(FirstToken(prompt.credit), 0)
+    assert prefill.pending_tokens(Stage.PREFILL) == 0
+    answer = go_on(machine, "p", covered=48)
+    machine.handle(CreditReturned(prompt.credit), 0)
+    assert 2 < decode.pending_tokens(Stage.DECODE) <= 2 + EXPECTED
+    assert (decode.requests, prefill.requests) == (1, 0)
+    assert decode.own_kv_tokens == pytest.approx(50 + EXPECTED, abs=2)
+    machine.handle(FirstToken(answer.credit), 0)
+    assert 0 < decode.pending_tokens(Stage.DECODE) <= EXPECTED
+    machine.handle(CreditReturned(answer.credit), 0)
+    assert (decode.pending_tokens(Stage.DECODE), decode.own_kv_tokens, machine.outstanding) == (0, 0, 0)
+
+
+def test_an_answer_goes_where_least_is_decoded() -> None:
+    machine = cluster(seen("d", Role.D), seen("e", Role.D), seen("p", Role.P))
+    machine.handle(decoding("d", 1000, 3), 0)
+    assert {go_on(machine, "p", number).name for number in range(4)} == {"e"}
+
+
+def test_an_answer_goes_where_its_keys_and_values_can_be_used() -> None:
+    machine = cluster(seen("d", Role.D, kind="other"), seen("e", Role.D), seen("p", Role.P))
+    machine.handle(decoding("e", 1000, 3), 0)
+    assert go_on(machine, "p").name == "e"
+    assert go_on(machine, "p", avoid=frozenset({"e"})).name == "d", "it computes"
+    assert want(machine, continues=True).name == "d", "without keys and values the load decides"
+
+
+def test_of_equals_the_one_on_the_host_of_the_sender_goes_on() -> None:
+    machine = cluster(seen("d", Role.D, host="far"), seen("e", Role.D, host="near"), seen("p", Role.P, host="near"))
+    for number in range(4):
+        grant = go_on(machine, "p", number, holders={"i-p": 1000})
+        assert grant.name == "e"
+        machine.handle(CreditReturned(grant.credit), 0)
+
+
+def test_an_answer_goes_where_there_is_kv_memory() -> None:
+    machine = cluster(seen("d", Role.D), seen("e", Role.D), seen("p", Role.P))
+    machine.handle(decoding("d", 10, 1, free=20), 0)
+    machine.handle(decoding("e", 1000, 3, free=1000), 0)
+    assert go_on(machine, "p").name == "e"
+    machine.handle(decoding("e", 1000, 3, free=0), 0)
+    assert go_on(machine, "p").name == "d", "it waits there"
+
+
+def test_a_prompt_waits_until_an_answer_has_ended() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    first = want(machine, 1)
+    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED), 0) == []
+    assert machine.waiting_for_kv == 1
+    answer = go_on(machine, "p", 1)
+    assert machine.handle(CreditReturned(first.credit), 0) == [], "its answer has its place"
+    (granted,) = machine.handle(CreditReturned(answer.credit), 0)
+    assert isinstance(granted, Granted)
+    assert (granted.request, granted.grants[0].hands_over, machine.waiting_for_kv) == (2, True, 0)
+
+
+def test_a_report_of_free_memory_wakes_a_prompt() -> None:
+    machine = cluster(seen("d", Role.D), seen("p", Role.P))
+    machine.handle(decoding("d", 1000, 5, free=10), 0)
+    assert machine.handle(TextWanted(1, 50, max_tokens=EXPECTED), 0) == []
+    (granted,) = machine.handle(decoding("d", 500, 2, free=500), 0)
+    assert isinstance(granted, Granted)
+
+
+def test_an_idle_instance_takes_what_it_can_hold_whatever_it_reports() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=60), seen("p", Role.P))
+    machine.handle(decoding("d", free=50), 0)
+    assert want(machine).hands_over, "more than is expected to fit is capped"
+
+
+def test_prompts_wait_in_their_order() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    first = want(machine, 1)
+    for number in (2, 3, 4):
+        turn = Turn(0, 10.0 - number, number)
+        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, turn=turn), 0) == []
+    assert isinstance(refused(machine.handle(TextWanted(5, 50, max_tokens=EXPECTED), 0)).error, Overloaded)
+    machine.handle(CreditsAbandoned(4), 0)
+    (granted,) = machine.handle(CreditReturned(first.credit), 0)
+    assert isinstance(granted, Granted)
+    assert granted.request == 3
+    assert machine.waiting_for_kv == 1
+
+
+def test_a_prompt_that_waits_is_refused_when_those_that_prefill_are_gone() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    want(machine, 1)
+    machine.handle(TextWanted(2, 50, max_tokens=EXPECTED), 0)
+    found = refused(machine.handle(MemberLeft("p"), 0))
+    assert (found.request, found.final, machine.waiting_for_kv) == (2, False, 0)
+
+
+def test_no_prompt_waits_where_one_instance_does_both() -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    machine.handle(LoadReported("b", InstanceLoad({Stage.PREFILL: StageLoad(5000, 9)})), 0)
+    first = want(machine, 1)
+    assert first.hands_over
+    machine.handle(decoding("d", 1000, 9, free=0), 0)
+    machine.handle(LoadReported("b", InstanceLoad({Stage.DECODE: StageLoad(5000, 9, free_tokens=0)})), 0)
+    second = want(machine, 2)
+    assert (second.name, second.hands_over) == ("b", False)
+
+
+@pytest.mark.parametrize(
+    ("handoff", "here", "there", "hands_over"),
+    [
+        ("never", 5000, 0, False),
+        ("by-need", 5000, 0, True),
+        ("by-need", 5000, 5000, False),
+        ("by-need", 0, 0, False),
+        ("always", 0, 5000, True),
+    ],
+)
+def test_one_that_does_both_hands_over_by_policy(handoff: str, here: int, there: int, hands_over: bool) -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), handoff=handoff)
+    machine.handle(decoding("b", here, 1), 0)
+    machine.handle(decoding("d", there, 1), 0)
+    grant = text_granted(machine.handle(TextWanted(1, 50, max_tokens=200), 0))
+    assert (grant.name, grant.hands_over) == ("b", hands_over)
+
+
+@pytest.mark.parametrize(
+    "other", [seen("d", Role.D, kind="other"), seen("d", Role.D, continues=False), seen("d", Role.P)]
+)
+def test_nothing_is_handed_over_by_policy_where_it_would_be_computed_again(other: InstanceSeen) -> None:
+    machine = cluster(seen("b", Role.PD), other, handoff="always")
+    assert not want(machine, avoid=frozenset({"d"})).hands_over
+
+
+def test_beginnings_of_prompts_are_computed_where_the_answer_stays() -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), seen("p", Role.P), handoff="always")
+    assert {want(machine, number, early=True).name for number in range(1)} == {"b"}
+    assert machine.handle(TextWanted(9, 50, early=True, avoid=frozenset({"b"})), 0) == []
+
+
+def test_instances_of_the_release_before_go_on_as_they_did() -> None:
+    machine = cluster(seen("b", Role.PD, kind=""), seen("c", Role.PD, kind="", continues=False), handoff="always")
+    assert {want(machine, number).name for number in range(4)} == {"b", "c"}
+    assert want(machine, continues=True).name == "b"
+
+
+def test_an_engine_that_fails_in_decoding_is_in_backoff_there() -> None:
+    machine = cluster(seen("d", Role.D), seen("e", Role.D), seen("p", Role.P))
+    grant = go_on(machine, "p")
+    machine.handle(CallFailed(grant.credit, grant.name, InstanceLost("gone")), 0)
+    assert {go_on(machine, "p", number).name for number in range(4)} == {"d", "e"} - {grant.name}
