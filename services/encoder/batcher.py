@@ -26,6 +26,7 @@ from triptych.machine.encoder import batch_queue
 from triptych.machine.encoder.arena_events import Slot
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.policy.iteration import ImageBudget
+from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
 from triptych.runtime.tasks import TaskScope
@@ -137,6 +138,11 @@ class Batcher(Generic[PreparedT]):
     def waiting_since_s(self) -> float | None:
         """Since when the first prepared item waits, on the clock; None if there is none."""
         return self.queue.waiting_since_s
+
+    @property
+    def first_turn(self) -> Turn | None:
+        """Of the prepared item that is encoded next; None if there is none."""
+        return self.queue.first_turn(self._clock())
 
     def when_ready(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever another item is ready to be encoded."""

@@ -92,9 +92,9 @@ class Capacities:
 
     def _facts(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> PoolFacts:
         kind, alike = self._kinds.get(name, (_Kind(), True))
-        encodes, prefills = name.role.serves(Stage.ENCODE), name.role.serves(Stage.PREFILL)
+        encodes, generates = name.role.serves(Stage.ENCODE), name.role is not Role.E
         encoder = kind.encoder if encodes else self._other(name.model, ModelPart.ENCODER)
-        decoder = kind.decoder if prefills else self._other(name.model, ModelPart.DECODER)
+        decoder = kind.decoder if generates else self._other(name.model, ModelPart.DECODER)
         profiles = Profiles(self._costs(encoder), self._costs(decoder))
         slo, agreed = self._objectives.get(name.model, ((), True))
         try:
@@ -102,7 +102,7 @@ class Capacities:
         except ValueError as error:  # a profile without the tables that this mix needs
             found = PoolFacts(missing=(str(error),))
         missing = found.missing
-        if self._profiles and ((encodes and encoder is None) or (prefills and decoder is None)):
+        if self._profiles and ((encodes and encoder is None) or (generates and decoder is None)):
             missing += ("parts of the model: the instances do not say which they run",)
         if not alike:
             missing += ("capacities of other instances of the pool: all count like the commonest",)
@@ -112,7 +112,7 @@ class Capacities:
 
     def advice(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> tuple[str, ...]:
         """The best batch and tensor-parallel degree of the pool's instances under this mix, and how hosts are filled (ModServe
-        sections 4.2 and 4.3), as far as profiles tell. Of pools whose instances encode and prefill, nothing.
+        sections 4.2 and 4.3), as far as profiles tell. Nothing for roles but E and PD.
         """
         kind, _ = self._kinds.get(name, (_Kind(), True))
         encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
@@ -176,8 +176,8 @@ def _known(role: Role, profiles: Profiles, slo: Slo, classes: Mapping[str, Class
     if role is Role.E:
         return encoder_facts(profiles, slo, classes, limits=encoder)
     if role.serves(Stage.ENCODE):
-        return hybrid_facts(profiles, slo, classes, encoder=encoder, text=text)
-    return text_facts(profiles, slo, classes, limits=text)
+        return hybrid_facts(profiles, slo, classes, encoder=encoder, text=text, role=role)
+    return text_facts(profiles, slo, classes, limits=text, role=role)
 
 
 def _limits(kind: _Kind) -> tuple[EncoderLimits, TextLimits]:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
-from triptych.domain.stage import ModelPart
+from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.families.model_files import BadModel
@@ -213,7 +213,8 @@ async def _scheduler(
     if not isinstance(engine, StagedTextEngine):
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await engine_thread.run(mounted.image_budget, engine)
-    return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic)
+    by_turns = not settings.role.serves(Stage.DECODE)
+    return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic, by_turns)
 
 
 def _receiver(
@@ -287,7 +288,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:
         if settings.delay_profile is not None:
             costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
-            sleeping = DelayTextEngine(info, checkpoint.family, costs, settings.engine)
+            sleeping = DelayTextEngine(info, checkpoint.family, costs, settings.engine_options)
             return loaded(sleeping, _part(costs.profile.identity, settings))
         if settings.engine.engine == "vllm":
             return _load_vllm(settings, checkpoint, model_id, loaded)
@@ -296,7 +297,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:
 
         engine = TransformersTextEngine(
             checkpoint,
-            settings.engine,
+            settings.engine_options,
             model_id=model_id,
             max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
             compute=settings.compute,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.policy.iteration import ImageBudget, Iteration, plan_iteration
+from triptych.policy.iteration import ImageBudget, Iteration, by_turns, plan_iteration
+from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EngineOutput, StagedTextEngine
 
 
@@ -17,6 +18,11 @@ class VisionEncoder(Protocol):
     @property
     def waiting_since_s(self) -> float | None:
         """Since when the first item waits, on the clock; None if there is none."""
+        ...
+
+    @property
+    def first_turn(self) -> Turn | None:
+        """Of the item that is encoded next; None if there is none."""
         ...
 
     def when_ready(self, wake: Callable[[], None]) -> None:
@@ -30,7 +36,7 @@ class VisionEncoder(Protocol):
 
 @dataclass(slots=True)
 class DeviceScheduler:
-    """Used by the engine loop; ``prefill_ready`` and ``step`` in the engine's thread."""
+    """Used by the engine loop; ``step`` in the engine's thread."""
 
     engine: StagedTextEngine
     vision_encoder: VisionEncoder
@@ -39,6 +45,8 @@ class DeviceScheduler:
     patience_s: float
     """After this wait an item goes before prompts."""
     clock: Clock
+    by_turns: bool = False
+    """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
     _held_back: bool = field(init=False, default=False)
 
     @property
@@ -46,8 +54,11 @@ class DeviceScheduler:
         """Whether an item waits to be encoded."""
         return self.vision_encoder.waiting_since_s is not None
 
-    def next(self, *, prefill_ready: bool) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration."""
+    def next(self, *, prefill_turn: Turn | None) -> Iteration:
+        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_turn``."""
+        if self.by_turns:
+            return by_turns(prompt=prefill_turn, item=self.vision_encoder.first_turn)
+        prefill_ready = prefill_turn is not None
         since_s = self.vision_encoder.waiting_since_s
         iteration = plan_iteration(
             prefill_ready=prefill_ready,

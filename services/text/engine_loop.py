@@ -42,7 +42,7 @@ class _Load:
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
     """Requests not started yet."""
-    prefill_ready: bool = False
+    prefill_turn: Turn | None = None
 
 
 class EngineLoop:
@@ -148,7 +148,7 @@ class EngineLoop:
                     await self._wake.wait()
                 await self._apply()
                 iteration = (
-                    _ALONE if self._scheduler is None else self._scheduler.next(prefill_ready=self._load.prefill_ready)
+                    _ALONE if self._scheduler is None else self._scheduler.next(prefill_turn=self._load.prefill_turn)
                 )
                 if self._live or self._is_lost:
                     await self._step(iteration)
@@ -256,8 +256,8 @@ class EngineLoop:
 
     def _engine_load(self) -> _Load:
         """Runs in the engine's thread."""
-        prefill_ready = self._scheduler is not None and self._scheduler.engine.prefill_ready
-        return _Load(self._engine.has_work, self._engine.pending_tokens, self._engine.waiting, prefill_ready)
+        prefill_turn = None if self._scheduler is None else self._scheduler.engine.prefill_turn
+        return _Load(self._engine.has_work, self._engine.pending_tokens, self._engine.waiting, prefill_turn)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""

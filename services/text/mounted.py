@@ -137,7 +137,7 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
         encoder=OwnEncoder(encoder.service, memory),
         network=network,
         vision_encoder=encoder.service.batcher,
-        image_budget=partial(_image_budget, encoder, settings.engine.tpot_slo_s, most_items),
+        image_budget=partial(_image_budget, encoder, settings.engine_options.tpot_slo_s, most_items),
         whole=lambda text: HybridInstance(text, encoder.service, settings),
         service_name=SERVICE_NAME,
         register=EncoderServicer(encoder.service).register,

@@ -1,6 +1,6 @@
 """Settings of a text instance."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +30,11 @@ class TextSettings(InstanceSettings):
 
     engine: EngineOptions = EngineOptions()
     """Memory and steps of the engine."""
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """Without an objective for steps where no answer is decoded (roles P and EP): nothing waits between two tokens."""
+        return self.engine if self.role.serves(Stage.DECODE) else replace(self.engine, tpot_slo_s=None)
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, including finished ones whose answer is still being read."""

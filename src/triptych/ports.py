@@ -646,8 +646,10 @@ class StagedTextEngine(TextEngine, Protocol):
     """A text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
     @property
-    def prefill_ready(self) -> bool:
-        """Whether the next step could compute part of a prompt, given batch slots and memory."""
+    def prefill_turn(self) -> Turn | None:
+        """The first turn of the prompts of which the next step could compute part, given batch slots and memory; None if there
+        are none.
+        """
         ...
 
     def decode_step(self) -> list[EngineOutput]:

@@ -68,7 +68,7 @@ class Watched:
             assert self._waiting_since_s is not None
             tokens = tuple(item.tokens for item in items)
             waited_s = clock() - self._waiting_since_s
-            self.batches.append(Batch(clock(), tokens, waited_s, engine.prefill_ready, engine.has_work))
+            self.batches.append(Batch(clock(), tokens, waited_s, engine.prefill_turn is not None, engine.has_work))
             return encode(items)
 
         engine.decode_step, batcher.turn = stepping, turning  # type: ignore[method-assign]

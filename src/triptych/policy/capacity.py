@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil, inf, log
 
-from triptych.domain.stage import Stage
+from triptych.domain.stage import Role, Stage
 from triptych.policy.costs import Costs, CostWarning, Estimate
 
 _HALVINGS = 30
@@ -70,7 +70,7 @@ class Capacity:
     per_s: float
     """Items or requests per second."""
     tokens_per_s: float
-    """Tokens of these items or prompts."""
+    """Tokens of these items or prompts; of answers where only answers are decoded."""
     batch: int
     """Batch size at that load."""
     latency_s: float
@@ -111,20 +111,22 @@ def text_capacity(
     tbt_slo_s: float,
     limits: TextLimits,
     load: Load = Load(),  # frozen
+    role: Role = Role.PD,
 ) -> Capacity:
-    """The highest load of a text instance at which first tokens come within their objectives, or ``ttft_slo_s``, of a
+    """The highest load of a text instance, by what its ``role`` prefills and decodes, at which first tokens come within their objectives, or ``ttft_slo_s``, of a
     request's arrival there, and tokens follow at a mean distance within ``tbt_slo_s``.
 
     A prompt is prefilled in chunks of the token budget, each in one step with a decode of all running sequences. As many
-    sequences run as arrive while one is answered (Little's law). Raises ValueError for an empty mix.
+    sequences run as arrive while one is answered (Little's law). An instance that does not decode has no running sequences; one
+    that does not prefill gets keys and values. Load levels are those of one that does both. Raises ValueError for an empty mix.
     """
-    found = _modelled_text(costs, mix, ttft_slo_s, tbt_slo_s, limits, load)
+    found = _modelled_text(costs, mix, ttft_slo_s, tbt_slo_s, limits, load, role)
     for stage in (Stage.PREFILL, Stage.DECODE):
         levels = costs.load_levels(stage, limits.max_sequences)
-        if levels:
+        if levels and role.serves(stage):
             level_slo_s = _nearest(levels[0].tokens, {one.prompt_tokens: one.ttft_slo_s for one in mix}, ttft_slo_s)
             alone = [RequestClass(levels[0].tokens, levels[0].output_tokens)]
-            modelled = _modelled_text(costs, alone, level_slo_s, tbt_slo_s, limits, load)
+            modelled = _modelled_text(costs, alone, level_slo_s, tbt_slo_s, limits, load, Role.PD)
             slo_s = level_slo_s if stage is Stage.PREFILL else tbt_slo_s
             found = _lowered(found, modelled, costs.measured_load(stage, slo_s, limits.max_sequences))
     return found
@@ -181,9 +183,15 @@ def _modelled_encode(
 
 
 def _modelled_text(
-    costs: Costs, mix: Sequence[RequestClass], ttft_slo_s: float, tbt_slo_s: float, limits: TextLimits, load: Load
+    costs: Costs,
+    mix: Sequence[RequestClass],
+    ttft_slo_s: float,
+    tbt_slo_s: float,
+    limits: TextLimits,
+    load: Load,
+    role: Role,
 ) -> Capacity:
-    model = _TextModel(costs, mix, limits, load)
+    model = _TextModel(costs, mix, limits, load, role)
 
     def late_s(per_s: float) -> float:
         batch = model.running(per_s)
@@ -193,7 +201,7 @@ def _modelled_text(
     batch = model.running(per_s) or 0.0
     return Capacity(
         per_s,
-        model.prompt_tokens * per_s,
+        model.tokens * per_s,
         max(1, ceil(batch)),
         model.ttft_s(per_s, batch),
         model.gap_s(per_s, batch),
@@ -204,29 +212,32 @@ def _modelled_text(
 class _TextModel:
     """Steps of a text instance under a load of requests per second."""
 
-    def __init__(self, costs: Costs, mix: Sequence[RequestClass], limits: TextLimits, load: Load) -> None:
+    def __init__(self, costs: Costs, mix: Sequence[RequestClass], limits: TextLimits, load: Load, role: Role) -> None:
+        prefills, decodes = role.serves(Stage.PREFILL), role.serves(Stage.DECODE)
         self._load = load
         self._shares = _shares([one.share for one in mix])
         self._slos_s = [one.ttft_slo_s for one in mix]
         new = [max(1, one.prompt_tokens - one.cached_tokens) for one in mix]
-        prefills = [
-            costs.prefill_s(tokens, min(one.cached_tokens, one.prompt_tokens))
+        prefilled = [
+            costs.prefill_s(tokens, min(one.cached_tokens, one.prompt_tokens)) if prefills else Estimate(0.0)
             for tokens, one in zip(new, mix, strict=True)
         ]
-        self._prefill_s = [one.value for one in prefills]
-        self._chunks = [ceil(tokens / limits.token_budget) for tokens in new]
+        self._prefill_s = [one.value for one in prefilled]
+        self._chunks = [ceil(tokens / limits.token_budget) if prefills else 0 for tokens in new]
         self._prefill_mean_s = _mean(self._shares, self._prefill_s)
-        self.prompt_tokens = _mean(self._shares, [one.prompt_tokens for one in mix])
-        decoded = [max(0, one.output_tokens - 1) for one in mix]
+        prompt_tokens = _mean(self._shares, [one.prompt_tokens for one in mix])
+        self.tokens = prompt_tokens if prefills else _mean(self._shares, [one.output_tokens for one in mix])
+        """Of a request, in the unit of its load."""
+        decoded = [max(0, one.output_tokens - 1) if decodes else 0 for one in mix]
         """Tokens after the first, which prefill makes."""
         self._decoded = _mean(self._shares, decoded)
         held = [(one.prompt_tokens + one.output_tokens / 2) * many for one, many in zip(mix, decoded, strict=True)]
-        self._context = _mean(self._shares, held) / self._decoded if self._decoded else self.prompt_tokens
+        self._context = _mean(self._shares, held) / self._decoded if self._decoded else prompt_tokens
         self._most = float(limits.max_sequences)
         if limits.kv_tokens is not None:
             self._most = min(self._most, limits.kv_tokens // max(1.0, self._context))
         decode = costs.decode_s(max(1.0, self._most), self._context)
-        self.warnings = costs.warnings.union(*(one.warnings for one in prefills))
+        self.warnings = costs.warnings.union(*(one.warnings for one in prefilled))
         if self._decoded:
             self.warnings |= decode.warnings
         measured = CostWarning.NOT_MEASURED not in decode.warnings

@@ -2,10 +2,13 @@
 
 Running decodes are part of every iteration. They are joined either by prompts, within the token budget
 (``policy.batching``), or by items for the vision encoder, within the image budget; never by both, which bounds the
-duration of an iteration. Prompts go first, as they are closest to a first token.
+duration of an iteration. Prompts go first, as they are closest to a first token; where nothing is decoded (role EP), so
+that no iteration has to be short, what is due first goes first.
 """
 
 from dataclasses import dataclass
+
+from triptych.policy.queueing import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,15 @@ class Iteration:
 
     prefill: bool
     encode: bool
+
+
+def by_turns(*, prompt: Turn | None, item: Turn | None) -> Iteration:
+    """The prompt that can be computed or the item that waits, by their turns; None if there is none.
+
+    Turns age, so neither stage starves the other.
+    """
+    encode = item is not None and (prompt is None or item < prompt)
+    return Iteration(prefill=not encode, encode=encode)
 
 
 def plan_iteration(

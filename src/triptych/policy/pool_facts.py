@@ -11,10 +11,11 @@ from typing import NamedTuple, TypeVar
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
+from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import Capacity, ItemClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs
-from triptych.policy.scaling import encode_tokens, item_mix, prompt_tokens, request_mix
+from triptych.policy.scaling import answer_tokens, encode_tokens, item_mix, prompt_tokens, request_mix
 from triptych.policy.sizing import Sizing, choose_size
 
 _NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
@@ -49,9 +50,11 @@ def encoder_facts(
     return _facts(_encoder(profiles, slo, classes, limits))
 
 
-def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits) -> PoolFacts:
-    """Of a pool of text instances, in tokens of prompts per second."""
-    return _facts(_text(profiles, slo, classes, limits))
+def text_facts(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits, role: Role = Role.PD
+) -> PoolFacts:
+    """Of a pool of text instances, in tokens of prompts per second; of answers if the ``role`` only goes on with answers."""
+    return _facts(_text(profiles, slo, classes, limits, role))
 
 
 def hybrid_facts(
@@ -61,22 +64,25 @@ def hybrid_facts(
     *,
     encoder: EncoderLimits,
     text: TextLimits,
+    role: Role = Role.EPD,
 ) -> PoolFacts:
-    """Of a pool of instances that encode, prefill and decode on one device, in tokens of prompts per second.
+    """Of a pool of instances that encode, and prefill or decode or both, on one device, in the tokens of ``text_facts``.
 
-    Each kind of work takes a share of the device. With r tokens to encode per token of prompts, and the capacities c_e
-    (tokens of embeddings, encoding alone) and c_t (tokens of prompts, without encoding), a load of c tokens of prompts fills
+    Each kind of work takes a share of the device. With r tokens to encode per token of prompts (or answers), and the capacities
+    c_e (tokens of embeddings, encoding alone) and c_t (tokens of prompts, without encoding), a load of c tokens of prompts fills
     it when c / c_t + r c / c_e = 1: so c = 1 / (1 / c_t + r / c_e).
     """
-    texts = text_facts(profiles, slo, classes, limits=text)
+    texts = text_facts(profiles, slo, classes, limits=text, role=role)
     if not any(one.items for one in classes.values()):
         return texts
     items = encoder_facts(profiles, slo, classes, limits=encoder)
     missing = tuple(dict.fromkeys(items.missing + texts.missing))
-    shares = _shares_s(profiles, slo, classes, (ChargedStage.ENCODE, ChargedStage.PREFILL))
+    stages = (ChargedStage.ENCODE, ChargedStage.PREFILL) if role.serves(Stage.PREFILL) else (ChargedStage.ENCODE,)
+    shares = _shares_s(profiles, slo, classes, stages)
     if isinstance(shares, str) or items.capacity_per_s is None or texts.capacity_per_s is None:
         return PoolFacts(missing=missing)
-    ratio = encode_tokens(classes) / max(1.0, prompt_tokens(classes))
+    tokens = prompt_tokens if role.serves(Stage.PREFILL) else answer_tokens
+    ratio = encode_tokens(classes) / max(1.0, tokens(classes))
     per_s = 1 / (1 / texts.capacity_per_s + ratio / items.capacity_per_s)
     return PoolFacts(per_s, _wait_s(shares, classes), missing)
 
@@ -117,7 +123,7 @@ def text_sizing(
 ) -> Sizing | None:
     """As ``encoder_sizing``, for text instances: the batch is that of a decode step."""
     return _sizing(
-        {degree: partial(_text, profiles, slo, classes) for degree, profiles in by_degree.items()},
+        {degree: partial(_text, profiles, slo, classes, role=Role.PD) for degree, profiles in by_degree.items()},
         lambda batch: replace(limits, max_sequences=batch),
         most,
     )
@@ -125,8 +131,8 @@ def text_sizing(
 
 class _Found(NamedTuple):
     capacity: Capacity
-    wait_s: float
-    """The longest wait within the objectives."""
+    wait_s: float | None
+    """The longest wait within the objectives; None where no first token is waited for."""
     serial_per_s: float
     """Tokens per second of an instance that serves one item or request after the other, without objectives."""
 
@@ -167,36 +173,32 @@ def _encoder(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], l
     )
 
 
-def _text(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits) -> _Found | str:
+def _text(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits, role: Role
+) -> _Found | str:
     """Or what is missing."""
     costs, mix = profiles.text, request_mix(classes)
+    prefills, decodes = role.serves(Stage.PREFILL), role.serves(Stage.DECODE)
     if costs is None:
         return _NO_TEXT
     if not mix:
         return "finished requests in the last reports"
     arrived = {name: one for name, one in sorted(classes.items()) if one.arrivals}
-    shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,))
+    shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,)) if prefills else {}
     if isinstance(shares, str):
         return shares
     limited = [replace(one, ttft_slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(arrived, mix, strict=True)]
     context = max(one.prompt_tokens for one in mix)
     tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
-    capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits)
-    return _Found(
-        capacity,
-        _wait_s(shares, arrived),
-        _serial_per_s(
-            [
-                (
-                    one.share,
-                    one.prompt_tokens,
-                    costs.prefill_s(one.prompt_tokens).value
-                    + max(0, one.output_tokens - 1) * costs.decode_s(1, one.prompt_tokens).value,
-                )
-                for one in mix
-            ]
-        ),
-    )
+    if not prefills and tbt_s == inf:
+        return "an objective for TBT"
+    capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits, role=role)
+    served: list[tuple[float, int, float]] = []
+    for one in mix:
+        prefill_s = costs.prefill_s(one.prompt_tokens).value if prefills else 0.0
+        decode_s = max(0, one.output_tokens - 1) * costs.decode_s(1, one.prompt_tokens).value if decodes else 0.0
+        served.append((one.share, one.prompt_tokens if prefills else one.output_tokens, prefill_s + decode_s))
+    return _Found(capacity, _wait_s(shares, arrived) if prefills else None, _serial_per_s(served))
 
 
 def _serial_per_s(served: Sequence[tuple[float, int, float]]) -> float:

@@ -210,7 +210,7 @@ def replicas(load_per_s: float, capacity_per_s: float) -> int:
 def _breach_goal(view: PoolView, limits: ScalingLimits, sick: str) -> tuple[int, Reason]:
     """The size by attainment alone, one step above the present one if a step may help."""
     missed, count = view.attainment.missed, view.attainment.count
-    text = f"{missed} of {count} requests missed their TTFT here"
+    text = f"{missed} of {count} requests missed their objective here"
     if sick:
         return view.wanted, Reason(Why.SICK, f"{text}, most of them on {sick}: more instances do not help")
     if view.futile_growths >= limits.max_futile_growths:
@@ -364,6 +364,11 @@ def encode_tokens(classes: Mapping[str, ClassWindow]) -> float:
 def prompt_tokens(classes: Mapping[str, ClassWindow]) -> float:
     """Tokens to prefill. They include positions of images for decoder-only families only (ModServe insight 7)."""
     return float(sum(one.prompt_tokens for one in classes.values()))
+
+
+def answer_tokens(classes: Mapping[str, ClassWindow]) -> float:
+    """Tokens of the answers that arrivals will have, by those that have ended; 0 if none has."""
+    return sum(one.share * one.output_tokens for one in request_mix(classes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,14 +207,14 @@ class DelayTextEngine:
             one.request = replace(one.request, turn=turn)
 
     @property
-    def prefill_ready(self) -> bool:
-        return any(one.left and not one.is_idle for one in self._running.values()) or (
-            any(self._may_start(one, self._places(), 0) for one in self._waiting.values() if not one.paused)
-        )
+    def prefill_turn(self) -> Turn | None:
+        begun = [one for one in self._running.values() if one.left and not one.is_idle]
+        waiting = [one for one in self._waiting.values() if not one.paused and self._may_start(one, self._places(), 0)]
+        return min((one.request.turn for one in (*begun, *waiting)), default=None)
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_ready or any(not one.is_idle for one in self._running.values())
+        return self.prefill_turn is not None or any(not one.is_idle for one in self._running.values())
 
     def _places(self) -> int:
         return sum(len(one.choices) for one in self._running.values())

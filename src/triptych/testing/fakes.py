@@ -245,13 +245,13 @@ class FakeTextEngine:
         self.preemptions += 1
 
     @property
-    def prefill_ready(self) -> bool:
+    def prefill_turn(self) -> Turn | None:
         first = self._first_waiting()
-        return first is not None and self._may_start(first, 0)
+        return None if first is None or not self._may_start(first, 0) else self._waiting[first][0].request.turn
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_ready or any(self._active(sequences) for sequences in self._running.values())
+        return self.prefill_turn is not None or any(self._active(sequences) for sequences in self._running.values())
 
     def step(self) -> list[EngineOutput]:
         started_beyond = 0

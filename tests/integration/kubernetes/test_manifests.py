@@ -382,6 +382,8 @@ def test_who_talks_to_whom(documents: list[Document], overlay: str) -> None:
         ("router", "text", 50071),
         ("text", "encoder", 50061),
         ("text", "encoder", data),
+        ("text", "text", 50071),
+        ("text", "text", data),
         *((member, "pool-manager", 50041) for member in ("gateway", "router", "encoder", "text")),
         ("pool-manager", "pool-manager", 50041),  # `triptych scale` in one of them
         ("pool-manager", "redis", 6379),

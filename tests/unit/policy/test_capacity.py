@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.profile import LoadRow
-from triptych.domain.stage import Stage
+from triptych.domain.stage import Role, Stage
 from triptych.policy.capacity import (
     Capacity,
     ItemClass,
@@ -170,3 +170,57 @@ def test_an_empty_mix_and_missing_tables_are_errors() -> None:
         encode_capacity(TEXT, [ItemClass(1)], 1.0, max_items=1)
     with pytest.raises(ValueError, match="max_items is 0"):
         encode_capacity(ENCODE, [ItemClass(1)], 1.0, max_items=0)
+
+
+# --- prefill and decode apart ---------------------------------------------------------------------------------------------
+
+
+def apart(role: Role, tbt_s: float, mix: list[RequestClass] = MIX, limits: TextLimits = LIMITS) -> Capacity:
+    return text_capacity(TEXT, mix, ttft_slo_s=60.0, tbt_slo_s=tbt_s, limits=limits, role=role)
+
+
+def test_one_that_only_prefills_is_as_one_whose_answers_end_at_once() -> None:
+    short = [RequestClass(prompt_tokens=512, output_tokens=1)]
+    assert apart(Role.P, 1e-9) == text(60.0, 1e-9, short)
+    assert apart(Role.P, 1e-9).per_s > text(60.0, 60.0).per_s
+
+
+def test_one_that_only_decodes_bears_as_many_answers_as_its_batch_holds() -> None:
+    found = apart(Role.D, 60.0)
+    step_s = TEXT.decode_s(32, 512 + 33).value
+    assert found.per_s == pytest.approx(32 / (64 * step_s), rel=0.03)
+    assert found.tokens_per_s == pytest.approx(65 * found.per_s), "in tokens of answers"
+    assert found.per_s > text(60.0, 60.0).per_s
+    assert (found.batch, found.latency_s) == (32, 0.0)
+    cramped = apart(Role.D, 60.0, limits=TextLimits(max_sequences=32, token_budget=2048, kv_tokens=4 * 600))
+    assert cramped.batch == 4
+    assert cramped.per_s < found.per_s
+
+
+def test_a_tight_time_between_tokens_bounds_the_sequences_that_run() -> None:
+    alone_s = TEXT.decode_s(1, 512).value
+    tight, lax = apart(Role.D, 1.2 * alone_s), apart(Role.D, 60.0)
+    assert 0 < tight.per_s < lax.per_s
+    assert tight.batch < lax.batch
+    assert tight.gap_s <= 1.2 * alone_s
+    assert apart(Role.D, 0.5 * alone_s).per_s == 0
+
+
+@given(st.integers(1, 4000), st.integers(2, 500), st.floats(0.001, 1.0))
+def test_apart_each_bears_at_least_what_one_instance_with_both_stages_bears(
+    prompt: int, output: int, tbt_s: float
+) -> None:
+    mix = [RequestClass(prompt, output)]
+    both = text(60.0, tbt_s, mix)
+    for role in (Role.P, Role.D):
+        assert apart(role, tbt_s, mix).per_s >= both.per_s * (1 - 1e-6)
+
+
+def test_measured_load_levels_lower_the_stage_that_they_are_of() -> None:
+    row = LoadRow(Stage.DECODE, 32, 512, 65, 10.0, 0.001, 0.002, 1.0, 0.001, 1e-6)
+    costs = Costs(replace(DECODER, load=(row,)))
+    for role, lowered in ((Role.P, False), (Role.D, True)):
+        bounded, free = (
+            text_capacity(one, MIX, ttft_slo_s=60.0, tbt_slo_s=60.0, limits=LIMITS, role=role) for one in (costs, TEXT)
+        )
+        assert (bounded.per_s < free.per_s) is lowered

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.profile import LoadRow
 from triptych.domain.slo import Slo
-from triptych.domain.stage import Stage
+from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import TextLimits
 from triptych.policy.costs import Costs
@@ -162,3 +162,46 @@ def test_a_latency_alone_needs_the_profiles_of_the_parts_that_work() -> None:
     assert isolated(Profiles(None, BOTH.text), text) is not None
     assert isolated(Profiles(None, BOTH.text), replace(text, items=1, media_tokens=9)) is None
     assert isolated(Profiles(BOTH.encoder, None), text) is None
+
+
+# --- prefill and decode apart ---------------------------------------------------------------------------------------------
+
+
+def test_prefill_and_decode_apart_bear_more_of_their_own_tokens() -> None:
+    both, prefill, decode = (text_facts(BOTH, SLO, MIX, limits=LIMITS, role=role) for role in (Role.PD, Role.P, Role.D))
+    assert both.capacity_per_s is not None
+    assert prefill.capacity_per_s is not None
+    assert decode.capacity_per_s is not None
+    assert prefill.capacity_per_s > both.capacity_per_s
+    assert prefill.wait_objective_s == both.wait_objective_s
+    answers = 3_000 / 55_000  # tokens of answers per token of prompts
+    assert decode.capacity_per_s > answers * both.capacity_per_s
+    assert decode.wait_objective_s is None, "nobody waits there for a first token"
+
+
+def test_a_decode_pool_without_an_objective_between_tokens_has_no_capacity() -> None:
+    assert text_facts(BOTH, Slo.parse(["ttft=5x"]), MIX, limits=LIMITS, role=Role.D).missing == (
+        "an objective for TBT",
+    )
+    assert text_facts(BOTH, Slo.parse(["tbt=5x"]), MIX, limits=LIMITS, role=Role.D).capacity_per_s is not None
+    assert text_facts(Profiles(), SLO, MIX, limits=LIMITS, role=Role.D).missing == ("profile of the language model",)
+
+
+@pytest.mark.parametrize(
+    ("role", "alone", "per_token", "wait_s"),
+    [(Role.EP, Role.P, 40_000 / 55_000, 4 * 0.02), (Role.ED, Role.D, 40_000 / 3_000, 4 * (0.04 + 12e-4))],
+)
+def test_one_that_encodes_beside_one_stage_divides_its_device(
+    role: Role, alone: Role, per_token: float, wait_s: float
+) -> None:
+    found = hybrid_facts(BOTH, SLO, MIX, encoder=ENCODER_LIMITS, text=LIMITS, role=role)
+    items, text = (
+        encoder_facts(BOTH, SLO, MIX, limits=ENCODER_LIMITS),
+        text_facts(BOTH, SLO, MIX, limits=LIMITS, role=alone),
+    )
+    assert found.capacity_per_s is not None
+    assert items.capacity_per_s is not None
+    assert text.capacity_per_s is not None
+    busy = found.capacity_per_s / text.capacity_per_s + per_token * found.capacity_per_s / items.capacity_per_s
+    assert busy == pytest.approx(1)
+    assert found.wait_objective_s == pytest.approx(wait_s)

@@ -12,6 +12,7 @@ from triptych.policy.capacity import ItemClass, RequestClass
 from triptych.policy.scaling import (
     Colocation,
     ScalingLimits,
+    answer_tokens,
     colocation,
     decide,
     encode_tokens,
@@ -388,6 +389,12 @@ def test_cached_embeddings_are_no_load_of_the_encoders() -> None:
     assert encode_tokens(WINDOW) == 3000
     assert encode_tokens({"image-256": ClassWindow(arrivals=1, media_tokens=100)}) == 100
     assert prompt_tokens(WINDOW) == 8000
+    assert answer_tokens({"text": ClassWindow(arrivals=1, prompt_tokens=9)}) == 0
+    two = {
+        "text": ClassWindow(arrivals=6, prompt_tokens=9, done=2, output_tokens=10),
+        "image-256": ClassWindow(arrivals=4),
+    }
+    assert answer_tokens(two) == 10 * 5, "arrivals of a class without an ended answer have the mean of the others"
 
 
 def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> None:

@@ -132,9 +132,9 @@ def test_requests_wait_for_a_place_and_start_in_the_order_of_their_turns() -> No
     first = {output.request_id for output in engine.step()}
     assert first == {"5", "4", "3", "2"}
     assert engine.waiting == {"0", "1"}
-    ready = [engine.prefill_ready]
+    ready = [engine.prefill_turn is not None]
     engine.cancel("5")
-    ready.append(engine.prefill_ready)
+    ready.append(engine.prefill_turn is not None)
     assert ready == [False, True]
     assert {output.request_id for output in engine.decode_step()} == {"4", "3", "2"}
     assert {output.request_id for output in engine.step()} == {"4", "3", "2", "1"}

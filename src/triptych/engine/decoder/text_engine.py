@@ -237,8 +237,8 @@ class TransformersTextEngine:
         return self._batch.can_step
 
     @property
-    def prefill_ready(self) -> bool:
-        return self._batch.prefill_ready
+    def prefill_turn(self) -> Turn | None:
+        return self._batch.prefill_turn
 
     @property
     def waiting(self) -> frozenset[str]:

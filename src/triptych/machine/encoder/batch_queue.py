@@ -199,6 +199,10 @@ class BatchQueue:
         """Since when the first WAITING entry waits; None if there is none."""
         return next(iter(self._queue.values()), None)
 
+    def first_turn(self, now_s: float) -> Turn | None:
+        """Of the WAITING entry that is taken next; None if there is none."""
+        return min((self._entries[key].turn(now_s) for key in self._queue), default=None)
+
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, the longest wait of a caller for an item that is not being encoded."""
         entries = (entry for entry in self._entries.values() if entry.phase is not Phase.ENCODING)

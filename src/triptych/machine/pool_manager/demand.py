@@ -8,7 +8,7 @@ from triptych.domain.slo import ChargedStage
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow, Judged
 from triptych.machine.pool_manager.reports import BURST_S, LONG_S, SHORT_S, RouterReports
-from triptych.policy.scaling import encode_tokens, prompt_tokens
+from triptych.policy.scaling import answer_tokens, encode_tokens, prompt_tokens
 
 Facts = Callable[[Mapping[str, ClassWindow]], PoolFacts]
 """What the profile says of a pool under the mix of a window. Pure."""
@@ -17,11 +17,16 @@ Facts = Callable[[Mapping[str, ClassWindow]], PoolFacts]
 class Demand:
     """``seen`` and ``begin_period`` mutate; ``reports`` are those of all routers of the model.
 
-    The role says which misses the pool is charged with (an instance that encodes and prefills, with both), and which tokens
-    are its load: of embeddings for instances that encode only, of prompts for all others.
+    The role says which misses the pool is charged with, and which tokens are its load: of embeddings for instances that encode
+    only, of prompts for those that prefill, of answers for others. An instance that encodes and prefills is charged with misses
+    of both; one that decodes but does not prefill, with those of the time between tokens.
     """
 
     def __init__(self, role: Role, facts: Facts, reports: RouterReports) -> None:
+        self._role = role
+        self._tokens = (
+            encode_tokens if role is Role.E else prompt_tokens if role.serves(Stage.PREFILL) else answer_tokens
+        )
         named = ((Stage.ENCODE, ChargedStage.ENCODE), (Stage.PREFILL, ChargedStage.PREFILL))
         self._stages = tuple(charged for stage, charged in named if role.serves(stage))
         self._facts_of = facts
@@ -45,7 +50,7 @@ class Demand:
             report_age_s=reports.age_s(now_s),
             capacity_per_s=facts.capacity_per_s,
             wait_objective_s=facts.wait_objective_s,
-            attainment=reports.attainment(self._stages, now_s),
+            attainment=self._attainment(now_s),
             missing=missing,
             start_s=view.start_s if facts.start_s is None else facts.start_s,
         )
@@ -68,20 +73,42 @@ class Demand:
         return facts
 
     def _load(self, patience_s: float, now_s: float) -> PoolLoad | None:
-        stages, reports = self._stages, self._reports
-        tokens = encode_tokens if stages == (ChargedStage.ENCODE,) else prompt_tokens
+        reports, tokens = self._reports, self._tokens
         short = reports.per_s(SHORT_S, now_s, tokens)
         if short is None:
             return None
         burst = reports.per_s(BURST_S, now_s, tokens) or 0.0
         absorbed = burst * BURST_S / (BURST_S + patience_s)  # what waits no longer than that is served meanwhile
         self._peak_per_s = max(self._peak_per_s, short, absorbed)
+        waiting, announced = self._queued(now_s)
         return PoolLoad(
             burst_per_s=burst,
             short_per_s=short,
             long_per_s=reports.per_s(LONG_S, now_s, tokens) or 0.0,
             peak_per_s=self._peak_per_s,
-            waiting=reports.waiting(stages, now_s),
+            waiting=waiting,
             coverage=reports.coverage(now_s),
-            announced=0.0 if ChargedStage.ENCODE in stages else reports.announced(now_s),
+            announced=announced,
         )
+
+    def _queued(self, now_s: float) -> tuple[float, float]:
+        """Tokens that wait here, and those of requests that are still in an earlier stage."""
+        reports, role = self._reports, self._role
+        if role is Role.E:
+            return reports.waiting_media(now_s), 0.0
+        encodes, prefills = role.serves(Stage.ENCODE), role.serves(Stage.PREFILL)
+        unencoded, encoded = reports.announced(now_s), reports.waiting_prompts(now_s)
+        waiting = unencoded * encodes + encoded * prefills
+        announced = unencoded * (not encodes) + encoded * (not prefills)
+        if not prefills:
+            classes = reports.classes(SHORT_S, now_s)
+            per_prompt_token = answer_tokens(classes) / max(1.0, prompt_tokens(classes))
+            waiting, announced = waiting * per_prompt_token, announced * per_prompt_token
+        return waiting, announced
+
+    def _attainment(self, now_s: float) -> Judged:
+        """By TTFT or by the time between tokens; of an instance that is charged with both, the worse."""
+        by_gaps = self._role.serves(Stage.DECODE) and not self._role.serves(Stage.PREFILL)
+        judged = [self._reports.attainment(self._stages, now_s)] if self._stages else []
+        judged += [self._reports.between_tokens(now_s)] if by_gaps else []
+        return min(judged, key=lambda one: 1.0 if one.attainment is None else one.attainment)

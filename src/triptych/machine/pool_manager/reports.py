@@ -225,19 +225,17 @@ class RouterReports:
         offered = tokens(classes) * (1 + refused / arrivals) if arrivals else 0.0
         return offered / seconds / coverage
 
-    def waiting(self, stages: tuple[ChargedStage, ...], now_s: float) -> float:
-        """Tokens that wait for the stages, by the routers' newest reports: of embeddings for ENCODE alone, else of prompts.
+    def waiting_media(self, now_s: float) -> float:
+        """Tokens of embeddings that are not encoded yet, by the routers' newest reports."""
+        return float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
 
-        With both stages, embeddings that wait count as the prompts they belong to, by the mix of the last 30 s.
-        """
-        if stages == (ChargedStage.ENCODE,):
-            return float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
-        prompts = float(sum(one.waiting_prompt_tokens for one in self._fresh(now_s)))
-        return prompts + self.announced(now_s) if ChargedStage.ENCODE in stages else prompts
+    def waiting_prompts(self, now_s: float) -> float:
+        """Tokens of prompts that have all their items and no first token, likewise."""
+        return float(sum(one.waiting_prompt_tokens for one in self._fresh(now_s)))
 
     def announced(self, now_s: float) -> float:
         """Tokens of prompts whose items are not encoded yet: by the mix of the last 30 s."""
-        media = float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
+        media = self.waiting_media(now_s)
         with_items = [one for one in self.classes(SHORT_S, now_s).values() if one.items]
         arrived = sum(one.media_tokens for one in with_items)
         return media * sum(one.prompt_tokens for one in with_items) / arrived if arrived else 0.0
@@ -259,6 +257,10 @@ class RouterReports:
         judged = sum(one.ttft.count for one in taking_part)
         missed = sum(min(one.ttft.missed, sum(map(one.missed_by, stages))) for one in taking_part)
         return Judged(max(0, judged - missed), missed)
+
+    def between_tokens(self, now_s: float) -> Judged:
+        """Requests that were judged by the time between their tokens."""
+        return sum((one.tbt for one in self.classes(self._attainment_s, now_s).values()), start=Judged())
 
     def uncharged(self, now_s: float) -> int:
         """Missed TTFTs that no stage is charged with."""

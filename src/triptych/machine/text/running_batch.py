@@ -110,17 +110,20 @@ class RunningBatch(Generic[S]):
         return sum(one.pending_tokens for one in (*self._running, *self._waiting))
 
     @property
-    def prefill_ready(self) -> bool:
-        """Whether the next step could compute part of a prompt, or of a preempted sequence, or start one that arrives."""
-        if any(not (one.is_decoding or one.is_idle) for one in self._running):
-            return True
+    def prefill_turn(self) -> Turn | None:
+        """The first turn of those that the next step could compute part of, or start when they arrive: prompts, and preempted
+        sequences. None if there are none.
+        """
+        turns = [one.turn for one in self._running if not (one.is_decoding or one.is_idle)]
         first = self._next
-        return first is not None and self._may_start(first, 0) and self._has_room(first)
+        if first is not None and self._may_start(first, 0) and self._has_room(first):
+            turns.append(first.turn)
+        return min(turns, default=None)
 
     @property
     def can_step(self) -> bool:
         """Whether the next step would do anything."""
-        return any(not one.is_idle for one in self._running) or self.prefill_ready
+        return any(not one.is_idle for one in self._running) or self.prefill_turn is not None
 
     @property
     def _next(self) -> S | None:

@@ -92,6 +92,23 @@ def test_a_budget_can_only_tighten_the_bounds_of_a_batch() -> None:
     assert queue.handle(Take(ImageBudget(tokens=999, nbytes=9999)), 0.0) == [Encode((b"a", b"b"))]
 
 
+def test_the_first_turn_is_that_of_the_item_that_is_taken_next() -> None:
+    queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
+    assert queue.first_turn(0.0) is None
+    queue.handle(arrive("a", deadline_s=9.0), 0.0)
+    assert queue.first_turn(0.0) is None, "it is being prepared"
+    queue.handle(Prepared(b"a", 10, 100), 0.0)
+    late = queue.first_turn(0.0)
+    queue.handle(arrive("b", deadline_s=5.0), 0.0)
+    queue.handle(Prepared(b"b", 10, 100), 0.0)
+    early = queue.first_turn(0.0)
+    assert late is not None
+    assert early is not None
+    assert early < late
+    assert queue.handle(Take(), 0.0) == [Encode((b"b",))]
+    assert queue.first_turn(0.0) == late
+
+
 def test_the_queue_knows_since_when_an_item_has_been_ready() -> None:
     queue = BatchQueue(LIMITS, max_preparing=MOST)
     seen = [queue.waiting_since_s]

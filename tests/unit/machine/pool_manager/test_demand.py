@@ -17,13 +17,24 @@ def told(sequence: int, *, arrivals: int = 10, missed: int = 0) -> WindowReport:
         items=arrivals,
         media_tokens=100 * arrivals,
         prompt_tokens=10 * arrivals,
+        output_tokens=20 * arrivals,
+        done=arrivals,
+        tbt=Judged(arrivals - 1, 1) if arrivals else Judged(),
         ttft=Judged(arrivals - missed, missed),
         missed_encode=missed,
         missed_uncharged=1,
     )
     blamed = (NamedInstance("e1", Judged(5, missed)),)
     return WindowReport(
-        1, sequence, 1.0, 0.0, "m", (NamedClass("image-256", window),), blamed, waiting_media_tokens=700
+        1,
+        sequence,
+        1.0,
+        0.0,
+        "m",
+        (NamedClass("image-256", window),),
+        blamed,
+        waiting_media_tokens=700,
+        waiting_prompt_tokens=30,
     )
 
 
@@ -39,7 +50,15 @@ def load(view: PoolView) -> PoolLoad:
 
 @pytest.mark.parametrize(
     ("role", "per_s", "waiting", "announced", "missed"),
-    [(Role.E, 1000, 700, 0, 2), (Role.PD, 100, 0, 70, 0), (Role.EPD, 100, 70, 0, 2)],
+    [
+        (Role.E, 1000, 700, 0, 2),
+        (Role.P, 100, 30, 70, 0),
+        (Role.PD, 100, 30, 70, 0),
+        (Role.EP, 100, 100, 0, 2),
+        (Role.EPD, 100, 100, 0, 2),
+        (Role.D, 200, 0, 200, 1),
+        (Role.ED, 200, 140, 60, 2),
+    ],
 )
 def test_a_pool_has_the_load_and_the_misses_of_its_stages(
     role: Role, per_s: float, waiting: float, announced: float, missed: int
@@ -74,3 +93,11 @@ def test_the_peak_is_that_of_the_period_and_an_idle_pool_keeps_its_capacity() ->
     assert load(view).peak_per_s == pytest.approx(1000)
     demand.begin_period()
     assert load(demand.seen(SEEN, 400.0)).peak_per_s == 0.0
+
+
+def test_one_that_encodes_and_decodes_is_charged_with_the_worse_objective() -> None:
+    reports = RouterReports()
+    reports.accept("r", told(1), 1.0)
+    assert Demand(Role.ED, facts, reports).seen(SEEN, 1.0).attainment == Judged(9, 1), (
+        "no image was late, but tokens were"
+    )

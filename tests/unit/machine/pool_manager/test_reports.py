@@ -171,9 +171,9 @@ def test_what_waits_is_taken_from_the_newest_reports_only() -> None:
     reports.accept("r", report(1, waiting_media_tokens=9, waiting_prompt_tokens=3), 1.0)
     reports.accept("r", report(2, waiting_media_tokens=5, waiting_prompt_tokens=2), 2.0)
     reports.accept("s", report(1, waiting_media_tokens=1, waiting_prompt_tokens=1), 2.0)
-    assert reports.waiting(ENCODERS, 2.0) == 6
-    assert reports.waiting(TEXTS, 2.0) == 3
-    assert reports.waiting(ENCODERS, 13.0) == 0
+    assert reports.waiting_media(2.0) == 6
+    assert reports.waiting_prompts(2.0) == 3
+    assert reports.waiting_media(13.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -274,15 +274,26 @@ def test_any_order_of_reports_keeps_memory_bounded(feed: list[tuple[str, int, in
         assert (reports.per_s(300.0, now_s, tokens) or 0) >= 0
 
 
-def test_hybrids_wait_for_prompts_and_for_the_prompts_of_the_embeddings_that_wait() -> None:
+def test_embeddings_that_wait_announce_the_prompts_they_belong_to() -> None:
     reports = RouterReports()
     classes = (
         NamedClass("image-256", ClassWindow(arrivals=1, items=2, media_tokens=200, prompt_tokens=300)),
         NamedClass("text", ClassWindow(arrivals=1, prompt_tokens=999)),
     )
     reports.accept("r", report(1, classes=classes, waiting_media_tokens=100, waiting_prompt_tokens=30), 1.0)
-    assert reports.waiting(ENCODERS + TEXTS, 1.0) == 30 + 100 * 300 / 200
+    assert reports.waiting_prompts(1.0) == 30
     assert reports.announced(1.0) == 100 * 300 / 200
+
+
+def test_requests_judged_between_tokens_are_those_of_all_classes() -> None:
+    reports = RouterReports()
+    assert reports.between_tokens(1.0) == Judged()
+    classes = (
+        NamedClass("text", ClassWindow(tbt=Judged(3, 1))),
+        NamedClass("image-256", ClassWindow(tbt=Judged(2, 2))),
+    )
+    reports.accept("r", report(1, classes=classes), 1.0)
+    assert reports.between_tokens(1.0) == Judged(5, 3)
 
 
 def test_a_miss_that_both_stages_are_charged_with_is_one_miss_of_a_hybrid() -> None:

@@ -224,11 +224,27 @@ def test_prefills_can_be_paused_while_decodes_continue() -> None:
     assert len(one.answers["b/0"]) == 2
 
 
+def test_the_first_turn_is_that_of_a_prompt_that_the_next_step_could_compute() -> None:
+    one = engine(8, max_sequences=2, token_budget=4)
+    turns = [Turn(0, float(due_s), due_s) for due_s in range(4)]
+    one.add("a", [0] * 6, 20, keyed=False, turn=turns[2])
+    assert one.batch.prefill_turn == turns[2]
+    one.step()
+    assert one.batch.prefill_turn == turns[2], "half of it is computed"
+    one.add("b", [1] * 6, 20, keyed=False, turn=turns[1])
+    assert one.batch.prefill_turn == turns[1]
+    for _ in range(4):
+        one.step()
+    assert one.batch.prefill_turn is None, "both decode"
+    one.add("c", [2] * 6, 20, keyed=False, turn=turns[0])
+    assert one.batch.prefill_turn is None, "there is no place for it"
+
+
 def test_a_prompt_is_ready_while_it_can_be_prefilled() -> None:
     one = engine(8, max_sequences=2, token_budget=4)
 
     def ready() -> bool:
-        return one.batch.prefill_ready
+        return one.batch.prefill_turn is not None
 
     assert not ready()
     one.add("a", [0] * 6, 20, keyed=False)
@@ -752,7 +768,7 @@ def test_a_sequence_that_pauses_gets_one_token_and_keeps_its_blocks(contiguous: 
     one.batch.remove("stays")
     assert one.batch.has_work
     assert not one.batch.can_step
-    assert not one.batch.prefill_ready
+    assert one.batch.prefill_turn is None
     assert one.batch.pending_tokens == 0
     assert one.step().parts == ()
     one.batch.remove("goes")
@@ -782,9 +798,9 @@ def test_an_arriving_sequence_has_all_its_blocks_and_is_computed_when_the_rest_i
     one = engine(contiguous=contiguous)
     one.add("a", [0] * 11, 3, arriving=11)
     assert one.batch.pending_tokens == 1 + 3
-    ready = [one.batch.can_step, one.batch.prefill_ready]
+    ready = [one.batch.can_step, one.batch.prefill_turn is not None]
     assert one.step().parts == ()
-    ready += [one.batch.can_step, one.batch.prefill_ready]
+    ready += [one.batch.can_step, one.batch.prefill_turn is not None]
     assert ready == [True, True, False, False], "it can start, and no more"
     assert one.batch.arriving == {("a", 0)}
     assert not one.batch.waiting

@@ -85,6 +85,18 @@ def test_a_hybrid_loads_the_weights_of_both_parts_before_it_serves() -> None:
     assert made.facts(E)({}).start_s == 5.0
 
 
+def test_a_pool_of_one_stage_of_text_has_the_facts_of_that_stage() -> None:
+    prefill, decode = (pool(member(role.value, role, DECODER_PART)) for role in (Role.P, Role.D))
+    made = capacities(prefill, decode, ENCODERS, TEXTS, ROUTERS)
+    of_p, of_d, of_pd = (made.facts(PoolName("m", role))(MIX) for role in (Role.P, Role.D, Role.PD))
+    assert of_p.capacity_per_s is not None
+    assert of_d.capacity_per_s is not None
+    assert of_p.capacity_per_s != of_pd.capacity_per_s != of_d.capacity_per_s
+    assert of_p.start_s == of_d.start_s == of_pd.start_s
+    silent = capacities(pool(member("d", Role.D)), ROUTERS).facts(PoolName("m", Role.D))(MIX).missing
+    assert "parts of the model: the instances do not say which they run" in silent
+
+
 def test_an_objective_in_seconds_is_divided_by_the_other_pools_profile() -> None:
     routers = pool(member("r", None, slo=("ttft=1s",)))
     assert capacities(ENCODERS, TEXTS, routers).facts(E)(MIX).capacity_per_s is not None

@@ -27,6 +27,7 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
 from triptych.policy.iteration import ImageBudget
+from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.ports import EngineOutput
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 
@@ -168,6 +169,7 @@ class IdleEncoder:
     """An encoder without items."""
 
     waiting_since_s: float | None = None
+    first_turn: Turn | None = None
 
     def when_ready(self, wake: object) -> None: ...
 
@@ -180,11 +182,23 @@ def test_after_the_patience_items_and_prompts_alternate() -> None:
     waiting = IdleEncoder()
     stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
     ready = [stages.encode_ready]
-    assert stages.next(prefill_ready=True).prefill
+    assert stages.next(prefill_turn=FIRST_COME).prefill
     waiting.waiting_since_s = 9.6
     assert [*ready, stages.encode_ready] == [False, True]
-    assert stages.next(prefill_ready=True).prefill, "it has waited for 0.4 s"
+    assert stages.next(prefill_turn=FIRST_COME).prefill, "it has waited for 0.4 s"
     now_s[0] = 10.2
-    turns = [stages.next(prefill_ready=True).encode for _ in range(4)]
+    turns = [stages.next(prefill_turn=FIRST_COME).encode for _ in range(4)]
     assert turns == [True, False, True, False]
-    assert [stages.next(prefill_ready=False).encode for _ in range(3)] == [True, True, True]
+    assert [stages.next(prefill_turn=None).encode for _ in range(3)] == [True, True, True]
+
+
+def test_where_nothing_is_decoded_the_stages_go_in_the_order_in_which_they_are_due() -> None:
+    waiting = IdleEncoder()
+    engine = FakeTextEngine(VOCABULARY)
+    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: 0.0, by_turns=True)
+    early, late = Turn(0, 1.0, 1), Turn(0, 2.0, 0)
+    chosen: list[bool] = []
+    for item, prompt in ((None, None), (late, None), (late, early), (early, late), (None, late)):
+        waiting.first_turn = item
+        chosen.append(stages.next(prefill_turn=prompt).encode)
+    assert chosen == [False, True, False, True, False]
