@@ -21,6 +21,8 @@ from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.queueing import FIRST_COME, Turn
@@ -39,16 +41,14 @@ def checkpoint() -> Checkpoint:
     return open_checkpoint(MODEL_DIR)
 
 
-def _own() -> ObservedTextEngine:
-    from triptych.engine.decoder.text_engine import TransformersTextEngine
-
-    options = EngineOptions(kv_cache_bytes=16 << 20, packed_weight_bytes=0)
+def own(kv: KvOptions | None = None, **options: Any) -> TransformersTextEngine:
     return TransformersTextEngine(
         checkpoint(),
-        options,
+        EngineOptions(**({"kv_cache_bytes": 16 << 20, "packed_weight_bytes": 0} | options)),
         model_id=MODEL_ID,
         max_embedding_bytes=MAX_EMBEDDING_BYTES,
         compute=ComputeOptions(),
+        kv=kv,
     )
 
 
@@ -66,7 +66,7 @@ def _vllm() -> ObservedTextEngine:
     )
 
 
-ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": _own, "vllm": _vllm}
+ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": own, "vllm": _vllm}
 
 
 @contextmanager

@@ -9,10 +9,11 @@ import pytest
 
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
-from tests.unit.engine.kv_transfer import hand_over
+from tests.unit.engine.kv_transfer import CUT, go_on, hand_over, prefill
 from tests.unit.engine.on_cuda import as_on_cuda
 from triptych.domain.continuation import ContinuedChoice
 from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.families.registry import ADAPTERS
 from triptych.ports import EngineOutput
 
@@ -124,24 +125,34 @@ def test_a_prompt_whose_beginning_was_computed_early(case: Case, *, contiguous: 
 
 
 def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
-    """With blocks of other sizes and in other places, amid other requests; nothing is computed twice."""
+    """Packed as chunks of the prompt are computed, and from the running answer; with blocks of other sizes and in other places, amid
+    other requests. Nothing is computed twice but what is lost, and what the reader has need not come.
+    """
     question = case.question(8, 2)
     request = case.request("one", question, ANSWER_TOKENS)
     other = case.request("other", case.question(1, 1), LONG_ANSWER_TOKENS)
-    source = case.engine(kv=KvOptions(16, contiguous=True))
-    source.add(request)
-    answer: list[int] = []
-    while not answer:
-        answer += [token for output in source.step() for token in output.token_ids]
-    for kv in (KvOptions(48, contiguous=False), KvOptions(256, contiguous=True), KvOptions(16, contiguous=False)):
-        target = case.engine(kv=kv)
-        target.add(other)
-        target.step()
-        assert hand_over(source, request, target) == answer
-        answer += [token for output in target.step() if output.request_id == "one" for token in output.token_ids]
-        assert target.kv_copies.back_tokens == len(request.token_ids) + len(answer) - 2
-        source = target
-    assert answer + finish(source)["one"] == case.answer(question, ANSWER_TOKENS)
+    source = case.engine(kv=KvOptions(16, contiguous=True), token_budget=case.tiny.chunk_tokens, max_sequences=2)
+    outputs, packed = prefill(source, request)
+    answer = [token for output in outputs for token in output.token_ids]
+    assert packed[-1][0].end == len(request.token_ids)
+    assert not source.has_work
+    target = case.engine(kv=KvOptions(48, contiguous=False))
+    target.add(other)
+    go_on(target, request, {0: answer}, {0: packed})
+    computed = [target.computed("one", 0)]
+    answer += first_token(target, "one")
+    source, target = target, case.engine(kv=KvOptions(256, contiguous=True))
+    target.add(renamed(other, "again"))
+    hand_over(source, request, target, {0: answer}, lost={1})
+    assert target.computed("one", 0) == CUT
+    answer += first_token(target, "one")
+    source, target = target, case.engine(kv=KvOptions(16, contiguous=False))
+    target.add(replace(renamed(request, "before"), sampling=replace(request.sampling, max_tokens=1)))
+    finish(target)
+    hand_over(source, request, target, {0: answer}, lost=range(len(request.token_ids) // 16 * 16 // CUT))
+    computed += [target.computed("one", 0)]
+    assert computed == [len(request.token_ids), len(request.token_ids) + len(answer) - 1]
+    assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
 def test_answers_go_on_from_every_position(case: Case) -> None:
@@ -193,6 +204,13 @@ def test_the_gpu_path_equals_generate_as_far_as_it_runs_on_a_cpu(case: Case, mon
         name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()
     }
     assert bool(graphs.replayed) == (case.tiny.model_type not in WITHOUT_GRAPHS)
+
+
+def first_token(engine: TransformersTextEngine, name: str) -> list[int]:
+    """A request's next token."""
+    while True:
+        if found := [token for output in engine.step() if output.request_id == name for token in output.token_ids]:
+            return found
 
 
 def test_every_family_is_tested() -> None:

@@ -1,37 +1,97 @@
-"""Hands a running sequence's keys and values from one text engine to another."""
+"""Hands requests from one text engine to another, as two instances do (docs/adr/0044), without an arena between them."""
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from triptych.domain.continuation import ContinuedChoice
-from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.ports import EngineRequest
+from triptych.domain.kv_segment import KvSegment
+from triptych.ports import EngineOutput, EngineRequest, HandingTextEngine
+
+Packed = list[tuple[KvSegment, bytearray]]
+"""Segments in order, and their contents."""
+CUT = 24
+"""Positions of a segment: of no block size, so that segments begin and end within blocks."""
+_MOST_STEPS = 2000
+
+
+def prefill(source: HandingTextEngine, request: EngineRequest) -> tuple[list[EngineOutput], Packed]:
+    """Compute a prompt and the first token of each choice; segments are packed as soon as they are computed.
+
+    Returns all that the engine gave meanwhile, also for other requests.
+    """
+    name, first = request.request_id, min(request.begun)
+    source.add(replace(_forked(request), pauses=True))
+    outputs: list[EngineOutput] = []
+    packed: Packed = []
+    for _ in range(_MOST_STEPS):
+        outputs += source.step()
+        _pack(source, name, first, packed, most=len(request.token_ids))
+        if {one.choice for one in outputs if one.request_id == name} == set(request.begun):
+            source.cancel(name)
+            return outputs, packed
+    raise AssertionError(f"{name} has no first token")
+
+
+def go_on(
+    target: HandingTextEngine,
+    request: EngineRequest,
+    begun: Mapping[int, Sequence[int]],
+    packed: Mapping[int, Packed],
+    *,
+    lost: Collection[int] = (),
+) -> list[EngineOutput]:
+    """Begin the rest of an answer from the segments of each choice, but for ``lost`` ones. Returns what the engine gave meanwhile."""
+    name = request.request_id
+    continued = tuple(ContinuedChoice(choice, tuple(tokens)) for choice, tokens in sorted(begun.items()))
+    arriving = max(one[-1][0].end for one in packed.values())
+    target.add(replace(_forked(request), continued=continued, arriving=arriving))
+    outputs: list[EngineOutput] = []
+    for _ in range(_MOST_STEPS):
+        outputs += target.step()
+        for choice in sorted(choice for whose, choice in target.awaiting if whose == name):
+            for index, (segment, memory) in enumerate(packed[choice]):
+                if index not in lost:
+                    target.unpack(name, choice, segment, memoryview(memory))
+        if name not in target.waiting:
+            target.arrived(name)
+            return outputs
+    raise AssertionError(f"{name} does not begin")
 
 
 def hand_over(
-    source: TransformersTextEngine, request: EngineRequest, target: TransformersTextEngine, *, harm: bool = False
-) -> list[int]:
-    """The target goes on with a request of the source, which cancels it. Returns the tokens that the source gave.
+    source: HandingTextEngine,
+    request: EngineRequest,
+    target: HandingTextEngine,
+    begun: Mapping[int, Sequence[int]],
+    *,
+    lost: Collection[int] = (),
+    harm: bool = False,
+) -> list[EngineOutput]:
+    """The target goes on with a running request of the source, after these tokens. ``harm`` loses the keys on the way."""
+    name = request.request_id
+    source.pause(name)
+    packed: dict[int, Packed] = {choice: [] for choice in begun}
+    for choice, segments in packed.items():
+        _pack(source, name, choice, segments, most=source.computed(name, choice))
+        for _, memory in segments if harm else ():
+            memory[: len(memory) // 2] = bytes(len(memory) // 2)
+    source.cancel(name)
+    return go_on(target, request, begun, packed, lost=lost)
 
-    ``harm`` loses the keys on the way.
-    """
-    (sequence,) = source._batch.choices(request.request_id)
-    assert source._mover is not None
-    cache, table = source._mover.cache, source._batch.blocks.table(sequence.sequence_id)
-    memory = torch.empty(sequence.computed * cache.kind.position_nbytes, dtype=torch.uint8)
-    segment = cache.export(table, 0, sequence.computed, memory)
-    assert segment.nbytes == len(memory)
-    if harm:
-        memory[: segment.nbytes // 2] = 0
-    known = list(sequence.answer)
-    source.cancel(request.request_id)
-    target.add(replace(request, continued=(ContinuedChoice(0, tuple(known)),)))
-    (arrived,) = target._batch.choices(request.request_id)
-    assert target._mover is not None
-    assert target._batch.copies is not None
-    arrived.copy = target._batch.copies.take(segment.positions)
-    assert arrived.copy is not None
-    assert arrived.copy.segment == segment
-    target._mover._host[arrived.copy.offset :][: segment.nbytes] = memory
-    return known
+
+def _pack(source: HandingTextEngine, name: str, choice: int, packed: Packed, *, most: int) -> None:
+    """Pack what is computed of the first ``most`` positions, and not packed."""
+    assert source.kv_kind is not None
+    computed = min(source.computed(name, choice), most)
+    while (first := packed[-1][0].end if packed else 0) < computed:
+        segment = KvSegment(source.kv_kind, first, min(CUT, most - first))
+        memory = bytearray(segment.nbytes)
+        if segment.end > computed:
+            assert not source.pack(name, choice, segment, memoryview(memory)), "it is not computed"
+            return
+        assert source.pack(name, choice, segment, memoryview(memory))
+        packed.append((segment, memory))
+
+
+def _forked(request: EngineRequest) -> EngineRequest:
+    return replace(request, grammar=None if request.grammar is None else request.grammar.fork())

@@ -104,11 +104,11 @@ def test_keys_and_values_go_from_engine_to_engine(
         target = text_engine(model_dir, kv=kv)
         target.add(EngineRequest("other", tuple(range(8, 30)), (), greedy(200)))
         target.step()
-        assert hand_over(source, request, target, harm=harm and number == 0) == answer
+        hand_over(source, request, target, {0: answer}, harm=harm and number == 0)
+        assert target.computed("one", 0) == len(request.token_ids) + len(answer) - 1, "nothing is left to compute"
         for _ in range(3):
             (token,) = [token for output in target.step() if output.request_id == "one" for token in output.token_ids]
             answer.append(token)
-        assert target.kv_copies.back_tokens == len(request.token_ids) + len(answer) - 4
         source = target
     source.cancel("other")
     answer += run(source)["one"]
