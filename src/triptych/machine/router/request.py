@@ -524,7 +524,7 @@ class RequestMachine:
             for held in self._items.held
             if held.stale(needed_until_s)
         ]
-        if self._segments.stale(needed_until_s):
+        if self._segments.placements and self._segments.stale(needed_until_s):
             effects.append(self._segments.renew(self._new_lease, now_s, lease_s, reason))
         if effects:
             self._phase = Phase.ENCODING
@@ -546,11 +546,12 @@ class RequestMachine:
 
     def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
         self._text_turn = self._turn(encoded=True)
+        segments = self._segments
         return TextWanted(
             self._number,
             self._stats.prompt_tokens,
             self._text.avoid,
-            self._items.nbytes_by_encoder() | self._segments.nbytes_by_holder(),
+            segments.nbytes_by_holder(self._items.nbytes_by_encoder()),
             reason,
             choices=self._choices,
             max_tokens=self._answer_tokens,
@@ -560,8 +561,8 @@ class RequestMachine:
             kept_credit=self._early.kept_credit,
             kept_tokens=self._early.tokens,
             turn=self._text_turn,
-            sender=self._segments.name,
-            covered_tokens=self._segments.tokens,
+            sender=segments.name,
+            covered_tokens=segments.tokens,
         )
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
@@ -572,17 +573,10 @@ class RequestMachine:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._text.send(grant)
         self._stats.text_attempts, self._stats.instance_id = self._text.dispatches, grant.instance_id
-        generate = Generate(
-            grant.credit,
-            grant.name,
-            self._items.placements(),
-            self._text_turn,
-            self._begun,
-            grant.hands_over,
-            self._segments.send(),
-            self._lease_s(now_s),
-        )
-        return [generate]
+        placements, lease_s = self._items.placements(), self._lease_s(now_s)
+        segments = self._segments.send() if self._segments.placements else ()
+        turn, begun, hands_over = self._text_turn, self._begun, grant.hands_over
+        return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s)]
 
     # --- early prefill -----------------------------------------------------------------------------------------------
 
@@ -653,7 +647,8 @@ class RequestMachine:
 
     def _release(self, reason: str) -> list[RequestEffect]:
         """Give back all that is held for text instances."""
-        return self._items.release(reason) + self._segments.release(reason)
+        effects = self._items.release(reason)
+        return effects if self._segments.grant is None else effects + self._segments.release(reason)
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):

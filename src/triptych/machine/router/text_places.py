@@ -113,7 +113,7 @@ class TextPlaces:
         if event.continues:
             return self._go_on(event, each_tokens, now_s)
         unable = self._instances.without_early_prefill if event.early else _NOBODY
-        chosen = self._choose(event, event.avoid | unable, each_tokens, now_s)
+        chosen = self._choose(event, event.avoid | unable if unable else event.avoid, each_tokens, now_s)
         if chosen is None:
             return None
         prefill_only, hands_over = self._instances.prefill_only, False
