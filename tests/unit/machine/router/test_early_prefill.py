@@ -30,7 +30,7 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy.dispatching import LEAST_TOKENS, complete, prefix
+from triptych.policy.dispatching import complete
 
 
 def encodes(count: int) -> tuple[World, list[Encode]]:
@@ -242,16 +242,6 @@ def test_an_item_is_not_cut_between_its_shards() -> None:
     assert ready(plans, 0, 1) == (1, 10)
     assert ready(plans, 0, 1, 2) == (3, 40)
     assert ready(plans, 1, 2) == (0, 0)
-
-
-def test_the_policy_sends_beginnings_that_are_long_enough_and_at_least_twice_as_long_as_before() -> None:
-    assert not complete(tokens=10**6, sent_tokens=0)
-    assert [prefix(tokens=tokens, sent_tokens=0) for tokens in (0, LEAST_TOKENS - 1, LEAST_TOKENS)] == [
-        False,
-        False,
-        True,
-    ]
-    assert [prefix(tokens=tokens, sent_tokens=300) for tokens in (300, 599, 600)] == [False, False, True]
 
 
 def test_a_second_place_is_given_back() -> None:
