@@ -18,7 +18,7 @@ from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.durations import in_words
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
@@ -171,7 +171,7 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
     else:
         console.print(f"pool {pool.model}/{pool.role.value}", style="bold", soft_wrap=True)
     if pool.scaling is not None:
-        for line, style in _lines(pool.scaling):
+        for line, style in _lines(pool.scaling, pool.role):
             console.print(_indented(Text(line, style=style)))
     console.print(_indented(_members(pool.members)))
     if pool.scaling is not None and pool.scaling.decisions:
@@ -179,7 +179,14 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
         console.print(_indented(_decisions(pool.scaling.decisions[-_SHOWN_DECISIONS:])))
 
 
-def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
+def _judged_by(role: Role | None) -> str:
+    """The objectives by which a pool is judged (``machine.pool_manager.demand``)."""
+    if role is None or role.serves(Stage.PREFILL) or not role.serves(Stage.DECODE):
+        return "TTFT"
+    return "TTFT and TBT" if role.serves(Stage.ENCODE) else "TBT"
+
+
+def _lines(scaling: ScalingStatus, role: Role | None) -> Iterator[tuple[str, str]]:
     """What is to be said about a pool's size, each with a style."""
     counts = [f"{scaling.wanted} wanted ({scaling.bounds.least} to {scaling.bounds.most})", f"{scaling.ready} ready"]
     counts += [
@@ -191,7 +198,7 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
     yield f"{scaling.state}: {', '.join(counts)}{advice}", ""
     share = scaling.attainment.attainment
     judged = "no request was judged" if share is None else f"{share:.1%} of {scaling.attainment.count}"
-    yield f"TTFT within SLO, over {in_words(scaling.attainment_window_s)}: {judged}", ""
+    yield f"{_judged_by(role)} within SLO, over {in_words(scaling.attainment_window_s)}: {judged}", ""
     if scaling.override is not None:
         yield f"set by hand to {scaling.override.size} for another {in_words(scaling.override.left_s)}", "yellow"
     if scaling.fault:

@@ -172,6 +172,17 @@ async def test_status_shows_sizes_attainment_and_decisions_within_80_columns() -
         assert said in text, said
 
 
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [(Role.E, "TTFT"), (Role.P, "TTFT"), (Role.EPD, "TTFT"), (Role.D, "TBT"), (Role.ED, "TTFT and TBT")],
+)
+def test_a_pool_is_shown_with_the_objectives_it_is_judged_by(role: Role, said: str) -> None:
+    shown, out = console()
+    told = replace(STATUS, pools=(PoolStatus("m", role, (member("x", role),), ENCODERS),))
+    pools.print_manager("h:1", told, shown)
+    assert f"  {said} within SLO, over 2 min: 90.0% of 100" in out.getvalue().splitlines()
+
+
 async def test_status_as_json_has_everything() -> None:
     told = replace(STATUS, leads=False, leader="m2", store_fault="Redis does not answer")
     async with serving(told) as (_, address):
