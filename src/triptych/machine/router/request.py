@@ -18,12 +18,10 @@ until the deadline, with growing pauses.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
-from triptych.domain.slo import NOTHING_EXPECTED
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
@@ -62,6 +60,7 @@ from triptych.machine.router.request_events import (
 from triptych.machine.router.request_item import RequestItem
 from triptych.machine.router.request_items import RequestItems
 from triptych.machine.router.request_stats import RequestStats
+from triptych.machine.router.request_turns import RequestTurns
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditsAbandoned,
@@ -78,9 +77,8 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.machine.router.text_attempts import TextAttempts
 from triptych.policy.dispatching import Dispatch, complete
-from triptych.policy.fairness import UNSHARED
 from triptych.policy.policies import Ordering
-from triptych.policy.queueing import FIRST_COME, Turn, by_slo
+from triptych.policy.queueing import by_slo
 from triptych.policy.retrying import pause_s
 
 
@@ -162,12 +160,8 @@ class RequestMachine:
         self._limits = limits
         self._new_lease = new_lease
         self._choices = choices
-        self._priority = priority
-        self._ordering = ordering
+        self._turns = RequestTurns(ordering, number, priority, now_s, deadline_s)
         self._sends_early = dispatch
-        self._expected = NOTHING_EXPECTED
-        self._share = UNSHARED
-        """Its tenant's, of the encoders."""
         self._resolves = resolves
         self._phase = Phase.PREPARING
         self._over = False
@@ -175,8 +169,6 @@ class RequestMachine:
         """Whether some of its answer has been sent."""
         self._items = RequestItems()
         self._answer_tokens = 0
-        self._encode_turn = FIRST_COME
-        """Its position in the queues of encoders, as of the last time that it wanted places there."""
         # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -184,8 +176,6 @@ class RequestMachine:
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
         self._text = TextAttempts(limits.max_text_attempts)
-        self._text_turn = FIRST_COME
-        """Its position in the queues of text instances, as of the last time that it wanted one."""
         self._early = EarlyPrefill()
         self._segments = HeldSegments()
         self._handed_s = 0.0
@@ -305,8 +295,7 @@ class RequestMachine:
         self._stats.prepared_s = now_s
         self._stats.prompt_tokens = event.prompt_tokens
         self._answer_tokens = event.answer_tokens
-        self._expected = event.expected
-        self._share = event.share
+        self._turns.expected, self._turns.share = event.expected, event.share
         self._items = RequestItems(event.items)
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
@@ -316,24 +305,9 @@ class RequestMachine:
     def _reserve(self, items: Iterable[int], *, wait: bool, reason: str, again: bool = False) -> CreditsWanted:
         wanted = sorted(items)
         self._reserving = self._reserving.union(wanted)
-        self._encode_turn = self._turn()
+        turn = self._turns.wants_encoders(begun=self._begun)
         wants = tuple([self._items[index].want for index in wanted])
-        return CreditsWanted(self._number, wants, wait, self._encode_turn, reason, again)
-
-    def _turn(self, *, encoded: bool = False) -> Turn:
-        """The request's position in the queues of its next stage: of encoders, or once ``encoded`` of text instances."""
-        arrived_s, limit_s, alone = self._stats.started_s, self._expected.ttft_limit_s, self._expected.isolated
-        needs_s = 0.0 if alone is None else alone.prefill_s + (0.0 if encoded else alone.encode_s)
-        turn = self._ordering(
-            priority=self._priority,
-            deadline_s=self._deadline_s,
-            arrived_s=arrived_s,
-            arrival=self._number,
-            due_s=inf if limit_s is None else arrived_s + limit_s,
-            needs_s=needs_s,
-        )
-        turn = turn if encoded else self._share.of(turn)
-        return turn._replace(lost_s=inf) if self._begun else turn  # its first token has been sent
+        return CreditsWanted(self._number, wants, wait, turn, reason, again)
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
@@ -348,14 +322,14 @@ class RequestMachine:
         item.attempts += 1
         item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
         item.hedge_s, item.hedge_won = now_s + grant.hedge_after_s, False
-        return [item.encode(item.held, self._encode_turn), *self._items.watch_hedges(item.hedge_s, now_s)]
+        return [item.encode(item.held, self._turns.encode), *self._items.watch_hedges(item.hedge_s, now_s)]
 
     def _hedge_granted(self, grant: Grant, item: RequestItem, now_s: float) -> list[RequestEffect]:
         if self._over or not item.may_be_hedged:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         item.hedges += 1
         item.hedge = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
-        return [item.encode(item.hedge, self._encode_turn)]
+        return [item.encode(item.hedge, self._turns.encode)]
 
     def _placement_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
@@ -545,7 +519,6 @@ class RequestMachine:
         return [*self._early.stop(reason), wanted]
 
     def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
-        self._text_turn = self._turn(encoded=True)
         segments = self._segments
         return TextWanted(
             self._number,
@@ -560,7 +533,7 @@ class RequestMachine:
             early=early,
             kept_credit=self._early.kept_credit,
             kept_tokens=self._early.tokens,
-            turn=self._text_turn,
+            turn=self._turns.wants_text(begun=self._begun),
             sender=segments.name,
             covered_tokens=segments.tokens,
         )
@@ -575,7 +548,7 @@ class RequestMachine:
         self._stats.text_attempts, self._stats.instance_id = self._text.dispatches, grant.instance_id
         placements, lease_s = self._items.placements(), self._lease_s(now_s)
         segments = self._segments.send() if self._segments.placements else ()
-        turn, begun, hands_over = self._text_turn, self._begun, grant.hands_over
+        turn, begun, hands_over = self._turns.text, self._begun, grant.hands_over
         return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s)]
 
     # --- early prefill -----------------------------------------------------------------------------------------------
@@ -599,7 +572,8 @@ class RequestMachine:
             return [self._text_wanted("items are missing", early=True)]
         early.running, early.tokens, self._stats.early_tokens = True, tokens, tokens
         placements = self._items.placements(count)
-        early_call = PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, self._turn(encoded=True))
+        turn = self._turns.wants_text(begun=self._begun)
+        early_call = PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, turn)
         return [early_call, *self._renew(self._items.held_of(count), now_s, "a beginning was sent with it")]
 
     def _renew(self, sent: Iterable[HeldTicket], now_s: float, reason: str) -> list[RequestEffect]:
