@@ -102,23 +102,18 @@ class CreditLedger:
         if credit is not None:
             self.work_ended(number)
             del self.by_number[number]
-            here_tokens = self._kept(credit)
+            here_tokens = 0 if credit.hands_over else credit.kv_tokens
+            self.promised_kv_tokens -= credit.kv_tokens - here_tokens
             self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes, here_tokens, credit.report)
         return credit
-
-    def _kept(self, credit: Credit) -> int:
-        """End its promise of KV memory elsewhere. Returns what it takes at its instance."""
-        if not credit.hands_over:
-            return credit.kv_tokens
-        self.promised_kv_tokens -= credit.kv_tokens
-        return 0
 
     def forget(self, name: str) -> None:
         """End those of an instance that has been forgotten."""
         for number in [number for number, credit in self.by_number.items() if credit.name == name]:
             credit = self.by_number.pop(number)
             self._call_ended(credit)
-            self._kept(credit)
+            if credit.hands_over:
+                self.promised_kv_tokens -= credit.kv_tokens
 
     def _call_ended(self, credit: Credit) -> None:
         if credit.working and credit.content is not None:

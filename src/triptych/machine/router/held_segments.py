@@ -41,14 +41,12 @@ class HeldSegments:
     @property
     def tokens(self) -> int:
         """Positions that they cover from the first one on, of every choice."""
-        return max([one.end for one in self.placements if not one.choices], default=0) if self.placements else 0
+        return max([one.end for one in self.placements if not one.choices], default=0)
 
-    def nbytes_by_holder(self, others: dict[str, int]) -> dict[str, int]:
-        """Their bytes, by the id of the instance that holds them, beside those of ``others``."""
-        if self.grant is None or not self.placements:
-            return others
+    def nbytes_by_holder(self) -> dict[str, int]:
+        """Their bytes, by the id of the instance that holds them."""
         nbytes = sum([one.ticket.payload_nbytes for one in self.placements])
-        return others | {self.grant.instance_id: nbytes + others.get(self.grant.instance_id, 0)}
+        return {} if self.grant is None else {self.grant.instance_id: nbytes}
 
     def take(self, grant: Grant, segments: Sequence[SealedSegment], until_s: float) -> list[RequestEffect]:
         """The instance of ``grant`` has sealed these, with leases until then at least. What it sealed wrongly is not used."""

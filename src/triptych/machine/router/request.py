@@ -491,19 +491,17 @@ class RequestMachine:
             return self._prefill_early(now_s)
         if self._segments.renewing:
             return []
-        needed_until_s, lease_s = min(self._deadline_s, now_s + self._limits.min_lease_s), self._lease_s(now_s)
+        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
+        stale = [held for held in self._items.held if held.stale(needed_until_s)]
+        stale_segments = bool(self._segments.placements) and self._segments.stale(needed_until_s)
+        if not (stale or stale_segments):
+            return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
+        self._phase = Phase.ENCODING
         reason = "a further attempt" if self._text.sent else "the lease is running out"
-        effects: list[RequestEffect] = [
-            held.renew(self._new_lease, now_s, lease_s, reason)
-            for held in self._items.held
-            if held.stale(needed_until_s)
-        ]
-        if self._segments.placements and self._segments.stale(needed_until_s):
-            effects.append(self._segments.renew(self._new_lease, now_s, lease_s, reason))
-        if effects:
-            self._phase = Phase.ENCODING
-            return effects
-        return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
+        effects = self._renew(stale, now_s, reason)
+        if stale_segments:
+            effects.append(self._segments.renew(self._new_lease, now_s, self._lease_s(now_s), reason))
+        return effects
 
     def _hold(self, now_s: float) -> list[RequestEffect]:
         self._phase = Phase.HOLDING
@@ -519,12 +517,15 @@ class RequestMachine:
         return [*self._early.stop(reason), wanted]
 
     def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
-        segments = self._segments
+        holders, sender, covered_tokens = self._items.nbytes_by_encoder(), "", 0
+        if self._segments.placements:
+            sender, covered_tokens = self._segments.name, self._segments.tokens
+            holders |= self._segments.nbytes_by_holder()
         return TextWanted(
             self._number,
             self._stats.prompt_tokens,
             self._text.avoid,
-            segments.nbytes_by_holder(self._items.nbytes_by_encoder()),
+            holders,
             reason,
             choices=self._choices,
             max_tokens=self._answer_tokens,
@@ -534,8 +535,8 @@ class RequestMachine:
             kept_credit=self._early.kept_credit,
             kept_tokens=self._early.tokens,
             turn=self._turns.wants_text(begun=self._begun),
-            sender=segments.name,
-            covered_tokens=segments.tokens,
+            sender=sender,
+            covered_tokens=covered_tokens,
         )
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
@@ -546,7 +547,8 @@ class RequestMachine:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._text.send(grant)
         self._stats.text_attempts, self._stats.instance_id = self._text.dispatches, grant.instance_id
-        placements, lease_s = self._items.placements(), self._lease_s(now_s)
+        placements = self._items.placements()
+        lease_s = self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s
         segments = self._segments.send() if self._segments.placements else ()
         turn, begun, hands_over = self._turns.text, self._begun, grant.hands_over
         return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s)]

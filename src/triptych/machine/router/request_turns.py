@@ -30,14 +30,15 @@ class RequestTurns:
     def wants_encoders(self, *, begun: bool) -> Turn:
         """``begun``: its first token has been sent."""
         alone = self.expected.isolated
-        turn = self._turn(0.0 if alone is None else alone.prefill_s + alone.encode_s)
-        self.encode = _begun(self.share.of(turn), begun=begun)
+        turn = self.share.of(self._turn(0.0 if alone is None else alone.prefill_s + alone.encode_s))
+        self.encode = turn._replace(lost_s=inf) if begun else turn  # what has begun is never too late to begin
         return self.encode
 
     def wants_text(self, *, begun: bool) -> Turn:
         """All of its items are encoded, or enough of them to begin with."""
         alone = self.expected.isolated
-        self.text = _begun(self._turn(0.0 if alone is None else alone.prefill_s), begun=begun)
+        turn = self._turn(0.0 if alone is None else alone.prefill_s)
+        self.text = turn._replace(lost_s=inf) if begun else turn
         return self.text
 
     def _turn(self, needs_s: float) -> Turn:
@@ -50,8 +51,3 @@ class RequestTurns:
             due_s=inf if limit_s is None else self.arrived_s + limit_s,
             needs_s=needs_s,
         )
-
-
-def _begun(turn: Turn, *, begun: bool) -> Turn:
-    """What has begun is never too late to begin."""
-    return turn._replace(lost_s=inf) if begun else turn

@@ -45,6 +45,8 @@ class TextPlaces:
         self._instances = instances
         self._credits = credits_
         self._policies = policies
+        self._may_hand_over = policies.may_hand_over
+        """Whether instances that decode as well may hand over."""
         self._rng = rng
         self._max_waiting = max_waiting
         self._retry_after_s = retry_after_s
@@ -117,13 +119,13 @@ class TextPlaces:
         if chosen is None:
             return None
         prefill_only, hands_over = self._instances.prefill_only, False
-        if prefill_only or self._policies.may_hand_over:
+        if prefill_only or self._may_hand_over:
             kv_tokens = self._kv_tokens(event, each_tokens)
             if chosen in prefill_only and not (overtakes and self._has_room(chosen, kv_tokens)):
                 chosen = self._choose(event, event.avoid | unable | prefill_only, each_tokens, now_s)
                 if chosen is None:
                     return None
-            by_policy = overtakes and not event.early and self._policies.may_hand_over
+            by_policy = overtakes and not event.early and self._may_hand_over
             hands_over = chosen in prefill_only or (by_policy and self._hands_over(chosen, each_tokens, kv_tokens))
         self._instances.turns[TEXT] += 1
         if self._instances.backlogs is not None:
