@@ -23,7 +23,6 @@ import grpc.aio
 import uvloop
 
 from benchmarks import identity
-from services.encoder.servicer import EncoderServicer
 from services.text.service import TextService
 from services.text.servicer import TextServicer
 from services.text.settings import TextSettings
@@ -39,6 +38,7 @@ from triptych.families.registry import load_family
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
+from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic

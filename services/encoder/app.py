@@ -23,6 +23,7 @@ from triptych.families.model_files import BadModel
 from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
 from triptych.runtime.clock import monotonic
@@ -35,16 +36,15 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
 from triptych.testing.delay import DelayEncoderEngine, delay_costs
+from triptych.transport.arena_store import ArenaStore
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
-from .arena_store import ArenaStore
 from .embedding_files import EmbeddingFiles
 from .file_tier import FileTier
 from .gauges import watch
 from .record import EncoderRecord
 from .service import EncoderService
-from .servicer import SERVICE_NAME, EncoderServicer
 from .settings import EncoderSettings
 
 _CONNECT_S = 5.0

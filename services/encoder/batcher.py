@@ -30,8 +30,7 @@ from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
 from triptych.runtime.tasks import TaskScope
-
-from .arena_store import ArenaStore
+from triptych.transport.arena_store import ArenaStore
 
 logger = logging.getLogger(__name__)
 

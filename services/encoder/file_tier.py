@@ -13,8 +13,8 @@ from triptych.errors import TriptychError
 from triptych.machine.encoder.arena_events import Slot
 from triptych.ports import Clock, Offload
 from triptych.runtime.tasks import TaskScope
+from triptych.transport.arena_store import ArenaStore
 
-from .arena_store import ArenaStore
 from .embedding_files import DamagedFile, EmbeddingFiles, StoredEmbedding
 from .record import NO_RECORD, FilesRecord
 

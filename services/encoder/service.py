@@ -23,8 +23,8 @@ from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
+from triptych.transport.arena_store import ArenaStore, checked_lease_s
 
-from .arena_store import ArenaStore
 from .batcher import Batcher, too_many_tokens
 from .file_tier import FileTier
 from .record import NO_RECORD, Record
@@ -136,9 +136,7 @@ class EncoderService(Generic[PreparedT]):
             self._received_bytes -= len(request.media)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        """Also works while draining, as issued tickets may still be used."""
-        lease_s = _checked_lease_s(request.lease_s)
-        return self._store.grant(request.key, request.lease_id, lease_s, request.generation)
+        return self._store.lease(request)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._store.release(lease_ids)
@@ -192,7 +190,7 @@ class EncoderService(Generic[PreparedT]):
             raise RequestTooLarge(f"item {request.item} has {nbytes} bytes, the limit is {settings.max_item_bytes}")
         if nbytes != request.info.nbytes:
             raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
-        _checked_lease_s(request.lease_s)
+        checked_lease_s(request.lease_s)
         if request.reader_lease == request.router_lease:
             raise InvalidRequest(f"item {request.item} has the same lease id for two readers")
         if self._received_bytes + nbytes > settings.max_received_bytes:
@@ -235,9 +233,3 @@ class EncoderService(Generic[PreparedT]):
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             self._store.sweep()
-
-
-def _checked_lease_s(lease_s: float) -> float:
-    if not lease_s > 0:
-        raise InvalidRequest(f"a lease must be longer than 0 s, got {lease_s:g}")
-    return lease_s

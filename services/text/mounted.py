@@ -1,8 +1,8 @@
-"""A text instance that also encodes (role EPD): both services with one checkpoint, one engine thread and one port.
+"""A text instance that also encodes (roles EP, ED, EPD): both services with one checkpoint, one engine thread and one port.
 
 This is the one place where the text service imports another ([ADR
 14](../../docs/adr/0014-instances-that-encode-as-well.md)), and where another service's settings are read: the
-encoder's, from ``mount_encoder``. It is imported only for this role.
+encoder's, from ``mount_encoder``. It is imported only for these roles.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder, ObservedTextEngine
 from triptych.rpc.app import RpcApp
+from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.registered import instance_registered
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory
@@ -31,7 +32,6 @@ from triptych.runtime.telemetry import Telemetry
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
-from ..encoder.servicer import SERVICE_NAME, EncoderServicer  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .app import MountedEncoder, opened
 from .hybrid import HybridInstance
@@ -139,7 +139,7 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
         vision_encoder=encoder.service.batcher,
         image_budget=partial(_image_budget, encoder, settings.engine_options.tpot_slo_s, most_items),
         whole=lambda text: HybridInstance(text, encoder.service, settings),
-        service_name=SERVICE_NAME,
+        store=store,
         register=EncoderServicer(encoder.service).register,
     )
 

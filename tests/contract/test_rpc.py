@@ -10,7 +10,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from services.encoder import servicer as encoder_servicer
 from services.text import servicer as text_servicer
 from triptych import errors
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
@@ -20,6 +19,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Stag
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
+from triptych.rpc import encoder as encoder_servicer
 from triptych.rpc import instance as instance_servicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub

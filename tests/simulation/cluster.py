@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from services.encoder.arena_store import ArenaStore
 from services.encoder.embedding_files import EmbeddingFiles
 from services.encoder.file_tier import FileTier
 from services.encoder.service import EncoderService
@@ -62,6 +61,7 @@ from triptych.testing.store import StoreLink
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.arena_store import ArenaStore
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver

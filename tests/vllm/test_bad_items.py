@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.encoder.servicer import SERVICE_NAME, EncoderServicer
+from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import DIGITS, Question, answer
 from tests.vllm.test_cluster import ENGINES

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 
 from triptych.domain.embedding import KEY_NBYTES, DType, TensorSpec, Ticket
 from triptych.domain.record import record
@@ -46,6 +47,12 @@ class KvKind:
         """
         fitting = _MOST_SEGMENT_NBYTES // self.position_nbytes // _GRID_TOKENS * _GRID_TOKENS
         return min(max(fitting, _GRID_TOKENS), _MOST_SEGMENT_TOKENS)
+
+    def segments(self, first: int, end: int) -> tuple["KvSegment", ...]:
+        """Positions ``first`` to ``end``, cut at the multiples of ``segment_tokens``."""
+        size = self.segment_tokens
+        cuts = [first, *range((first // size + 1) * size, end, size), end]
+        return tuple(KvSegment(self, one, after - one) for one, after in pairwise(cuts) if after > one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ Pulls run beside the engine, never inside a step, from many holders at once.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych.domain.embedding import Tensor, Ticket
 from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
 from triptych.machine.text.pull_turns import PullLimits
@@ -116,10 +117,8 @@ class TensorReceiver:
         From here on the receiver releases the tickets' leases. Raises TransferFailed, which names the items (of the
         placements), InvalidRequest for what can never fit, Overloaded.
         """
-        wanted = self._wanted[request_id] = asyncio.get_running_loop().create_future()
-        self._handle(Acquire(request_id, tuple([one.ticket for one in placements]), turn))
         try:
-            slots = await wanted
+            slots = await self._acquired(Acquire(request_id, tuple([one.ticket for one in placements]), turn))
         except TransferFailed as error:
             raise TransferFailed(
                 error.message, items=tuple(sorted(placements[at].item for at in error.items))
@@ -135,6 +134,21 @@ class TensorReceiver:
         if any(continues):
             merged = await self.offload.run(merge, merged, continues)
         return Arrived(merged, tuple(reports))
+
+    async def acquire_transient(self, request_id: str, ticket: Ticket, turn: Turn) -> tuple[Mapping[str, Tensor], int]:
+        """The tensors of one ticket, which are read at once, and the bytes pulled for them: 0 if they were here. They stay until
+        ``leave``, which must follow.
+
+        From here on the receiver releases the ticket's lease. Raises as ``acquire``.
+        """
+        [slot] = await self._acquired(Acquire(request_id, (ticket,), turn, transient=True))
+        return tensors(self.arena, slot.offset, slot.ticket), 0 if slot.stats is None else slot.stats.nbytes
+
+    async def _acquired(self, wants: Acquire) -> tuple[CachedSlot, ...]:
+        wanted: asyncio.Future[tuple[CachedSlot, ...]] = asyncio.get_running_loop().create_future()
+        self._wanted[wants.request_id] = wanted
+        self._handle(wants)
+        return await wanted
 
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""

@@ -47,6 +47,19 @@ def seal(arena: Arena, offset: int, generation: int, tensors: Sequence[Tensor]) 
     return checksum.intdigest()
 
 
+def seal_in_place(arena: Arena, offset: int, generation: int, payload_nbytes: int) -> int:
+    """Seal a payload that lies in the slot at ``offset`` already, and return its checksum.
+
+    Raises ValueError when the slot does not lie inside the arena.
+    """
+    if not arena.holds(offset, payload_nbytes + 2 * GENERATION_NBYTES):
+        raise ValueError(f"a payload of {payload_nbytes} bytes at {offset} is not inside the arena")
+    start, word = offset + GENERATION_NBYTES, generation.to_bytes(GENERATION_NBYTES, "little")
+    arena.write(offset, word)
+    arena.write(start + payload_nbytes, word)
+    return xxh3_64_intdigest(arena.read(start, payload_nbytes))
+
+
 def check_ticket(ticket: Ticket) -> None:
     """Raises TransferFailed when a peer's ticket contradicts itself."""
     if ticket.payload_nbytes != payload_nbytes(ticket.tensors):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.encoder.servicer import EncoderServicer
 from services.pool_manager.servicer import PoolManagerServicer
 from services.text.servicer import TextServicer
 from tests import identities
@@ -17,6 +16,7 @@ from triptych.cli.authority import Authority
 from triptych.domain.pool import MemberReport, Watch
 from triptych.errors import PermissionDenied, TriptychError, Unavailable
 from triptych.rpc.authorization import CALLERS
+from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.scaler import ScalerServicer
 from triptych.rpc.server import RpcServer

@@ -1,6 +1,6 @@
 """A holder's arena: where embeddings are stored, who may read them, and until when (docs/adr/0002).
 
-One entry per embedding key:
+One entry per embedding key (a segment of keys and values gets its key with ``Commit``):
 
 
     Reserve -> WRITING -- Commit -> READY -- room is needed, least recently used -> gone
@@ -17,7 +17,7 @@ A refusal is an effect with an error for the caller. Nothing waits here: a refus
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Annotated
@@ -220,6 +220,13 @@ class ArenaMachine:
 
     def _commit(self, event: Commit) -> list[Effect]:
         entry = self._writing(event.key, event.generation)
+        if event.named is not None:
+            if (present := self._entries.get(event.named)) is not None:
+                self._abandon(Abandon(event.key, event.generation))
+                return [Present(present.slot, present.state)]
+            del self._entries[event.key]
+            entry.slot = replace(entry.slot, key=event.named)
+            self._entries[event.named] = entry
         entry.state, entry.checksum = SlotState.READY, event.checksum
         self._ready += 1
         self._unpinned(entry)

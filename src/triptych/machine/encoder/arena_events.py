@@ -45,11 +45,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The embedding is written to its slot and sealed."""
+    """The embedding is written to its slot and sealed. Answered by Present if there is another slot of its name."""
 
     key: Key
     generation: int
     checksum: int
+    named: Key | None = None
+    """Its key, where that was not known when the slot was reserved, under another. Without effect if that has a slot: then this
+    one is freed."""
 
 
 @dataclass(frozen=True, slots=True)

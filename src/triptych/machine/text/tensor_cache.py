@@ -9,7 +9,8 @@ shared by all requests that need it, so an instance pulls it once.
                   +-- another's ticket -----+-- PullFailed -> gone
 
 A request gets memory for all its tensor sets or for none; until then it is queued and holds nothing (no hold-and-wait).
-``policy.queueing`` orders both admission and pulls (``pull_turns``). A pull serves the instance, not the request that
+``policy.queueing`` orders both admission and pulls (``pull_turns``); what is transient is admitted first, and never waits for
+bytes held elsewhere, as those that hold them may wait for its reader. A pull serves the instance, not the request that
 caused it: once started, it continues when that request leaves. Every ticket that comes in goes out exactly once as
 ``ReleaseLease``, as soon as nothing reads through it.
 
@@ -97,6 +98,7 @@ class _Entry:
 class _Request:
     tickets: tuple[Ticket, ...]
     turn: Turn
+    transient: bool = False
     keys: dict[Key, Ticket] = field(default_factory=dict)
     """Distinct keys, each with its first ticket."""
     sizes: dict[Key, int] = field(default_factory=dict)
@@ -215,7 +217,7 @@ class TensorCache:
         request_id = event.request_id
         if request_id in self._held or request_id in self._waiting or request_id in self._failing:
             raise ValueError(f"request {request_id!r} is here already")
-        request = _Request(event.tickets, event.turn)
+        request = _Request(event.tickets, event.turn, event.transient)
         error = self._refusal(request)
         if error is not None:
             return [
@@ -252,8 +254,11 @@ class TensorCache:
             if len(self._waiting) == 1:
                 request_id, request = next(iter(self._waiting.items()))
             else:
-                request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn.at(now_s))
-            if self._held and self.held_bytes + request.nbytes > self._limits.max_embedding_bytes:
+                request_id, request = min(
+                    self._waiting.items(), key=lambda one: (not one[1].transient, one[1].turn.at(now_s))
+                )
+            held_bytes, more = self.held_bytes, 0 if request.transient else request.nbytes
+            if more and held_bytes and held_bytes + more > self._limits.max_embedding_bytes:
                 break
             conflicts = self._drop_conflicts(request, effects)
             if conflicts:
@@ -267,7 +272,7 @@ class TensorCache:
                 break
             del self._waiting[request_id]
             self._requests[request_id] = request
-            self._held[request_id] = request.nbytes
+            self._held[request_id] = more
             effects += self._enter(request_id, request, offsets)
         return effects
 
@@ -565,7 +570,7 @@ class TensorCache:
             ready = entry.state is CacheState.READY
             assert not (ready and (entry.tickets or entry.orphan)), "a READY entry keeps a lease"  # noqa: S101 - invariant
             assert ready or entry.tickets.keys() == entry.pins, "tickets and pins differ"  # noqa: S101 - invariant
-        held_fits = len(self._held) <= 1 or self.held_bytes <= self._limits.max_embedding_bytes
+        held_fits = sum(map(bool, self._held.values())) <= 1 or self.held_bytes <= self._limits.max_embedding_bytes
         assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
         assert self._held.keys() >= self._requests.keys(), "the bytes of a request are not counted"  # noqa: S101 - invariant
         assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"  # noqa: S101 - invariant

@@ -45,6 +45,8 @@ class Acquire:
     tickets: tuple[Ticket, ...]
     turn: Turn
     """Orders admission and pulls."""
+    transient: bool = False
+    """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``Leave``."""
 
 
 @dataclass(frozen=True, slots=True)

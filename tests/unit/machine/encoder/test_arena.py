@@ -84,6 +84,19 @@ def test_a_second_reserve_returns_the_existing_slot() -> None:
     assert machine.handle(Reserve(b"k", specs(100), 3), 0.0) == [Present(slot, SlotState.READY)]
 
 
+def test_a_slot_gets_its_name_when_it_is_committed() -> None:
+    machine = arena()
+    first, second = reserve(machine, b"r1", 512), reserve(machine, b"r2", 512)
+    assert machine.handle(Commit(b"r1", first.generation, 99, named=b"a"), 0.0) == []
+    assert machine.find(b"r1") is None
+    assert machine.find(b"a") == replace(first, key=b"a")
+    machine.validate()
+    present = machine.handle(Commit(b"r2", second.generation, 99, named=b"a"), 0.0)
+    assert present == [Present(replace(first, key=b"a"), SlotState.READY)]
+    assert (machine.leased_bytes, machine.cached, machine.cached_bytes) == (0, 1, 512)
+    machine.validate()
+
+
 def test_a_refusal_says_whether_it_is_permanent() -> None:
     machine = arena(4096)
     assert isinstance(refusal(machine, Reserve(b"big", specs(4097), 3)), InvalidMedia)

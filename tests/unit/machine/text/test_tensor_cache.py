@@ -55,8 +55,10 @@ def cache(
     return TensorCache(CacheLimits(max_waiting, held_nbytes, grace_s), pulls, start=0, end=nbytes)
 
 
-def acquire(machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
-    effects = machine.handle(Acquire(request_id, tickets, Turn(0, deadline_s, next(_arrivals))), 0.0)
+def acquire(
+    machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0, transient: bool = False
+) -> list[Effect]:
+    effects = machine.handle(Acquire(request_id, tickets, Turn(0, deadline_s, next(_arrivals)), transient), 0.0)
     machine.validate()
     return effects
 
@@ -326,6 +328,19 @@ def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_boun
     machine.validate()
 
 
+def test_what_is_transient_passes_others_and_does_not_wait_for_copies() -> None:
+    machine = cache(4096, held_nbytes=1024)
+    fill(machine, "running", ticket(b"a", 1024))
+    machine.handle(Leave("running"), 0.0)
+    assert pulls(acquire(machine, "waiting", ticket(b"b", 1024))) == []
+    [pull] = pulls(acquire(machine, "segment", ticket(b"c", 1024), deadline_s=9.0, transient=True))
+    machine.handle(Pulled(pull.pull_id, STATS), 0.0)
+    machine.handle(Leave("segment"), 0.0)
+    machine.handle(CopiesGone("segment"), 0.0)
+    assert (machine.held_bytes, machine.waiting, machine.pinned_bytes) == (1024, 1, 0)
+    machine.validate()
+
+
 def test_a_request_larger_than_the_cache_is_refused_and_its_leases_are_released() -> None:
     refused, *released = acquire(cache(2048), "a", ticket(b"x", 1024), ticket(b"y", 1088))
     assert isinstance(refused, Refused)
@@ -459,14 +474,15 @@ class CacheModel(RuleBasedStateMachine):
         wanted=st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.sampled_from("xy")), max_size=4),
         other_size=st.integers(0, 9),
         deadline_s=st.integers(0, 9),
+        transient=st.booleans(),
     )
-    def acquire(self, wanted: list[tuple[bytes, str]], other_size: int, deadline_s: int) -> None:
+    def acquire(self, wanted: list[tuple[bytes, str]], other_size: int, deadline_s: int, transient: bool) -> None:
         self.count += 1
         extra = 64 if other_size == 0 else 0
         tickets = [ticket(key, 256 * (key[0] - 95) + extra, holder) for key, holder in wanted]
         self.given.update(t.lease_id for t in tickets)
         self.inside[str(self.count)] = None
-        self.apply(acquire(self.machine, str(self.count), *tickets, deadline_s=deadline_s))
+        self.apply(acquire(self.machine, str(self.count), *tickets, deadline_s=deadline_s, transient=transient))
 
     @precondition(lambda self: self.pulling)
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "ok", "failed", "lost", "late"]))

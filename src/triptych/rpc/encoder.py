@@ -1,4 +1,4 @@
-"""The encoder's gRPC servicer: converts messages and calls the service."""
+"""The gRPC servicer of instances that hold tensors for others: encoders, and text instances that hand over."""
 
 from typing import Any
 

@@ -1,15 +1,15 @@
-"""The embeddings that this instance holds: its arena, and the state machine of its slots and leases."""
+"""What an instance holds for others: its arena, and the state machine of its slots and leases."""
 
 import logging
 from collections.abc import Callable, Sequence
 
-from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
-from triptych.domain.encoding import EncodeRequest
-from triptych.errors import EngineFailure, InternalError
+from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Tensor, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeRequest, LeaseRequest
+from triptych.errors import EngineFailure, InternalError, InvalidRequest
 from triptych.machine.encoder import arena_events
 from triptych.machine.encoder.arena import ArenaMachine, LeaseLimits
 from triptych.ports import Arena, Clock, Offload
-from triptych.transport.slot import seal
+from triptych.transport.slot import seal, seal_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ArenaStore:
         """``copy`` copies embeddings into the arena; use a pool without slow work."""
         self.arena = arena
         self._copy = copy
-        self._on_change: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
         self._on_evicted: Callable[[bytes], None] = lambda _: None
         self._clock = clock
         self.memory = ArenaMachine(
@@ -44,7 +44,7 @@ class ArenaStore:
 
     def on_change(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever embeddings or leases may have changed."""
-        self._on_change = on_change
+        self._listeners.append(on_change)
 
     def on_evicted(self, on_evicted: Callable[[bytes], None]) -> None:
         """Call ``on_evicted`` with the key of each embedding that is evicted."""
@@ -78,6 +78,17 @@ class ArenaStore:
         checksum = await self._copy.run(seal, self.arena, slot.offset, slot.generation, tensors)
         self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
 
+    def window(self, slot: arena_events.Slot) -> memoryview | None:
+        """Where the payload of a reserved slot is written; None in the memory of a device."""
+        return self.arena.window(slot.offset + GENERATION_NBYTES, slot.payload_nbytes)
+
+    async def seal(self, slot: arena_events.Slot, named: bytes) -> None:
+        """Publish what was written through ``window``; from then on ``named`` can be granted. If there is another slot of this
+        name, that one is granted and this one is freed. When cancelled, the slot stays reserved.
+        """
+        checksum = await self._copy.run(seal_in_place, self.arena, slot.offset, slot.generation, slot.payload_nbytes)
+        self._handle(arena_events.Commit(slot.key, slot.generation, checksum, named))
+
     def abandon(self, slot: arena_events.Slot) -> None:
         """Free a slot that will not be filled."""
         self._handle(arena_events.Abandon(slot.key, slot.generation))
@@ -104,6 +115,10 @@ class ArenaStore:
             raise
         return ticket
 
+    def lease(self, request: LeaseRequest) -> Ticket:
+        """``Encoder.lease``. Also while draining, as issued tickets may still be used."""
+        return self.grant(request.key, request.lease_id, checked_lease_s(request.lease_s), request.generation)
+
     def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._handle(arena_events.Release(tuple(lease_ids)))
 
@@ -123,5 +138,13 @@ class ArenaStore:
                     logger.warning("%s", reason)
                 case _:
                     answer = effect
-        self._on_change()
+        for on_change in self._listeners:
+            on_change()
         return answer
+
+
+def checked_lease_s(lease_s: float) -> float:
+    """Raises InvalidRequest."""
+    if not lease_s > 0:
+        raise InvalidRequest(f"a lease must be longer than 0 s, got {lease_s:g}")
+    return lease_s
