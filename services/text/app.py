@@ -4,6 +4,7 @@ Engines that compute are imported when they are loaded: torch and transformers t
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -15,14 +16,15 @@ import grpc.aio
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
-from triptych.domain.stage import ModelPart, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.families.model_files import BadModel
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Arena, HolderStub, Instance, ObservedTextEngine, Offload, StagedTextEngine
-from triptych.rpc import instance
+from triptych.ports import Arena, HolderStub, Instance, LeaseCheck, ObservedTextEngine, Offload, StagedTextEngine
+from triptych.rpc import encoder, instance
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
 from triptych.rpc.server import Register
@@ -40,6 +42,8 @@ from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
+from triptych.transport.arena import HostArena
+from triptych.transport.arena_store import ArenaStore
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver
@@ -48,11 +52,15 @@ from triptych.transport.start import nobody_reads, start_transports
 from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler, VisionEncoder
+from .engine_loop import handing_engine
 from .gauges import KvMemory, watch
+from .kv_store import KvStore
 from .record import TextRecord
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
+
+logger = logging.getLogger(__name__)
 
 _MAX_HOLDERS = 1024
 """Limit on concurrent connections."""
@@ -87,7 +95,8 @@ class MountedEncoder:
     """Measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
     """Combines the text service and the encoder into one instance."""
-    service_name: str
+    store: ArenaStore
+    """Its arena, which also holds keys and values."""
     register: Register
     """Adds the encoder's servicer to the server."""
 
@@ -139,13 +148,23 @@ async def opened(
         if loaded.close is not None:
             stack.push_async_callback(engine_thread.run, loaded.close)
 
+        _check_role(settings.role, engine)
         record = TextRecord(telemetry.metrics, engine.model, counts_tokens=loaded.metrics is None)
-        part = "" if mounted is None else "pulled"
+        own_store = None
+        if mounted is None and settings.kv_arena_bytes and handing_engine(engine) is not None:
+            own_store = await _own_store(settings, instance_id, epoch, engine_thread, stack)
+        part = "" if mounted is None and own_store is None else "pulled"
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device, part=part)
         arena = await engine_thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
         scope = TaskScope("text")
-        transports = await _transports(settings, arena, record, tls, mounted, scope)
+        network = None if mounted is None else mounted.network
+        start = partial(_transports, settings, record=record, tls=tls, scope=scope)
+        transports = await start(arena, nobody_reads, network=network)
         stack.push_async_callback(transports.close)
+        offering = transports
+        if own_store is not None:
+            offering = await start(own_store.arena, own_store.may_read)
+            stack.push_async_callback(offering.close)
         peers = PeerPool(
             partial(holder_stub, tls=tls, beyond_loopback=settings.allow_network or tls is not None),
             transports.connect,
@@ -157,11 +176,12 @@ async def opened(
 
         await stack.enter_async_context(scope)
         receiver = _receiver(settings, arena, transports, peers, scope=scope, checks=checks, record=record)
+        kv = _kv_store(settings, engine, own_store, mounted)
         service = TextService(
             engine,
             receiver,
             settings,
-            offers=transports.offers,
+            offers=offering.offers,
             new_detokenizer=lambda: IncrementalDetokenizer(loaded.tokenizer),
             new_grammar=loaded.grammars.start,
             scope=scope,
@@ -172,6 +192,7 @@ async def opened(
             record=record,
             part=loaded.part,
             scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
+            kv=kv,
         )
         watch(
             telemetry.metrics,
@@ -181,6 +202,7 @@ async def opened(
             kv=None if loaded.metrics is not None else partial(_kv_memory, engine),
             connections=peers.by_backend,
             preferred=transports.preferred,
+            held=None if own_store is None else own_store.memory,
         )
         if loaded.metrics is not None:
             telemetry.metrics.watch(loaded.metrics)
@@ -195,8 +217,11 @@ async def opened(
             TextServicer(service).register(server)
             if mounted is not None:
                 mounted.register(server)
+            elif own_store is not None:
+                EncoderServicer(service).register(server)
 
-        names = (SERVICE_NAME, instance.SERVICE_NAME, *(() if mounted is None else (mounted.service_name,)))
+        holds = mounted is not None or own_store is not None
+        names = (SERVICE_NAME, instance.SERVICE_NAME, *((encoder.SERVICE_NAME,) if holds else ()))
         listening = server_of(settings, names, register, telemetry=telemetry, tls=tls)
         yield RpcApp(service, await stack.enter_async_context(listening), scope)
 
@@ -255,10 +280,12 @@ def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
 async def _transports(
     settings: TextSettings,
     arena: Arena,
+    check: LeaseCheck,
+    *,
     record: TextRecord,
     tls: TlsIdentity | None,
-    mounted: MountedEncoder | None,
     scope: TaskScope,
+    network: MemoryNetwork | None = None,
 ) -> TransportSet:
     try:
         return await start_transports(
@@ -266,16 +293,53 @@ async def _transports(
             arena,
             machine=machine_name(),
             host=settings.host,
-            check=nobody_reads,
+            check=check,
             connect_timeout_s=settings.connect_timeout_s,
             preferred=settings.prefer_transport,
             tls=tls,
             on_reset=record.transport_reset,
             on_failure=scope.fail,
-            network=None if mounted is None else mounted.network,
+            network=network,
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None
+
+
+def _check_role(role: Role, engine: ObservedTextEngine) -> None:
+    """Raises CannotStart for a role that needs what the engine cannot do."""
+    if not role.serves(Stage.PREFILL, Stage.DECODE) and handing_engine(engine) is None:
+        raise CannotStart(
+            f"role {role.value} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
+            "cannot: prefill and decode run in one instance (PD or EPD)"
+        )
+
+
+async def _own_store(
+    settings: TextSettings, instance_id: str, epoch: int, engine_thread: Offload, stack: AsyncExitStack
+) -> ArenaStore:
+    """For keys and values, as there is no encoder whose arena can have them."""
+    arena = await engine_thread.run(partial(HostArena, settings.kv_arena_bytes, instance_id=instance_id, epoch=epoch))
+    copy = ThreadOffload(1, name="text-copy")
+    stack.callback(copy.close)
+    return ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
+
+
+def _kv_store(
+    settings: TextSettings, engine: ObservedTextEngine, own: ArenaStore | None, mounted: MountedEncoder | None
+) -> KvStore | None:
+    """Where keys and values are handed over; None if they are not."""
+    handing = handing_engine(engine)
+    store = own if mounted is None or not settings.kv_arena_bytes else mounted.store
+    if handing is None or handing.kv_kind is None or store is None:
+        return None
+    if not isinstance(store.arena, HostArena):
+        logger.warning(
+            "keys and values are not handed over: the arena lies on a device, and they are copied by way of the host"
+        )
+        return None
+    kv = KvStore(store, handing.kv_kind, shared=own is None, rng=random.SystemRandom(), clock=monotonic)
+    logger.info("the arena holds keys and values of up to %d tokens", kv.capacity_tokens)
+    return kv
 
 
 def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:

@@ -1,25 +1,38 @@
 """The loop that drives the text engine: requests join and leave between its steps.
 
 The engine runs in one thread, behind an ``Offload``. The loop passes it additions and cancellations, runs its steps,
-and delivers the tokens. It does not poll: without requests it waits. If the instance also encodes, the encoder runs
-between steps (``device_scheduler.py``).
+and delivers the tokens. Between steps it also copies keys and values, a bounded number of bytes each time, so that they
+hold up decodes little. It does not poll: while no step would do anything it waits. If the instance also encodes, the encoder
+runs between steps (``device_scheduler.py``).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
 from triptych.policy.queueing import Turn
-from triptych.ports import Clock, EngineOutput, EngineRequest, Offload, TextEngine
+from triptych.ports import (
+    Clock,
+    EngineOutput,
+    EngineRequest,
+    HandingTextEngine,
+    ObservedTextEngine,
+    Offload,
+    TextEngine,
+)
 
 from .device_scheduler import DeviceScheduler
 from .sequences import Sequences
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ALONE = Iteration(prefill=True, encode=False)
 """Without an encoder."""
@@ -35,14 +48,29 @@ class _Joining:
 
 
 @dataclass(frozen=True, slots=True)
+class _Copy:
+    """A call of the engine between two steps."""
+
+    call: Callable[[], Any]
+    nbytes: int
+    result: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Load:
     """The engine's load after a call."""
 
     has_work: bool = False
+    can_step: bool = False
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
     """Requests not started yet."""
     prefill_turn: Turn | None = None
+    awaiting: AbstractSet[str] = frozenset()
+    """Requests with a choice that has started, and whose keys and values arrive."""
+    free_tokens: int | None = None
+    computed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Positions computed of each choice, of the requests that are followed."""
 
 
 class EngineLoop:
@@ -50,19 +78,26 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: TextEngine,
+        engine: ObservedTextEngine,
         thread: Offload,
         *,
         clock: Clock,
         on_change: Callable[[], None],
         on_gap: Callable[[float], None],
         scheduler: DeviceScheduler | None = None,
+        most_copied_bytes: int = 1 << 24,
     ) -> None:
         """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
         ``on_gap`` gets the seconds between two tokens of a choice. ``scheduler`` is set if an encoder shares the
-        thread.
+        thread. ``most_copied_bytes``: of copies between two steps, unless a single one has more.
         """
+        self._most_copied_bytes = most_copied_bytes
+        self._copies: deque[_Copy] = deque()
+        self._followed: dict[str, tuple[tuple[int, ...], Callable[[Mapping[int, int]], None]]] = {}
+        """Requests with their choices, and whom to tell of their computed positions."""
+        self._handing = handing_engine(engine)
+        self._has_ended = False
         self._scheduler = scheduler
         if scheduler is not None:
             scheduler.vision_encoder.when_ready(self._wake_up)
@@ -80,15 +115,20 @@ class EngineLoop:
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._is_lost = False
-        self._load = _Load()
+        self._load = _Load(free_tokens=engine.kv_free_tokens)
 
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
         tokens = self._load.pending_tokens
         for one in (*self._joining.values(), *self._adding.values()):
-            tokens += len(one.request.token_ids) + len(one.request.begun) * (one.request.sampling.max_tokens or 0)
+            tokens += len(one.request.token_ids) + len(one.request.begun) * most_tokens(one.request)
         return tokens
+
+    @property
+    def free_tokens(self) -> int | None:
+        """KV memory for so many tokens is free; None if the engine does not tell."""
+        return self._load.free_tokens
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -110,6 +150,25 @@ class EngineLoop:
         self._joining[request.request_id] = _Joining(request, sequences, on_copied)
         self._wake.set()
         return sequences
+
+    def follow(self, request_id: str, choices: tuple[int, ...], tell: Callable[[Mapping[int, int]], None]) -> None:
+        """Until ``unfollow``, ``tell`` after each call of the engine how many positions of each choice are computed."""
+        self._followed[request_id] = choices, tell
+
+    def unfollow(self, request_id: str) -> None:
+        self._followed.pop(request_id, None)
+
+    def between(self, call: Callable[[], T], nbytes: int = 0) -> "asyncio.Future[T]":
+        """Call the engine between two steps, when it has got what was submitted before. ``nbytes``: that the call copies.
+
+        Calls run in order; cancelling one that runs does not interrupt it. Raises Unavailable if the loop has ended.
+        """
+        if self._has_ended:
+            raise Unavailable("the instance is shutting down")
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._copies.append(_Copy(call, nbytes, result))
+        self._wake.set()
+        return result
 
     def cancel(self, request_id: str) -> None:
         """Remove a request before the engine's next step. Finished or unknown ones are ignored."""
@@ -143,14 +202,14 @@ class EngineLoop:
         """
         try:
             while True:
-                if not (self._joining or self._live or self._cancelled or self._encode_ready or self._is_lost):
+                if not self._is_due:
                     self._wake.clear()
                     await self._wake.wait()
                 await self._apply()
                 iteration = (
                     _ALONE if self._scheduler is None else self._scheduler.next(prefill_turn=self._load.prefill_turn)
                 )
-                if self._live or self._is_lost:
+                if (self._live and self._load.can_step) or self._is_lost:
                     await self._step(iteration)
                 if self._scheduler is not None and iteration.encode:
                     await self._scheduler.encode()
@@ -161,6 +220,15 @@ class EngineLoop:
             error = Unavailable("the instance is shutting down")
             for sequences in (*self._live.values(), *(one.sequences for one in self._joining.values())):
                 sequences.fail(error)
+            self._has_ended = True
+            for copy in self._copies:
+                _fail_copy(copy, error)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether there is anything to do."""
+        told = bool(self._joining or self._cancelled or self._copies or self._is_lost)
+        return told or (bool(self._live) and self._load.can_step) or self._encode_ready
 
     @property
     def _encode_ready(self) -> bool:
@@ -175,18 +243,42 @@ class EngineLoop:
         for request_id, one in joining.items():
             self._live[request_id] = one.sequences
             self._turns[request_id] = one.request.turn
-        lost = self._lost_turns()
-        if not (joining or self._cancelled or lost):
+        lost, copies = self._lost_turns(), self._next_copies()
+        if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
         cancelled, self._cancelled = self._cancelled, set()
         requests = [one.request for one in joining.values()]
-        refused, self._load = await self._thread.run(self._exchange, cancelled, requests, lost)
+        refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
         self._adding = {}
+        self._told(load)
+        for copy, (result, error) in zip(copies, results, strict=True):
+            if error is not None:
+                _fail_copy(copy, error)
+            elif not copy.result.done():
+                copy.result.set_result(result)
         for request_id, one in joining.items():
             one.on_copied()
             if request_id in refused and self._live.get(request_id) is one.sequences:
                 self._fail(request_id, refused[request_id])
+
+    def _next_copies(self) -> list[_Copy]:
+        """Those to run now."""
+        copies: list[_Copy] = []
+        nbytes = 0
+        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._most_copied_bytes):
+            copy = self._copies.popleft()
+            if not copy.result.cancelled():
+                copies.append(copy)
+                nbytes += copy.nbytes
+        return copies
+
+    def _told(self, load: _Load) -> None:
+        """Take over what the engine's thread says."""
+        self._load = load
+        for request_id, computed in load.computed.items():
+            if (followed := self._followed.get(request_id)) is not None:
+                followed[1](computed)
 
     def _lost_turns(self) -> list[tuple[str, Turn]]:
         """The new turns of requests that have not begun, and cannot be served in time any more."""
@@ -196,9 +288,13 @@ class EngineLoop:
         return lost
 
     def _exchange(
-        self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest], lost: list[tuple[str, Turn]]
-    ) -> tuple[dict[str, Exception], _Load]:
-        """Runs in the engine's thread. Returns the refused requests."""
+        self,
+        cancelled: set[tuple[str, int | None]],
+        requests: list[EngineRequest],
+        lost: list[tuple[str, Turn]],
+        copies: Sequence[_Copy],
+    ) -> tuple[dict[str, Exception], list[tuple[Any, Exception | None]], _Load]:
+        """Runs in the engine's thread. Returns the refused requests, and the results or errors of the copies."""
         refused: dict[str, Exception] = {}
         for request_id, choice in cancelled:
             try:
@@ -212,12 +308,18 @@ class EngineLoop:
                 refused[request.request_id] = error
         for request_id, turn in lost:
             self._engine.reorder(request_id, turn)
-        return refused, self._engine_load()
+        results: list[tuple[Any, Exception | None]] = []
+        for copy in copies:
+            try:
+                results.append((copy.call(), None))
+            except Exception as error:  # noqa: BLE001 - reported to its caller
+                results.append((None, error))
+        return refused, results, self._engine_load()
 
     async def _step(self, iteration: Iteration) -> None:
         before, began_s = dict(self._live), self._clock()
         try:
-            outputs, self._load = await self._thread.run(self._step_once, iteration)
+            outputs, load = await self._thread.run(self._step_once, iteration)
         except Exception as error:
             for request_id, sequences in before.items():
                 if self._live.get(request_id) is sequences:
@@ -226,8 +328,9 @@ class EngineLoop:
                 raise
             return
         now_s = self._clock()
+        self._told(load)
         for request_id, sequences in before.items():
-            if sequences.joined_s is None and request_id not in self._load.waiting:
+            if sequences.joined_s is None and (request_id not in load.waiting or request_id in load.awaiting):
                 sequences.join(began_s)
                 self._turns.pop(request_id, None)
         for output in outputs:
@@ -257,7 +360,22 @@ class EngineLoop:
     def _engine_load(self) -> _Load:
         """Runs in the engine's thread."""
         prefill_turn = None if self._scheduler is None else self._scheduler.engine.prefill_turn
-        return _Load(self._engine.has_work, self._engine.pending_tokens, self._engine.waiting, prefill_turn)
+        computed: dict[str, dict[int, int]] = {}
+        awaiting: AbstractSet[str] = frozenset()
+        if self._handing is not None:
+            awaiting = {request_id for request_id, _ in self._handing.awaiting}
+            for request_id, (choices, _) in list(self._followed.items()):
+                computed[request_id] = {choice: self._handing.computed(request_id, choice) for choice in choices}
+        return _Load(
+            self._engine.has_work,
+            self._engine.can_step,
+            self._engine.pending_tokens,
+            self._engine.waiting,
+            prefill_turn,
+            awaiting,
+            self._engine.kv_free_tokens,
+            computed,
+        )
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""
@@ -267,3 +385,18 @@ class EngineLoop:
             logger.error("the engine failed on request %s", request_id, exc_info=error)
             error = EngineFailure("the engine failed on this request")
         self._live.pop(request_id).fail(error)
+
+
+def handing_engine(engine: TextEngine) -> HandingTextEngine | None:
+    """The engine, if its keys and values can be copied out and in."""
+    return engine if isinstance(engine, HandingTextEngine) and engine.kv_kind is not None else None
+
+
+def most_tokens(request: EngineRequest) -> int:
+    """Most tokens that may be generated for each choice."""
+    return 1 if request.pauses else request.sampling.max_tokens or 0
+
+
+def _fail_copy(copy: _Copy, error: Exception) -> None:
+    if not copy.result.done():
+        copy.result.set_exception(error)

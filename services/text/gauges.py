@@ -9,7 +9,9 @@ from prometheus_client.core import Metric
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
+from triptych.machine.encoder.arena import ArenaMachine
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
+from triptych.transport.arena_gauges import ARENA, arena_gauges
 from triptych.transport.receiver import TensorReceiver
 
 
@@ -26,10 +28,6 @@ class KvMemory:
     preemptions: int
     copies: KvCopies
     """Of what was preempted."""
-
-
-_ARENA = ("arena",)
-"""A process that also encodes has two."""
 
 
 class Loaded(Protocol):
@@ -49,11 +47,13 @@ def watch(
     kv: Callable[[], KvMemory] | None,
     connections: Callable[[], dict[tuple[str, ...], int]],
     preferred: str | None,
+    held: ArenaMachine | None,
 ) -> None:
     """Read the instance's state at every scrape.
 
     ``kv`` is None if the engine has metrics of its own, of its queue and its memory. ``connections`` counts by backend.
-    ``preferred`` is the backend that the operator wants tried first.
+    ``preferred`` is the backend that the operator wants tried first. ``held``: the arena of keys and values, if it has one of its
+    own.
     """
     of_model = ("model_name",)
 
@@ -91,21 +91,23 @@ def watch(
             "triptych_arena_capacity_bytes",
             "Registered memory for pulled embeddings",
             of_arena(memory.capacity_bytes),
-            _ARENA,
+            ARENA,
         )
         yield gauge(
             "triptych_arena_leased_bytes",
             "... that is in use, being written, or in quarantine",
             of_arena(memory.pinned_bytes),
-            _ARENA,
+            ARENA,
         )
         yield gauge(
             "triptych_arena_cached_bytes",
             "... that holds cached embeddings not in use",
             of_arena(memory.cached_bytes),
-            _ARENA,
+            ARENA,
         )
-        yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), _ARENA)
+        yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), ARENA)
+        if held is not None:
+            yield from arena_gauges(held, "kv", "keys and values")
         yield gauge("triptych_requests_waiting_for_memory", "Requests waiting for room in it", memory.waiting)
         yield gauge("triptych_pulls_waiting", "Pulls waiting", pulls.waiting)
         yield gauge("triptych_pulls_running", "Pulls running", pulls.under_way)

@@ -49,6 +49,8 @@ class HybridInstance:
             parts=encoder.parts + text.parts,
             continues=text.continues,
             prefills_early=text.prefills_early,
+            kv_kind=text.kv_kind,
+            hands_over=text.hands_over,
         )
 
     def load(self) -> InstanceLoad:

@@ -30,6 +30,16 @@ class Record(PullRecord, Protocol):
         """Time between two deliveries of tokens to one sequence."""
         ...
 
+    def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
+        """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are handed over;
+        ``pulled``, ``found`` (here already), ``lost`` or ``computed`` (not tried) where they arrive.
+        """
+        ...
+
+    def handed_over(self, segments: int) -> None:
+        """An answer goes on elsewhere, with so many segments."""
+        ...
+
 
 class NoRecord(NoPullRecord):
     """A ``Record`` that does nothing."""
@@ -45,6 +55,12 @@ class NoRecord(NoPullRecord):
 
     def token_gap(self, seconds: float) -> None:
         del seconds
+
+    def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
+        del outcome, count, nbytes
+
+    def handed_over(self, segments: int) -> None:
+        del segments
 
 
 NO_RECORD = NoRecord()
@@ -68,6 +84,11 @@ class TextRecord:
         self._of_backend: dict[str, tuple[Histogram, Counter]] = {}
         """Looking up a labelled child takes longer than counting."""
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
+        self._kv_segments = counter(
+            "triptych_kv_segments", "Segments of keys and values of requests that are handed over", ("outcome",)
+        )
+        self._kv_bytes = counter("triptych_kv_segment_bytes", "Bytes of these segments", ("outcome",))
+        self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments",))
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
         )
@@ -115,6 +136,13 @@ class TextRecord:
 
     def pull_failed(self, backend: str, error: TriptychError) -> None:
         self._transfer_failures.labels(backend or _NO_BACKEND, error.code).inc()
+
+    def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
+        self._kv_segments.labels(outcome).inc(count)
+        self._kv_bytes.labels(outcome).inc(nbytes)
+
+    def handed_over(self, segments: int) -> None:
+        self._hand_overs.labels("yes" if segments else "no").inc()
 
     def transport_reset(self, backend: str, cause: str) -> None:
         """``OnReset`` of this process's transports."""

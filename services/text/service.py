@@ -1,29 +1,35 @@
-"""The text service: ``ports.Text`` over an engine and a tensor receiver."""
+"""The text service: ``ports.Text`` over an engine and a tensor receiver, and a holder of what it hands over."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.kv_segment import KvKind
 from triptych.domain.sampling import ResponseFormat
-from triptych.domain.stage import Role, Stage
-from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
+from triptych.domain.stage import Stage
+from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, Overloaded, TriptychError, Unavailable
 from triptych.machine.extents import round_up
 from triptych.policy.queueing import Turn, as_called, longest_waits
-from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
+from triptych.ports import Clock, EngineRequest, ObservedTextEngine, Offload, Rng, TokenGrammar
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
 from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.receiver import Arrived, TensorReceiver
 
 from .answer import Answer
-from .checks import check_request
+from .arriving import Arriving
+from .checks import arriving_lengths, check_request, usable_segments
 from .device_scheduler import DeviceScheduler
-from .engine_loop import EngineLoop
+from .engine_loop import EngineLoop, handing_engine
+from .handing import Handing, stretches
+from .kv_store import KvStore
 from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings
@@ -40,7 +46,7 @@ class _Job:
     turn: Turn
     """Its position in every queue of this instance."""
     tokens: int
-    """Prompt tokens and the most that may be generated."""
+    """Prompt tokens and the most that may be generated here."""
     in_receiver: bool = False
     """The receiver has the tickets and releases their leases."""
     in_engine: bool = False
@@ -49,14 +55,17 @@ class _Job:
     """The engine has started the request."""
     has_answered: bool = False
     """There is a first token, so its prompt has been computed."""
+    arriving: Arriving | None = None
+    """Has the tickets of its keys and values, and releases their leases."""
+    handing: Handing | None = None
 
 
 class TextService:
-    """``ports.Text``. Call ``start`` once its scope is open."""
+    """``ports.Text``, and of ``ports.Encoder`` what a holder has. Call ``start`` once its scope is open."""
 
     def __init__(
         self,
-        engine: TextEngine,
+        engine: ObservedTextEngine,
         receiver: TensorReceiver,
         settings: TextSettings,
         *,
@@ -71,12 +80,16 @@ class TextService:
         record: Record = NO_RECORD,
         part: ServedPart | None = None,
         scheduler: DeviceScheduler | None = None,
+        kv: KvStore | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
         ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
-        ``offload``, and raises InvalidRequest.
+        ``offload``, and raises InvalidRequest. ``offers`` are of the arena that others read, if there is one. ``kv``: where it
+        puts what it hands over; None if it does not.
         """
+        self._kv = kv
+        self._handing_engine = handing_engine(engine)
         self._record = record
         self._part = part
         self._engine = engine
@@ -97,7 +110,10 @@ class TextService:
             on_change=self._watched_load.notify,
             on_gap=self._record.token_gap,
             scheduler=scheduler,
+            most_copied_bytes=settings.kv_bytes_per_step,
         )
+        if kv is not None:
+            kv.store.on_change(self._watched_load.notify)
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()
         self._draining = False
@@ -116,7 +132,7 @@ class TextService:
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
-            role=Role.PD,
+            role=self._settings.role,
             model=self._engine.model,
             arena_bytes=self._receiver.cache.capacity_bytes,
             offers=self._offers(),
@@ -124,14 +140,17 @@ class TextService:
             parts=() if self._part is None else (self._part,),
             continues=True,
             prefills_early=self._engine.finds_prefixes,
+            kv_kind="" if self._kv_kind is None else self._kv_kind.digest,
+            hands_over=self._kv is not None,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready`` is sent when the engine has started the request. Closing the generator ends it within one step.
+        """``Ready`` is sent when the engine has started the request and what arrives has arrived. Closing the generator ends it within one step.
 
         ``queue_s`` is all time before ``Ready`` except pulling. Raises before ``Ready``: TransferFailed,
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
-        EngineFailure. Leases in the request's tickets are released in any case.
+        EngineFailure. Leases in the request's tickets are released in any case, and those of ``HandedOver`` if the caller
+        leaves without it.
         """
         job, record = self._job(request), NO_RECORD if request.early else self._record
         try:
@@ -140,6 +159,7 @@ class TextService:
             ready, sequences = await self._prepare(job)
             record.ready(ready)
             yield (ready,)
+            paused = set[int]()
             while answers:
                 async with self._deadline(job):
                     ready_tokens = await sequences.next()
@@ -147,6 +167,7 @@ class TextService:
                 events: list[TextEvent] = []
                 for tokens in ready_tokens:
                     answer = answers[tokens.choice]
+                    paused.add(tokens.choice)
                     chunk, reason = answer.feed(tokens)
                     if chunk.token_ids or chunk.text:
                         events.append(chunk)
@@ -158,6 +179,11 @@ class TextService:
                         events.append(end)
                 if events:
                     yield events
+                if request.hands_over and answers and paused.issuperset(answers):
+                    async with aclosing(self._hand_over(job, answers)) as last:
+                        async for one in last:
+                            yield one
+                    return
                 if answers and self._settings.stream_interval_s:
                     async with self._deadline(job):
                         await sequences.settled(self._settings.stream_interval_s)
@@ -167,26 +193,82 @@ class TextService:
         finally:
             self._release(job)
 
+    async def _hand_over(self, job: _Job, choices: Collection[int]) -> AsyncGenerator[Sequence[TextEvent]]:
+        """``HandedOver``, once what can be handed over is sealed."""
+        handing = job.handing
+        if handing is None:
+            self._record.handed_over(0)
+            yield (HandedOver(()),)
+            return
+        handing.end()
+        async with self._deadline(job):
+            await handing.sealed()
+        self._loop.cancel(job.job_id)  # its memory is free before the answer goes on elsewhere
+        handed_over = handing.hand_over(choices, job.request.kv_lease_s)
+        is_taken = False
+        try:
+            yield (handed_over,)
+            is_taken = True
+            self._record.handed_over(len(handed_over.segments))
+        finally:
+            if not is_taken:
+                handing.take_back(handed_over)
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        """Raises InvalidRequest: of ``ports.Encoder`` it has only what holders have."""
+        raise InvalidRequest(
+            f"item {request.item}: this instance does not encode, its role is {self._settings.role.value}"
+        )
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        """On a segment of keys and values."""
+        if self._kv is None:
+            raise LeaseLost("this instance holds nothing")
+        return self._kv.store.lease(request)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        if self._kv is not None:
+            self._kv.store.release(lease_ids)
+
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._watched_load.watch()
 
     def load(self) -> InstanceLoad:
-        """Requests that have not started count as prefill load, the others as decode load, as both share a batch.
+        """Requests that have not started count as prefill load, the others as decode load, as both share a batch. An instance
+        without one of these stages counts all at the other.
 
         A prompt counts as prefill load until the first token of its answer, the most that may be generated as decode
         load.
         """
-        waiting, running = self._loop.requests
+        waiting, running = self._waiting, self._loop.requests[1]
         prompts, tokens = 0, self._loop.pending_tokens
         for job in self._jobs.values():
             if not job.has_answered:
                 prompts += len(job.request.token_ids)
             if not job.in_engine:
                 tokens += job.tokens
-                waiting += 1
         prompts = min(prompts, tokens)
-        stages = {Stage.PREFILL: StageLoad(prompts, waiting), Stage.DECODE: StageLoad(tokens - prompts, running)}
+        leased = 0 if self._kv is None else self._kv.store.memory.leased_bytes
+        free = self._loop.free_tokens
+        if not self._settings.role.serves(Stage.DECODE):
+            stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
+        elif not self._settings.role.serves(Stage.PREFILL):
+            stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
+        else:
+            stages = {
+                Stage.PREFILL: StageLoad(prompts, waiting, leased),
+                Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free),
+            }
         return InstanceLoad(stages, self._draining)
+
+    @property
+    def _waiting(self) -> int:
+        """Requests that the engine has not started."""
+        return self._loop.requests[0] + sum(not job.in_engine for job in self._jobs.values())
+
+    @property
+    def _kv_kind(self) -> KvKind | None:
+        return None if self._handing_engine is None else self._handing_engine.kv_kind
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
@@ -203,14 +285,18 @@ class TextService:
         return ("it is draining",) if self._draining else ()
 
     async def drain(self) -> None:
-        """Refuse new requests. Returns once the running ones have ended."""
+        """Refuse new requests. Returns once the running ones have ended, and nobody needs what they handed over."""
         self._draining = True
         self._watched_load.notify()
-        await self._watched_load.wait_until(lambda _: not self._jobs)
+        await self._watched_load.wait_until(
+            lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
+        )
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         self._receiver.cache.validate()
+        if self._kv is not None:
+            self._kv.store.memory.validate()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +318,8 @@ class TextService:
                 aged_in_s=request.aged_in_s,
                 behind_s=request.behind_s,
             ),
-            len(request.token_ids) + len(request.begun) * (request.sampling.max_tokens or 0),
+            len(request.token_ids)
+            + len(request.begun) * (1 if request.hands_over else request.sampling.max_tokens or 0),
         )
 
     def _admit(self, job: _Job) -> None:
@@ -240,6 +327,8 @@ class TextService:
         if self._draining:
             raise Unavailable("the text instance is draining")
         check_request(request, self._engine)
+        if request.hands_over and self._handing_engine is None:
+            raise InvalidRequest("this instance does not hand over", param="hands_over")
         if len(self._jobs) >= self._settings.max_concurrent_requests:
             raise Overloaded(f"{self._settings.max_concurrent_requests} requests are open, which is the limit")
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
@@ -247,8 +336,10 @@ class TextService:
             raise InvalidRequest(
                 f"the request's embeddings take {nbytes} bytes, the limit is {self._settings.tensor_cache.max_embedding_bytes}"
             )
-        if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.tensor_cache.max_waiting_requests:
+        if (waiting := self._waiting) >= self._settings.tensor_cache.max_waiting_requests:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")
+        if request.kv_segments:
+            job.arriving = self._arriving(job)
         self._jobs[job.job_id] = job
         self._watched_load.notify()
 
@@ -263,8 +354,10 @@ class TextService:
         return answers
 
     async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
-        """Acquire the request's embeddings, then submit it to the engine."""
-        arrived, pull_s, grammar = Arrived((), ()), 0.0, None
+        """Acquire the request's embeddings, and room for what it hands over, then submit it to the engine, and bring the keys
+        and values that it can get.
+        """
+        arrived, pull_s, grammar, kv = Arrived((), ()), 0.0, None, None
         async with self._deadline(job):
             if job.request.sampling.response_format is not None:
                 grammar = await self._offload.run(self._new_grammar, job.request.sampling.response_format)
@@ -273,11 +366,53 @@ class TextService:
                 job.in_receiver = True
                 arrived = await self._receiver.acquire(job.job_id, job.request.placements, job.turn)
                 pull_s = self._clock() - began_s
+            if job.request.hands_over:
+                job.handing = await self._handing(job)
             sequences = self._submit(job, arrived, grammar)
             began_s = await sequences.joined()
-        job.has_begun = True
+            job.has_begun = True
+            if job.arriving is not None:
+                self._scope.spawn(job.arriving.run(), name="arriving")
+                kv = await job.arriving.over()
         queue_s = max(0.0, began_s - job.arrived_s - pull_s)
-        return Ready(arrived.reports, queue_s, pull_s), sequences
+        return Ready(arrived.reports, queue_s, pull_s, kv), sequences
+
+    def _arriving(self, job: _Job) -> Arriving:
+        """Raises InvalidRequest."""
+        offered, ignored = usable_segments(job.request, self._kv_kind)
+        return Arriving(
+            job.job_id,
+            offered,
+            ignored,
+            lengths=arriving_lengths(job.request),
+            receiver=self._receiver,
+            loop=self._loop,
+            engine=self._handing_engine,
+            turn=job.turn,
+            clock=self._clock,
+            record=self._record,
+        )
+
+    async def _handing(self, job: _Job) -> Handing | None:
+        """Reserve room for the keys and values of all tokens of the request that are known, before they are computed."""
+        request, kv, engine = job.request, self._kv, self._handing_engine
+        if kv is None or engine is None:
+            return None
+        prompt = len(request.token_ids)
+        wanted = stretches(kv.kind, prompt, {one: prompt + len(tokens) for one, tokens in request.begun.items()})
+        slots = await kv.reserve([one.segment for one in wanted], job.turn)
+        handing = Handing(
+            job.job_id,
+            wanted,
+            slots,
+            kv=kv,
+            loop=self._loop,
+            engine=engine,
+            pin_s=job.deadline_s - self._clock(),
+            record=self._record,
+        )
+        self._scope.spawn(handing.run(), name="handing")
+        return handing
 
     def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
         request = job.request
@@ -291,6 +426,8 @@ class TextService:
             request.tenant_salt,
             job.turn,
             request.continued,
+            pauses=request.hands_over,
+            arriving=0 if job.arriving is None else job.arriving.positions,
         )
         job.in_engine = True
         return self._loop.submit(
@@ -309,6 +446,13 @@ class TextService:
             for placement in job.request.placements:
                 self._receiver.releases.add(placement.ticket)
         self._receiver.copies_gone(job.job_id)
+        if job.handing is not None:
+            job.handing.stop()
+        if job.arriving is not None:
+            job.arriving.stop()
+        else:
+            for one in job.request.kv_segments:
+                self._receiver.releases.add(one.ticket)
         self._jobs.pop(job.job_id, None)
         self._watched_load.notify()
 
@@ -324,6 +468,8 @@ class TextService:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             await self._receiver.tick()
+            if self._kv is not None:
+                self._kv.sweep()
 
 
 def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
+from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.runtime.settings import InstanceSettings, service_config
@@ -20,12 +21,13 @@ class TextSettings(InstanceSettings):
     port: int = Field(default=50071, ge=0, le=65535)
     """TCP port for calls; 0 picks a free one and logs it."""
     role: Role = Role.PD
-    """Stages of this instance: PD (prefill and decode) or EPD (also encode, in the same thread and on the same port)."""
+    """Stages of this instance: prefill (P), decode (D) or both (PD), each also with encode (EP, ED, EPD), in the same thread and on
+    the same port. P and EP hand each answer over after its first token; D and ED go on with what others hand over."""
     mount_encoder: str = ""
-    """Role EPD: command line with the encoder's own settings (--arena-bytes, --max-batch-items, ...). It shares model, device,
+    """Roles with E: command line with the encoder's own settings (--arena-bytes, --max-batch-items, ...). It shares model, device,
     addresses, transports and process settings with the instance."""
     encode_patience_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Role EPD: prompts run before items. An item that has waited this long runs before prompts, in at most every second
+    """Roles with E: prompts run before items. An item that has waited this long runs before prompts, in at most every second
     step."""
 
     engine: EngineOptions = EngineOptions()
@@ -47,6 +49,14 @@ class TextSettings(InstanceSettings):
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
+    kv_arena_bytes: int = Field(default=64 * MIB, ge=0)
+    """Registered memory for keys and values that this instance hands over: those that others pull, and a cache in the rest. An
+    instance that encodes as well has them beside its embeddings instead, in the encoder's arena_bytes. 0 for none: then what is handed
+    over is computed again."""
+    leases: LeaseLimits = LeaseLimits()
+    """Limits of leases on them, if no encoder is mounted."""
+    kv_bytes_per_step: int = Field(default=16 * MIB, ge=1)
+    """Most bytes of keys and values that are copied between two steps of the engine; a segment has up to 8 MiB, or 64 tokens."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)
@@ -58,19 +68,24 @@ class TextSettings(InstanceSettings):
     """Shortest time between two messages of an answer; tokens are collected meanwhile. 0 sends each token at once. Fewer
     messages cost less on every hop, but tokens arrive up to this much later."""
 
+    @field_validator("kv_arena_bytes")
+    @classmethod
+    def _the_arena_has_room(cls, nbytes: int) -> int:
+        if 0 < nbytes < MIB:
+            raise ValueError(f"an arena has at least {MIB} bytes, or 0 for none")
+        return nbytes
+
     @field_validator("role")
     @classmethod
-    def _role_is_one_of_two(cls, role: Role) -> Role:
-        if role not in (Role.PD, Role.EPD):
-            raise ValueError(
-                f"{role.value} is neither PD nor EPD: prefill and decode run in one instance; for E run an encoder"
-            )
+    def _role_has_a_stage_of_text(cls, role: Role) -> Role:
+        if role is Role.E:
+            raise ValueError("role E is that of an encoder: run services.encoder")
         return role
 
     @model_validator(mode="after")
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
         if self.mount_encoder and not self.role.serves(Stage.ENCODE):
-            raise ValueError(f"mount_encoder is for role EPD, the role is {self.role.value}")
+            raise ValueError(f"mount_encoder is for roles EP, ED and EPD, the role is {self.role.value}")
         return self
 
     @model_validator(mode="after")

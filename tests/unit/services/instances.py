@@ -11,12 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from services.encoder.arena_store import ArenaStore
 from services.encoder.embedding_files import EmbeddingFiles
 from services.encoder.file_tier import FileTier
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
+from services.text.kv_store import KvStore
 from services.text.record import NO_RECORD, Record
 from services.text.service import TextService
 from services.text.settings import TextSettings
@@ -46,6 +46,7 @@ from triptych.testing.offload import InlineOffload
 from triptych.testing.virtual_time import run
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.arena_store import ArenaStore
 from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver
@@ -209,14 +210,19 @@ class TextInstance:
     engine: FakeTextEngine
     receiver: TensorReceiver
     scope: TaskScope
+    store: ArenaStore | None = None
+    """Of keys and values that it hands over."""
 
     async def settled(self) -> None:
         """Waits until no request is left and nothing is pinned, and checks the invariants."""
         for _ in range(200):
-            if not self.receiver.cache.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
+            held = self.receiver.cache.pinned_bytes or (self.store is not None and self.store.memory.leases)
+            if not held and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
                 break
             await asyncio.sleep(0.05)
-        assert set(self.service.load().stages.values()) == {StageLoad(0, 0)}
+        for one in self.service.load().stages.values():
+            assert replace(one, free_tokens=None) == StageLoad(0, 0)
+            assert one.free_tokens in (None, self.engine.kv_tokens)
         assert self.receiver.cache.pinned_bytes == 0
         assert len(self.scope) == LASTING_TASKS
         self.service.validate()
@@ -225,9 +231,11 @@ class TextInstance:
 @asynccontextmanager
 async def text_instance(
     network: MemoryNetwork,
-    encoders: Sequence[Encoder],
+    holders: Sequence[Encoder],
     *,
+    instance_id: str = "text",
     engine: FakeTextEngine | None = None,
+    kv_bytes: int = 0,
     max_running: int = 64,
     slots: int = 64,
     damage: Callable[[object], bool] = lambda _: False,
@@ -237,19 +245,27 @@ async def text_instance(
     record: Record = NO_RECORD,
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds.
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds. ``kv_bytes``: size of the arena for keys and values
+    that it hands over; 0 for none.
 
     Checks at the end that nothing leaked. The batches of ``vision_encoder`` run within ``budget`` in the engine's ``thread``.
     """
     clock = asyncio.get_running_loop().time
     engine = engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=max_running)
     said = TextSettings(model=Path("unused"), **settings)
-    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
+    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=1, part="pulled")
     inner = MemoryTransport(network, arena, host="here", check=lambda *_: False)
     transports = TransportSet((DamagingTransport(inner, damage),), connect_timeout_s=said.connect_timeout_s)
-    stubs = {address_of((await one.describe()).instance_id): _stub(one) for one in encoders}
+    stubs = {address_of((await one.describe()).instance_id): _stub(one) for one in holders}
     peers = PeerPool(lambda address: stubs[address], transports.connect, limit=8, clock=clock)
-    async with TaskScope("text") as scope:
+    store = None
+    if kv_bytes:
+        held = HostArena(HEADER_NBYTES + kv_bytes, instance_id=instance_id, epoch=1)
+        limits, max_pull_s = LeaseLimits(), said.transfers.max_pull_s
+        store = ArenaStore(held, limits, max_pull_s=max_pull_s, clock=clock, copy=InlineOffload(1))
+        offering = MemoryTransport(network, held, host="here", check=store.may_read)
+    kind = engine.kv_kind
+    async with TaskScope(instance_id) as scope:
         receiver = TensorReceiver(
             arena=arena,
             transport=transports,
@@ -266,7 +282,7 @@ async def text_instance(
             engine,
             receiver,
             said,
-            offers=transports.offers,
+            offers=transports.offers if store is None else lambda: (offering.offer(),),
             new_detokenizer=LetterDetokenizer,
             new_grammar=Grammars(fake_tokenizer()).start,
             scope=scope,
@@ -278,9 +294,12 @@ async def text_instance(
             scheduler=None
             if vision_encoder is None
             else DeviceScheduler(engine, vision_encoder, budget, said.encode_patience_s, clock),
+            kv=None
+            if store is None or kind is None
+            else KvStore(store, kind, shared=False, rng=random.Random(3), clock=clock),
         )
         service.start()
-        instance = TextInstance(service, engine, receiver, scope)
+        instance = TextInstance(service, engine, receiver, scope, store)
         yield instance
         await instance.settled()
     await peers.close()

@@ -48,11 +48,21 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
             whole = HybridInstance(p.text.service, p.encoder.service, TextSettings(model=Path()))
             info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
             assert (encoder.role, text.role, info.role) == (Role.E, Role.PD, Role.EPD)
+            assert text.kv_kind
             assert info == replace(
-                encoder, role=Role.EPD, kv_tokens=text.kv_tokens, continues=True, prefills_early=True
+                encoder,
+                role=Role.EPD,
+                kv_tokens=text.kv_tokens,
+                continues=True,
+                prefills_early=True,
+                kv_kind=text.kv_kind,
             )
             async with aclosing(whole.watch_load()) as loads:
-                assert (await anext(loads)).stages == dict.fromkeys(Stage, StageLoad(0, 0))
+                idle = dict.fromkeys(Stage, StageLoad(0, 0))
+                assert (await anext(loads)).stages == {
+                    **idle,
+                    Stage.DECODE: StageLoad(0, 0, free_tokens=p.text.engine.kv_tokens),
+                }
                 kept = await p.encoder.service.encode(encode_request("bird"))
                 assert (await anext(loads)).at(Stage.ENCODE).leased_bytes > 0
                 await p.encoder.service.release([kept.ticket.lease_id, kept.router_lease])

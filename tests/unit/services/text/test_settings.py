@@ -33,14 +33,25 @@ def test_invalid_settings_are_refused(arguments: list[str]) -> None:
         TextSettings.load(arguments, {})
 
 
-@pytest.mark.parametrize("role", ["EP", "ED", "E", "P", "D", "epd", ""])
-def test_unknown_roles_are_refused_by_name(role: str) -> None:
-    with pytest.raises(SettingsError, match=f"{role} is neither PD nor EPD|Input should be"):
+@pytest.mark.parametrize("role", ["P", "D", "PD", "EP", "ED", "EPD"])
+def test_roles_with_a_stage_of_text_are_taken(role: str) -> None:
+    assert TextSettings.load(["--model", "m", "--role", role], {}).role is Role(role)
+
+
+@pytest.mark.parametrize(("role", "said"), [("E", "run services.encoder"), ("epd", "Input should be"), ("", "Input")])
+def test_other_roles_are_refused_by_name(role: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
         TextSettings.load(["--model", "m", "--role", role], {})
 
 
+def test_an_arena_for_keys_and_values_has_room_or_is_none() -> None:
+    assert TextSettings.load(["--model", "m", "--kv-arena-bytes", "0"], {}).kv_arena_bytes == 0
+    with pytest.raises(SettingsError, match="at least 1048576 bytes, or 0"):
+        TextSettings.load(["--model", "m", "--kv-arena-bytes", "1000"], {})
+
+
 def test_an_encoder_is_mounted_only_in_roles_that_encode() -> None:
-    with pytest.raises(SettingsError, match="mount_encoder is for role EPD, the role is PD"):
+    with pytest.raises(SettingsError, match="mount_encoder is for roles EP, ED and EPD, the role is PD"):
         TextSettings.load(["--model", "m", "--mount-encoder=--arena-bytes 9999999"], {})
 
 

@@ -1,0 +1,133 @@
+"""Where segments of keys and values lie that this instance hands over: reserved in turn, written by the engine, sealed, leased."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
+from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
+from triptych.errors import ArenaFull, InvalidMedia
+from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.extents import round_up
+from triptych.policy.queueing import Turn
+from triptych.ports import Clock, Rng
+from triptych.transport.arena_store import ArenaStore
+
+
+@dataclass(slots=True)
+class _Waiting:
+    segments: Sequence[KvSegment]
+    nbytes: int
+    turn: Turn
+    slots: asyncio.Future[list[Slot]]
+
+
+class KvStore:
+    """Single-threaded, on the event loop."""
+
+    def __init__(self, store: ArenaStore, kind: KvKind, *, shared: bool, rng: Rng, clock: Clock) -> None:
+        """``shared``: embeddings lie in the arena too. Then nothing waits for room, as requests that hold embeddings there would
+        wait for each other.
+        """
+        self.store = store
+        self.kind = kind
+        self._shared = shared
+        self._rng = rng
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._is_trying = False
+        if not shared:
+            store.on_change(self._try_next)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions that fit into the arena."""
+        return self.store.memory.capacity_bytes // self.kind.position_nbytes
+
+    async def reserve(self, segments: Sequence[KvSegment], turn: Turn) -> list[Slot]:
+        """Slots for all segments, once there is room and it is this one's turn. Where nothing waits, or they can never all have
+        room: slots for the first of them. When cancelled, nothing is reserved.
+        """
+        nbytes = sum(round_up(one.nbytes + 2 * GENERATION_NBYTES) for one in segments)
+        if self._shared or nbytes > self.store.memory.capacity_bytes:
+            return self.reserve_now(segments)
+        one = _Waiting(segments, nbytes, turn, asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
+        self._try_next()
+        try:
+            return await one.slots
+        except asyncio.CancelledError:
+            if one.slots.done() and not one.slots.cancelled():
+                self.abandon(one.slots.result())
+            raise
+        finally:
+            if one in self._waiting:
+                self._waiting.remove(one)
+                self._try_next()
+
+    def reserve_now(self, segments: Sequence[KvSegment]) -> list[Slot]:
+        """Slots for the first segments, as many as there is room for."""
+        slots: list[Slot] = []
+        for one in segments:
+            # The key depends on the contents, which the engine gets later.
+            key = self._rng.getrandbits(8 * KEY_NBYTES).to_bytes(KEY_NBYTES, "little")
+            try:
+                slots.append(self.store.reserve(key, (one.spec,), one.positions))
+            except (ArenaFull, InvalidMedia):
+                break
+        return slots
+
+    def abandon(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self.store.abandon(slot)
+
+    def window(self, slot: Slot) -> memoryview:
+        """Where the segment is written."""
+        memory = self.store.window(slot)
+        assert memory is not None  # noqa: S101 - the arena is in host memory
+        return memory
+
+    def pin(self, key: bytes, lease_s: float) -> LeaseId:
+        """Keep a sealed segment until its lease is released. Raises LeaseLost, Overloaded."""
+        return self.store.grant(key, self._new_lease(), lease_s).lease_id
+
+    def hand_over(self, key: bytes, segment: KvSegment, choices: tuple[int, ...], lease_s: float) -> SealedSegment:
+        """Grant a lease to its reader and one to the router. Raises LeaseLost, Overloaded; then neither is granted."""
+        ticket = self.store.grant(key, self._new_lease(), lease_s)
+        try:
+            router_lease = self.pin(key, lease_s)
+        except Exception:
+            self.store.release((ticket.lease_id,))
+            raise
+        return SealedSegment(KvPlacement(segment.first, ticket, choices), router_lease)
+
+    def sweep(self) -> None:
+        """Expire leases. The encoder does it for an arena that is shared with one."""
+        if not self._shared:
+            self.store.sweep()
+
+    def _new_lease(self) -> LeaseId:
+        return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
+
+    def _try_next(self) -> None:
+        """Reserve for those that wait, in their order, while there is room. None overtakes, so that nothing starves."""
+        if self._is_trying:
+            return  # called by what it does itself
+        self._is_trying = True
+        try:
+            while self._waiting:
+                now_s = self._clock()
+                one = min(self._waiting, key=lambda waiting: waiting.turn.at(now_s))
+                if one.nbytes > self.store.memory.available_bytes:
+                    return
+                slots = self.reserve_now(one.segments)
+                if len(slots) < len(one.segments):
+                    self.abandon(slots)
+                    return
+                self._waiting.remove(one)
+                if one.slots.done():
+                    self.abandon(slots)
+                else:
+                    one.slots.set_result(slots)
+        finally:
+            self._is_trying = False
