@@ -155,6 +155,24 @@ def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
+def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case: Case) -> None:
+    """One after the other, while those before are decoded; a segment of every third is lost."""
+    prefills = case.engine(kv=KvOptions(48, contiguous=False), token_budget=4 * case.tiny.chunk_tokens)
+    decodes = case.engine(kv=KvOptions(16, contiguous=True))
+    outputs: list[EngineOutput] = []
+    expected: dict[str, list[int]] = {}
+    for number, items in enumerate(MIXED):
+        name, question = f"r{number}", case.question(number, items)
+        expected[name] = case.answer(question, ANSWER_TOKENS + number)
+        request = case.request(name, question, ANSWER_TOKENS + number)
+        begun, packed = prefill(prefills, request)
+        outputs += begun
+        if begun[-1].finish_reason is None:
+            lost = (1,) if number % 3 == 0 else ()
+            outputs += go_on(decodes, request, {0: begun[-1].token_ids}, {0: packed}, lost=lost)
+    assert finish(decodes, outputs) == expected
+
+
 def test_answers_go_on_from_every_position(case: Case) -> None:
     """In an engine that has computed nothing of them, all at once."""
     question = case.question(8, 2)
