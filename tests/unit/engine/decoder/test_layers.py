@@ -89,6 +89,7 @@ def test_state_outside_of_blocks_cannot_be_copied(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     with pytest.raises(BadModel, match=r"preempted_kv_bytes is 4096: .*'conv', 'full_attention'"):
         text_engine(directory, preempted_kv_bytes=4096)
+    assert text_engine(directory).kv_kind is None, "it can neither be handed over"
 
 
 def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> None:
