@@ -1,0 +1,355 @@
+"""What it takes to hand keys and values from one process to another, against three copies of the same bytes in memory.
+
+A set of 63 MiB: 1,152 positions of a language model with 28 layers, 4 key heads of 128 and 16-bit numbers (7 billion parameters with grouped
+heads), in segments as ``domain.kv_segment.KvKind`` cuts them. Per segment the sender gathers the positions from scattered blocks of its
+cache into a slot of its arena and seals it; the reader pulls the slot, checks it, and scatters it into the blocks, of another size, of its own
+cache. These are three copies and two checksums. ``one by one`` waits for each segment before the next; ``pipelined`` does what instances do:
+the sender goes on while the reader pulls.
+
+``memcpy`` copies the set three times inside the reader, in the same round. Ratios are to it. Rounds alternate all systems.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+
+from benchmarks import ending, identity, machine
+from benchmarks.figures import add_json_option, write_figures
+from benchmarks.transport import HOST, available_backends, open_transport
+from triptych.cli.child import child_command
+from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, DType, Ticket
+from triptych.domain.instance import TransportOffer
+from triptych.domain.kv_segment import KvKind, KvSegment
+from triptych.engine.decoder.kv_cache import KvCache
+from triptych.machine.extents import round_up
+from triptych.policy.transport import MEMORY, NIXL
+from triptych.ports import Peer
+from triptych.transport.arena import HostArena
+from triptych.transport.slot import seal_in_place, verify
+
+MEMCPY = "memcpy"
+KIND = KvKind("0" * 64, DType.BF16, layers=28, heads=4, head_size=128)
+SENDER_BLOCK, READER_BLOCK = 16, 48
+"""Positions of a block of KV memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    positions: int = 1152
+    rounds: int = 15
+    kind: KvKind = KIND
+
+
+QUICK = Settings(positions=200, rounds=2, kind=replace(KIND, layers=2))
+
+
+def segments(settings: Settings) -> tuple[KvSegment, ...]:
+    return settings.kind.segments(0, settings.positions)
+
+
+def cache_of(settings: Settings, block_tokens: int) -> KvCache:
+    """Room for the set, and as much again, so that its blocks can be scattered."""
+    blocks = 2 * -(-settings.positions // block_tokens)
+    nbytes = blocks * block_tokens * settings.kind.position_nbytes
+    return KvCache(settings.kind, nbytes=nbytes, block_tokens=block_tokens, device=torch.device("cpu"))
+
+
+def filled_cache(settings: Settings) -> KvCache:
+    """The sender's, with the same contents each time."""
+    cache = cache_of(settings, SENDER_BLOCK)
+    for memory in (cache.keys, cache.values):
+        memory.normal_(generator=torch.Generator().manual_seed(16))
+    return cache
+
+
+def scattered(settings: Settings, block_tokens: int) -> list[int]:
+    """A table of blocks of which no two adjacent ones are adjacent in memory."""
+    return [2 * index for index in range(-(-settings.positions // block_tokens))]
+
+
+def tickets(settings: Settings, holder: str, base: int) -> list[Ticket]:
+    """Where the sender's segments lie; their checksums are told when they are sealed."""
+    found, offset = [], base
+    for index, segment in enumerate(segments(settings)):
+        found.append(
+            Ticket(
+                key=index.to_bytes(KEY_NBYTES, "little"),
+                holder=holder,
+                epoch=1,
+                offset=offset,
+                payload_nbytes=segment.nbytes,
+                generation=1,
+                checksum=0,
+                tensors=(segment.spec,),
+                tokens=segment.positions,
+                lease_id=b"l" * LEASE_ID_NBYTES,
+                lease_s=60.0,
+            )
+        )
+        offset += round_up(found[-1].slot_nbytes)
+    return found
+
+
+def arena_for(settings: Settings, instance_id: str) -> HostArena:
+    last = tickets(settings, instance_id, 4096)[-1]
+    return HostArena(last.offset + round_up(last.slot_nbytes), instance_id=instance_id, epoch=1)
+
+
+def payload(arena: HostArena, ticket: Ticket) -> torch.Tensor:
+    """The payload of a slot, as bytes."""
+    window = arena.window(ticket.offset + GENERATION_NBYTES, ticket.payload_nbytes)
+    return torch.frombuffer(window, dtype=torch.uint8)
+
+
+# --- the sender ------------------------------------------------------------------------------------------------------
+
+
+async def send(systems: Sequence[str], settings: Settings, own: Path) -> None:
+    """The sender process: print the offers; then for each line with segments, seal them and print a line for each."""
+    arena, cache = arena_for(settings, "sender"), filled_cache(settings)
+    table = scattered(settings, SENDER_BLOCK)
+    places = tickets(settings, "sender", arena.base)
+    parts = segments(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        offers: dict[str, str] = {}
+        for system in systems:
+            transport = await open_transport(system, arena, own)
+            stack.push_async_callback(transport.close)
+            offers[system] = transport.offer().metadata.hex()
+        print(json.dumps(offers), flush=True)
+        loop = asyncio.get_running_loop()
+
+        def sealed(index: int) -> int:
+            segment, ticket = parts[index], places[index]
+            cache.export(table, segment.first, segment.end, payload(arena, ticket))
+            return seal_in_place(arena, ticket.offset, ticket.generation, ticket.payload_nbytes)
+
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            if line.strip() == "cpu":
+                print(time.process_time(), flush=True)
+                continue
+            for index in map(int, line.split()):
+                checksum = await loop.run_in_executor(None, sealed, index)
+                print(index, checksum, flush=True)
+
+
+class Sender:
+    """The sender process, seen from the reader."""
+
+    def __init__(self, process: asyncio.subprocess.Process, offers: dict[str, str]) -> None:
+        self.offers = offers
+        self._process = process
+
+    async def seal(self, indices: Sequence[int]) -> AsyncIterator[tuple[int, int]]:
+        """Segments and their checksums, as they are sealed."""
+        self._write(" ".join(map(str, indices)))
+        for _ in indices:
+            index, checksum = (await self._line()).split()
+            yield int(index), int(checksum)
+
+    async def cpu_s(self) -> float:
+        self._write("cpu")
+        return float(await self._line())
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        return (await self._process.stdout.readline()).decode()
+
+
+@contextlib.asynccontextmanager
+async def sender_process(systems: Sequence[str], own: Path, *, quick: bool) -> AsyncIterator[Sender]:
+    process = await asyncio.create_subprocess_exec(
+        *child_command("benchmarks.handoff", "--send", ",".join(systems), "--certificate", str(own)),
+        *(("--quick",) if quick else ()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    assert process.stdout is not None
+    try:
+        said = await process.stdout.readline()
+        if not said:
+            raise RuntimeError("the sender did not start")
+        yield Sender(process, json.loads(said))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+# --- the reader ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    system: str
+    how: str
+    took_s: float
+    cpu_s: float
+    """Of both processes."""
+
+
+class Reader:
+    def __init__(self, settings: Settings, sender: Sender) -> None:
+        self._settings = settings
+        self._sender = sender
+        self._arena = arena_for(settings, "reader")
+        self._cache = cache_of(settings, READER_BLOCK)
+        self._table = scattered(settings, READER_BLOCK)
+        self._segments = segments(settings)
+        self._tickets = tickets(settings, "sender", self._arena.base)
+        nbytes = sum(segment.nbytes for segment in self._segments)
+        self._copies = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(4)]
+        self.nbytes = nbytes
+        self._peers: dict[str, Peer] = {}
+
+    async def connect(self, system: str, own: Path, stack: contextlib.AsyncExitStack) -> None:
+        transport = await open_transport(system, self._arena, own)
+        stack.push_async_callback(transport.close)
+        offer = TransportOffer(system, HOST, bytes.fromhex(self._sender.offers[system]))
+        self._peers[system] = await transport.connect(offer)
+        stack.push_async_callback(self._peers[system].close)
+
+    async def sample(self, system: str, how: str) -> Sample:
+        before_s, began_s = time.process_time() + await self._sender.cpu_s(), time.perf_counter()
+        if system == MEMCPY:
+            self._memcpy()
+        elif how == "one by one":
+            for index in range(len(self._segments)):
+                await self._bring(self._peers[system], [index])
+        else:
+            await self._bring(self._peers[system], range(len(self._segments)))
+        took_s = time.perf_counter() - began_s
+        return Sample(system, how, took_s, time.process_time() + await self._sender.cpu_s() - before_s)
+
+    def _memcpy(self) -> None:
+        for source, target in zip(self._copies, self._copies[1:], strict=False):
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), self.nbytes)
+
+    async def _bring(self, peer: Peer, indices: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        loading: asyncio.Future[None] | None = None
+        async for index, checksum in self._sender.seal(indices):
+            ticket = replace(self._tickets[index], checksum=checksum)
+            await peer.pull(ticket, ticket.offset)
+            if loading is not None:
+                await loading
+            loading = loop.run_in_executor(None, self._load, index, ticket)
+        if loading is not None:
+            await loading
+
+    def _load(self, index: int, ticket: Ticket) -> None:
+        verify(self._arena, ticket.offset, ticket)
+        segment = self._segments[index]
+        self._cache.load(self._table, segment, payload(self._arena, ticket), first=segment.first)
+
+    def check(self) -> None:
+        """Check that all positions have the sender's contents, and clear them."""
+        sent = filled_cache(self._settings)
+        theirs = sent.slots(scattered(self._settings, SENDER_BLOCK), 0, self._settings.positions)
+        ours = self._cache.slots(self._table, 0, self._settings.positions)
+        for wanted, memory in ((sent.keys, self._cache.keys), (sent.values, self._cache.values)):
+            if not torch.equal(wanted[:, theirs], memory[:, ours]):
+                raise RuntimeError("other keys and values arrived than were sent")
+            memory.zero_()
+
+
+async def run(settings: Settings, systems: Sequence[str], own: Path, *, quick: bool) -> list[Sample]:
+    ways = [(MEMCPY, "three copies"), *((system, how) for system in systems for how in ("one by one", "pipelined"))]
+    samples: list[Sample] = []
+    async with contextlib.AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(sender_process(systems, own, quick=quick))
+        reader = Reader(settings, sender)
+        for system in systems:
+            await reader.connect(system, own, stack)
+        for system, how in ways:
+            await reader.sample(system, how)
+            if system != MEMCPY:
+                reader.check()
+        for _ in range(settings.rounds):
+            samples += [await reader.sample(system, how) for system, how in ways]
+    return samples
+
+
+def report(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """One row per system and way: medians and quartiles over the rounds, of times and of ratios within a round."""
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for one in samples:
+        groups.setdefault((one.system, one.how), []).append(one)
+    base = next(group for (system, _), group in groups.items() if system == MEMCPY)
+    rows: list[dict[str, Any]] = []
+    for (system, how), group in groups.items():
+        ratios = [one.took_s / its.took_s for one, its in zip(group, base, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        rows.append(
+            {
+                "system": system,
+                "how": how,
+                "ms": round(1e3 * statistics.median(one.took_s for one in group), 1),
+                "cpu_ms": round(1e3 * statistics.median(one.cpu_s for one in group), 1),
+                "x_memcpy": round(statistics.median(ratios), 2),
+                "x_memcpy_quartiles": (round(low, 2), round(high, 2)),
+            }
+        )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{'system':>8} {'how':>13} {'ms':>8} {'CPU ms':>8} {'x memcpy':>9}  quartiles")
+    for row in rows:
+        low, high = row["x_memcpy_quartiles"]
+        print(
+            f"{row['system']:>8} {row['how']:>13} {row['ms']:>8} {row['cpu_ms']:>8} {row['x_memcpy']:>9}  {low} to {high}"
+        )
+
+
+def main() -> None:
+    ending.by_sigterm()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_json_option(parser)
+    parser.add_argument("--quick", action="store_true", help="a small set, to see that it runs")
+    parser.add_argument("--rounds", type=int, help="instead of the default")
+    parser.add_argument("--systems", help="comma-separated transports, instead of all that work here")
+    parser.add_argument("--send", help=argparse.SUPPRESS)
+    parser.add_argument("--certificate", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    settings = QUICK if options.quick else Settings()
+    torch.set_num_threads(1)
+    if options.send:
+        uvloop.run(send(options.send.split(","), settings, options.certificate))
+        return
+    if options.rounds:
+        settings = replace(settings, rounds=options.rounds)
+    systems = options.systems.split(",") if options.systems else [one for one in available_backends() if one != MEMORY]
+    systems.sort(key=lambda one: one == NIXL)  # threads left by its agents would count against the others
+    on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
+    said = {**asdict(settings), "kind": asdict(settings.kind) | {"dtype": settings.kind.dtype.value}}
+    print("; ".join(f"{key} {value}" for key, value in on.items()))
+    print("; ".join(f"{key} {value}" for key, value in said.items()))
+    with identity.certificate() as own:
+        samples = uvloop.run(run(settings, systems, own, quick=options.quick))
+    on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
+    rows = report(samples)
+    show(rows)
+    write_figures(options.json, {"machine": on, "settings": said, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
