@@ -227,17 +227,21 @@ def test_prefills_can_be_paused_while_decodes_continue() -> None:
 def test_the_first_turn_is_that_of_a_prompt_that_the_next_step_could_compute() -> None:
     one = engine(8, max_sequences=2, token_budget=4)
     turns = [Turn(0, float(due_s), due_s) for due_s in range(4)]
+
+    def first() -> Turn | None:
+        return one.batch.prefill_turn
+
     one.add("a", [0] * 6, 20, keyed=False, turn=turns[2])
-    assert one.batch.prefill_turn == turns[2]
+    assert first() == turns[2]
     one.step()
-    assert one.batch.prefill_turn == turns[2], "half of it is computed"
+    assert first() == turns[2], "half of it is computed"
     one.add("b", [1] * 6, 20, keyed=False, turn=turns[1])
-    assert one.batch.prefill_turn == turns[1]
+    assert first() == turns[1]
     for _ in range(4):
         one.step()
-    assert one.batch.prefill_turn is None, "both decode"
+    assert first() is None, "both decode"
     one.add("c", [2] * 6, 20, keyed=False, turn=turns[0])
-    assert one.batch.prefill_turn is None, "there is no place for it"
+    assert first() is None, "there is no place for it"
 
 
 def test_a_prompt_is_ready_while_it_can_be_prefilled() -> None:
