@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import DIGITS, Question, answer
 from tests.vllm.test_cluster import ENGINES
@@ -21,6 +20,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.domain.embedding import Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.rpc import instance
+from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
