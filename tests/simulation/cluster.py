@@ -19,7 +19,9 @@ from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.text.device_scheduler import DeviceScheduler
+from services.text.engine_loop import handing_engine
 from services.text.hybrid import HybridInstance
+from services.text.kv_store import KvStore
 from services.text.mounted import OwnEncoder
 from services.text.service import TextService
 from services.text.settings import TextSettings
@@ -94,14 +96,25 @@ class World:
     seed: int = 0
     encoders: int = 2
     texts: int = 1
+    prefills: int = 0
+    """Instances that only prefill."""
+    decodes: int = 0
+    """Instances that only decode."""
     hybrids: int = 0
     """Text instances that encode as well, beside the others."""
+    hybrid_role: Role = Role.EPD
     managers: int = 0
     """Pool managers, with which instances register and which the router follows; without one the test names members."""
     image_budget: ImageBudget | None = None
     """Of each of them."""
     encoder_arena_bytes: int = MIB
     text_arena_bytes: int = MIB
+    kv_arena_bytes: int = MIB
+    """Of text instances that do not encode, for keys and values that they hand over; 0 for none."""
+    kv_tokens: int = FakeTextEngine.kv_tokens
+    """KV memory of each text instance."""
+    chunk_tokens: int = FakeTextEngine.chunk_tokens
+    """Most tokens of a prompt that a text engine computes at once."""
     max_running: int = 64
     """Requests that a text engine computes together."""
     latency_s: tuple[float, float] = (0.0002, 0.002)
@@ -292,9 +305,12 @@ class TextNode(_Node):
     service: TextService
     receiver: TensorReceiver
     engine: FakeTextEngine
+    store: ArenaStore | None
+    """Of what it hands over, if it does not encode."""
 
-    def __init__(self, name: str, cluster: "SimCluster") -> None:
+    def __init__(self, name: str, cluster: "SimCluster", role: Role = Role.PD) -> None:
         super().__init__(name, cluster)
+        self.role = role
         self._inbound: list[Link[Any]] = []
         self.thread = InlineOffload()
         self.start()
@@ -310,13 +326,23 @@ class TextNode(_Node):
     def open(self, scope: TaskScope, epoch: int, encoder: EncoderNode | None = None) -> None:
         """All of it, started. ``encoder`` is in the same process; its batches run in the engine's thread."""
         cluster, world = self._cluster, self._cluster.world
-        settings = TextSettings(model=Path(), **world.text)
-        part = "" if encoder is None else "pulled"
+        settings = TextSettings(model=Path(), role=self.role, **world.text)
+        self.engine = cluster.engines.text(self.name)
+        handing = handing_engine(self.engine)
+        kind = None if handing is None else handing.kv_kind
+        is_holder = encoder is None and kind is not None and world.kv_arena_bytes > 0
+        self.store = self._own_store(settings, epoch) if is_holder else None
+        holds = encoder is not None or self.store is not None
+        part = "pulled" if holds else ""
         arena = HostArena(world.text_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch, part=part)
         memory = MemoryTransport(cluster.network, arena, host="sim", check=lambda *_: False)
         transports = TransportSet(
             [DamagingTransport(memory, world.damage)], connect_timeout_s=settings.connect_timeout_s
         )
+        offering = None
+        if self.store is not None:
+            offering = MemoryTransport(cluster.network, self.store.arena, host="sim", check=self.store.may_read)
+        self._offering = offering
         self.links = [*self._inbound]
         self._outbound = dict[str, Link[Any]]()
         peers = PeerPool(
@@ -338,7 +364,11 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             clock=self.clock,
         )
-        self.engine = cluster.engines.text(self.name)
+        kv_store = self.store if encoder is None else encoder.store
+        kv = None
+        if kv_store is not None and kind is not None:
+            rng = cluster.rng(f"segments of {self.name}.{epoch}")
+            kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock)
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:
@@ -350,7 +380,7 @@ class TextNode(_Node):
             self.engine,
             self.receiver,
             settings,
-            offers=transports.offers,
+            offers=transports.offers if offering is None else lambda: (offering.offer(),),
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
             new_grammar=Grammars(tokenizer).start,
             scope=scope,
@@ -362,20 +392,33 @@ class TextNode(_Node):
             part=ServedPart(
                 cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096
             ),
+            kv=kv,
         )
         self.service.start()
 
     def _stub(self, address: str) -> LinkedInstance:
         if address not in self._outbound:
             name = self._cluster.name_at(address)
-            node = next(node for node in self._cluster.encoders if node.name == name)
+            encoder = next((node for node in self._cluster.encoders if node.name == name), None)
+            node = encoder or self._cluster.processes[name]
             self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
             self.links.append(self._outbound[address])
         return LinkedInstance(self._outbound[address])
 
+    def _own_store(self, settings: TextSettings, epoch: int) -> ArenaStore:
+        """For keys and values that it hands over."""
+        arena = HostArena(self._cluster.world.kv_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
+        max_pull_s = settings.transfers.max_pull_s
+        return ArenaStore(arena, settings.leases, max_pull_s=max_pull_s, clock=self.clock, copy=InlineOffload())
+
     def reached_by(self, link: Link[Any]) -> None:
         self._inbound.append(link)
         self.links.append(link)
+
+    async def end(self) -> None:
+        if self._offering is not None:
+            self._cluster.network.leave(self._offering)
+        await super().end()
 
 
 class _MountedEncoder(EncoderNode):
@@ -390,7 +433,7 @@ class HybridNode(TextNode):
 
     def __init__(self, name: str, cluster: "SimCluster") -> None:
         self.encoder = _MountedEncoder(name, cluster)
-        super().__init__(name, cluster)
+        super().__init__(name, cluster, Role.of(cluster.world.hybrid_role.stages - {Stage.ENCODE}))
 
     def start(self) -> None:
         """Starts another incarnation with empty memory."""
@@ -448,6 +491,8 @@ def _fake_engines(world: World) -> Engines:
         return FakeTextEngine(
             WORDS,
             max_running=world.max_running,
+            kv_tokens=world.kv_tokens,
+            chunk_tokens=world.chunk_tokens,
             step_s=slower * world.text_step_s,
             prefill_token_s=slower * world.text_prefill_token_s,
         )
@@ -602,6 +647,8 @@ class SimCluster:
         self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
         self.encoders += [node.encoder for node in self.hybrids]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
+        self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
+        self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
         self.texts += self.hybrids
         self.names: dict[str, str] = {}
         """By address, where a test gives them other addresses."""
@@ -666,7 +713,7 @@ class SimCluster:
             self.processes[name] = encoder = EncoderNode(name, self)
             self.encoders.append(encoder)
         else:
-            self.processes[name] = text = TextNode(name, self)
+            self.processes[name] = text = TextNode(name, self, role)
             self.texts.append(text)
 
     def _make_scaled(self) -> Scaled:
@@ -778,6 +825,9 @@ class SimCluster:
             held[f"{node.name} pending"] = load.pending + load.pending_tokens
         for text in filter(lambda node: node.is_up, self.texts):
             state = text.service.load()
+            if text.store is not None:
+                held[f"{text.name} leases"] = text.store.memory.leases
+                held[f"{text.name} leased bytes"] = text.store.memory.leased_bytes
             held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
             held[f"{text.name} tokens"] = (

@@ -40,6 +40,8 @@ _CHECKED = 10
 """Of so many seeds one is checked after every event, which takes twice the time."""
 _EARLY = 3
 """Of so many seeds one has routers that send beginnings of prompts early, however short these are."""
+_APART = 3
+"""Of so many seeds one has instances that prefill and instances that decode."""
 _REQUESTS = 18
 _DURATION_S = 5.0
 _TIMEOUT_S = 30.0
@@ -66,10 +68,17 @@ class Kind(StrEnum):
     REPLACE = "it leaves, and another one joins"
 
 
-_SPEEDS = {Role.E: ("prepare_s", "batch_s", "token_s"), Role.PD: ("step_s", "prefill_token_s")}
+_TEXT_SPEEDS = ("step_s", "prefill_token_s")
+_SPEEDS = {Role.E: ("prepare_s", "batch_s", "token_s")} | dict.fromkeys((Role.PD, Role.P, Role.D), _TEXT_SPEEDS)
 """Of their engines."""
 _SLOWER = 10.0
 _LATE_S = 1.0
+_KV_ARENAS_NBYTES = (0, 4 << 10, 1 << 20)
+_KV_TOKENS = (800, 1 << 20)
+"""In the smaller, a few answers fill the memory."""
+_DAMAGED_SEGMENTS = 0.02
+_LEASES_S = (3.0, 60.0)
+"""The shorter ones end while an instance is in trouble."""
 _ARENAS_NBYTES = (4 << 10, 16 << 10, 1 << 20)
 """In the smallest, a few images fill the arena."""
 _LASTS_S = (0.2, 1.5)
@@ -86,11 +95,16 @@ class Trouble:
     """Chooses the victim."""
 
 
+def roles(seed: int) -> tuple[Role, ...]:
+    """The kinds of instances."""
+    return (Role.E, Role.P, Role.D) if seed % _APART == 1 else (Role.E, Role.PD)
+
+
 def plan(seed: int) -> list[Trouble]:
     """One after the other for each kind of instance."""
     rng = Random(f"{seed}/troubles")
     troubles: list[Trouble] = []
-    for role in _SPEEDS:
+    for role in roles(seed):
         at_s = rng.uniform(*_APART_S)
         while at_s < _DURATION_S:
             one = Trouble(at_s, role, rng.choice(list(Kind)), rng.uniform(*_LASTS_S), rng.random())
@@ -121,7 +135,7 @@ class Troubles:
     async def run(self, troubles: Sequence[Trouble]) -> None:
         """Until the last one is over."""
         async with asyncio.TaskGroup() as group:
-            for role in _SPEEDS:
+            for role in dict.fromkeys(one.role for one in troubles):
                 group.create_task(self._in_turn([one for one in troubles if one.role is role]))
 
     async def _in_turn(self, troubles: Sequence[Trouble]) -> None:
@@ -132,7 +146,9 @@ class Troubles:
             await self._happen(one, nodes[int(one.pick * len(nodes))])
 
     def _nodes(self, role: Role) -> Sequence[EncoderNode | TextNode]:
-        return self._cluster.encoders if role is Role.E else self._cluster.texts
+        if role is Role.E:
+            return self._cluster.encoders
+        return [text for text in self._cluster.texts if text.role is role]
 
     async def _happen(self, trouble: Trouble, node: EncoderNode | TextNode) -> None:
         match trouble.kind:
@@ -150,13 +166,17 @@ class Troubles:
 
     async def _replace(self, role: Role, node: EncoderNode | TextNode) -> None:
         self._joined += 1
-        joining = f"{'e' if role is Role.E else 't'}-joined-{self._joined}"
+        joining = f"{_LETTERS[role]}-joined-{self._joined}"
         self._cluster.boot(role, joining)
         self._cluster.membership.set(joining, MemberState.ACTIVE)
         self._cluster.membership.set(node.name, MemberState.LEAVING)
         await node.drain()
         self._cluster.membership.set(node.name, None)
         await node.kill()
+
+
+_LETTERS = {Role.E: "e", Role.PD: "t", Role.P: "p", Role.D: "d"}
+"""With which the names of instances begin."""
 
 
 async def _begin(trouble: Trouble, node: EncoderNode | TextNode) -> Callable[[], None]:
@@ -246,17 +266,32 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         assert len(late) <= _LATE_SHARE * len(stayed), f"{len(late)} of {len(stayed)} have missed their deadlines"
         check_right([reply for reply in stayed if reply not in late])
 
-    is_early = seed % _EARLY == 0
+    is_early, is_apart = seed % _EARLY == 0, Role.P in roles(seed)
+    own = Random(f"{seed}/apart")
+
+    def damage(ticket: Ticket) -> bool:
+        return ticket.holder.startswith(("p", "d")) and own.random() < _DAMAGED_SEGMENTS
+
     world = World(
         seed=seed,
         encoders=_INSTANCES,
-        texts=_INSTANCES,
+        texts=0 if is_apart else _INSTANCES,
+        prefills=_INSTANCES if is_apart else 0,
+        decodes=_INSTANCES if is_apart else 0,
         encoder_arena_bytes=rng.choice(_ARENAS_NBYTES),
         text_arena_bytes=rng.choice(_ARENAS_NBYTES),
+        kv_arena_bytes=own.choice(_KV_ARENAS_NBYTES) if is_apart else 1 << 20,
+        kv_tokens=own.choice(_KV_TOKENS) if is_apart else 1 << 20,
+        chunk_tokens=own.choice((16, 1 << 20)) if is_apart else 1 << 20,
+        damage=damage,
         fault=fault,
         before_pull=before_pull,
         router={
-            "attempts": RequestLimits(max_encode_attempts=_ATTEMPTS, max_text_attempts=_ATTEMPTS),
+            "attempts": RequestLimits(
+                max_encode_attempts=_ATTEMPTS,
+                max_text_attempts=_ATTEMPTS,
+                max_lease_s=own.choice(_LEASES_S) if is_apart else 60.0,
+            ),
             "policies": PolicyNames(dispatch="prefix" if is_early else "complete"),
         },
     )
@@ -298,6 +333,6 @@ def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch
     assert len(sent) >= _REQUESTS / 3
 
 
-def test_every_kind_of_fault_happens_to_both_kinds_of_instances() -> None:
-    planned = {(one.role, one.kind) for seed in range(_AT_ONCE) for one in plan(seed)}
+def test_every_kind_of_fault_happens_to_every_kind_of_instances() -> None:
+    planned = {(one.role, one.kind) for seed in range(3 * _AT_ONCE) for one in plan(seed)}
     assert planned == {(role, kind) for role in _SPEEDS for kind in Kind}

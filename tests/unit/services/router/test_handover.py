@@ -1,6 +1,7 @@
 """Answers that one text instance begins and another one goes on with, by its keys and values."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collec
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
 from triptych.domain.chat import ChatRequest
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import ChatEvent
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
@@ -265,6 +267,18 @@ async def test_a_prompt_waits_until_there_is_memory_for_its_answer() -> None:
         assert made.router.cluster.waiting_for_kv == 1
         await asyncio.gather(*asking)
         assert len(prefill.requests) == 2
+
+
+@virtual
+async def test_an_answer_of_another_router_goes_on_where_answers_are_decoded() -> None:
+    async with bench(roles=APART) as made:
+        request = replace(ask("r", [image(0)], sampling=SEEDED), continued=(ContinuedChoice(0, (0, 1)),))
+        await collect(made.router, request)
+        assert [len(text.requests) for text in made.texts] == [0, 1]
+        (sent,) = made.texts[1].requests
+        assert (sent.continued, sent.kv_segments, len(sent.placements)) == (request.continued, (), 1)
+        timeline = await made.router.timeline("r")
+        assert (timeline.continued_tokens, timeline.prefill_instance) == (2, "")
 
 
 @virtual
