@@ -89,7 +89,7 @@ class Handing:
                 for part in self._parts:
                     if part.pin is None:
                         if not await self._is_computed(part):
-                            break
+                            continue  # parts of other choices may be
                         # Begun here, so that it is copied before the next step.
                         group.create_task(self._seal(part, self._begin_pack(part)))
         except TriptychError as error:

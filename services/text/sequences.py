@@ -86,15 +86,18 @@ class Sequences:
         Must not be called once every choice has finished or was cancelled.
         """
         while self._error is None:
-            ready = [
-                unread.take(choice)
-                for choice, unread in self._choices.items()
-                if unread.token_ids or unread.finish_reason is not None
-            ]
-            if ready:
+            if ready := self.take():
                 return ready
             await self._change()
         raise self._error
+
+    def take(self) -> list[Tokens]:
+        """All tokens that are ready, maybe none."""
+        return [
+            unread.take(choice)
+            for choice, unread in self._choices.items()
+            if unread.token_ids or unread.finish_reason is not None
+        ]
 
     async def settled(self, within_s: float) -> None:
         """Wait ``within_s`` for tokens to collect, or until no more will come."""

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +15,10 @@ from triptych.domain.kv_segment import KvKind
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, Overloaded, TriptychError, Unavailable
+from triptych.machine.encoder.arena_events import Slot
 from triptych.machine.extents import round_up
 from triptych.policy.queueing import Turn, as_called, longest_waits
-from triptych.ports import Clock, EngineRequest, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Clock, EngineRequest, HandingTextEngine, ObservedTextEngine, Offload, Rng, TokenGrammar
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
 from triptych.tokens.answer_text import Detokenizer
@@ -28,10 +29,10 @@ from .arriving import Arriving
 from .checks import arriving_lengths, check_request, usable_segments
 from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop, handing_engine
-from .handing import Handing, stretches
+from .handing import Handing, Stretch, stretches
 from .kv_store import KvStore
 from .record import NO_RECORD, Record
-from .sequences import Sequences
+from .sequences import Sequences, Tokens
 from .settings import TextSettings
 
 
@@ -58,6 +59,10 @@ class _Job:
     arriving: Arriving | None = None
     """Has the tickets of its keys and values, and releases their leases."""
     handing: Handing | None = None
+    limit: asyncio.Timeout | None = None
+    """What ends its present wait in time."""
+    is_leaving: bool = False
+    """The instance drains: it goes on elsewhere if it can."""
 
 
 class TextService:
@@ -155,43 +160,85 @@ class TextService:
         job, record = self._job(request), NO_RECORD if request.early else self._record
         try:
             self._admit(job)
-            answers = await self._answers(job)
-            ready, sequences = await self._prepare(job)
+            try:
+                answers = await self._answers(job)
+                ready, sequences = await self._prepare(job)
+            except _LeavingError:
+                raise Unavailable("the text instance is draining") from None
             record.ready(ready)
             yield (ready,)
-            paused = set[int]()
+            answered = set[int]()
             while answers:
-                async with self._deadline(job):
-                    ready_tokens = await sequences.next()
-                job.has_answered = True
-                events: list[TextEvent] = []
-                for tokens in ready_tokens:
-                    answer = answers[tokens.choice]
-                    paused.add(tokens.choice)
-                    chunk, reason = answer.feed(tokens)
-                    if chunk.token_ids or chunk.text:
-                        events.append(chunk)
-                    if reason is not None:
-                        self._loop.cancel_choice(job.job_id, tokens.choice)  # stop strings are not known to the engine
-                        del answers[tokens.choice]
-                        end = _finished(reason, answer.completion_tokens, sequences, tokens.choice)
-                        record.finished(end)
-                        events.append(end)
-                if events:
+                try:
+                    async with self._deadline(job):
+                        ready_tokens = await sequences.next()
+                except _LeavingError:
+                    ready_tokens = []
+                is_last = request.hands_over
+                if job.is_leaving and not is_last and answered.issuperset(answers):
+                    is_last = await self._pause(job, answers)
+                    ready_tokens += sequences.take()
+                answered.update(tokens.choice for tokens in ready_tokens)
+                job.has_answered = bool(answered)
+                if events := self._events(job, answers, ready_tokens, sequences, record):
                     yield events
-                if request.hands_over and answers and paused.issuperset(answers):
+                if is_last and answers and answered.issuperset(answers):
                     async with aclosing(self._hand_over(job, answers)) as last:
                         async for one in last:
                             yield one
                     return
                 if answers and self._settings.stream_interval_s:
-                    async with self._deadline(job):
-                        await sequences.settled(self._settings.stream_interval_s)
+                    with suppress(_LeavingError):
+                        async with self._deadline(job):
+                            await sequences.settled(self._settings.stream_interval_s)
         except TriptychError as error:
             record.failed(error)
             raise
         finally:
             self._release(job)
+
+    def _events(
+        self,
+        job: _Job,
+        answers: dict[int, Answer],
+        ready_tokens: Sequence[Tokens],
+        sequences: Sequences,
+        record: Record,
+    ) -> list[TextEvent]:
+        """What to send of these tokens. Answers that end with them are removed."""
+        events: list[TextEvent] = []
+        for tokens in ready_tokens:
+            answer = answers[tokens.choice]
+            chunk, reason = answer.feed(tokens)
+            if chunk.token_ids or chunk.text:
+                events.append(chunk)
+            if reason is not None:
+                self._loop.cancel_choice(job.job_id, tokens.choice)  # stop strings are not known to the engine
+                del answers[tokens.choice]
+                end = _finished(reason, answer.completion_tokens, sequences, tokens.choice)
+                record.finished(end)
+                events.append(end)
+        return events
+
+    async def _pause(self, job: _Job, answers: Mapping[int, Answer]) -> bool:
+        """Get no more tokens, and begin to hand over what there is. False, and nothing has changed, if there is no room for it, or
+        the caller does not take it.
+        """
+        job.is_leaving = False  # it is tried once
+        kv, engine, prompt = self._kv, self._handing_engine, len(job.request.token_ids)
+        if kv is None or engine is None or not job.request.kv_lease_s > 0:
+            return False
+        wanted = stretches(
+            kv.kind, prompt, {one: prompt + answer.completion_tokens - 1 for one, answer in answers.items()}
+        )
+        slots = kv.reserve_now([one.segment for one in wanted])
+        if len(slots) < len(wanted):
+            kv.abandon(slots)
+            return False
+        job.handing = self._start_handing(job, kv, engine, wanted, slots)
+        async with self._deadline(job):
+            await self._loop.between(partial(engine.pause, job.job_id))
+        return True
 
     async def _hand_over(self, job: _Job, choices: Collection[int]) -> AsyncGenerator[Sequence[TextEvent]]:
         """``HandedOver``, once what can be handed over is sealed."""
@@ -285,9 +332,17 @@ class TextService:
         return ("it is draining",) if self._draining else ()
 
     async def drain(self) -> None:
-        """Refuse new requests. Returns once the running ones have ended, and nobody needs what they handed over."""
+        """Refuse new requests. Returns once the running ones have ended, and nobody needs what they handed over.
+
+        If the settings say so, those that have not begun end with Unavailable, and answers are handed over.
+        """
         self._draining = True
         self._watched_load.notify()
+        if self._settings.hand_over_on_drain and self._kv is not None:
+            for job in self._jobs.values():
+                job.is_leaving = True
+                if job.limit is not None and not job.limit.expired():
+                    job.limit.reschedule(asyncio.get_running_loop().time())
         await self._watched_load.wait_until(
             lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
         )
@@ -401,6 +456,11 @@ class TextService:
         prompt = len(request.token_ids)
         wanted = stretches(kv.kind, prompt, {one: prompt + len(tokens) for one, tokens in request.begun.items()})
         slots = await kv.reserve([one.segment for one in wanted], job.turn)
+        return self._start_handing(job, kv, engine, wanted, slots)
+
+    def _start_handing(
+        self, job: _Job, kv: KvStore, engine: HandingTextEngine, wanted: Sequence[Stretch], slots: Sequence[Slot]
+    ) -> Handing:
         handing = Handing(
             job.job_id,
             wanted,
@@ -459,10 +519,14 @@ class TextService:
     @asynccontextmanager
     async def _deadline(self, job: _Job) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(max(0.0, job.deadline_s - self._clock())):
+            async with asyncio.timeout(max(0.0, job.deadline_s - self._clock())) as job.limit:
                 yield
         except TimeoutError:
+            if job.is_leaving and self._clock() < job.deadline_s:
+                raise _LeavingError from None
             raise DeadlineExceeded(f"the request was not answered within {job.request.timeout_s:.3g} s") from None
+        finally:
+            job.limit = None
 
     async def _sweep(self) -> None:
         while True:
@@ -470,6 +534,10 @@ class TextService:
             await self._receiver.tick()
             if self._kv is not None:
                 self._kv.sweep()
+
+
+class _LeavingError(Exception):
+    """A wait has ended as the instance drains."""
 
 
 def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -> None:

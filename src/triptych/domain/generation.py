@@ -74,7 +74,7 @@ class TextRequest:
     """Keys and values of the prompt, and of the tokens in ``continued``, that can be pulled instead of computed. What they do not
     cover, and what cannot be pulled, is computed."""
     kv_lease_s: float = 0.0
-    """How long the instance keeps segments that it hands over."""
+    """How long the instance keeps segments that it hands over. 0 from a caller that takes no ``HandedOver``."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:

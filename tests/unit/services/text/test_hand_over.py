@@ -32,7 +32,7 @@ from triptych.domain.generation import Finished, HandedOver, KvReport, Ready, Te
 from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
-from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, TransferFailed, TriptychError
+from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, TransferFailed, TriptychError, Unavailable
 from triptych.testing.fake_kv import POSITION_NBYTES, answer_tokens
 from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import BeforePull, MemoryNetwork
@@ -495,6 +495,97 @@ def test_it_takes_memory_for_all_positions_before_it_pulls_and_frees_it_when_the
             going.cancel()
             await asyncio.wait((going,))
             await release_routers(p.prefill, first)
+
+    under_virtual_time(scenario)
+
+
+@asynccontextmanager
+async def draining(p: Apart, request: TextRequest, events: list[TextEvent]) -> AsyncIterator[None]:
+    """An answer, each of whose choices has three tokens, while its instance drains; its events are in ``events`` at the end."""
+    tokens = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(p.prefill.service.generate(request)) as stream:
+            async for together in stream:
+                events.extend(together)
+                if sum(isinstance(event, TokenChunk) for event in events) >= 3 * request.sampling.n:
+                    tokens.set()
+
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read())
+        await tokens.wait()
+        drained = group.create_task(p.prefill.service.drain())
+        yield
+        await reading
+        last = events[-1]
+        if isinstance(last, HandedOver):
+            assert not drained.done()
+            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
+            await release_routers(p.prefill, events)
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: int) -> None:
+    async def scenario() -> None:
+        async with apart(prefill={"role": Role.PD}) as p:
+            asked = await p.asked("what is this?", "cat", "dog")
+            request = replace(prefill_call(asked.request), hands_over=False)
+            request = replace(request, sampling=replace(request.sampling, n=choices))
+            first: list[TextEvent] = []
+            async with draining(p, request, first):
+                pass
+            last = first[-1]
+            assert isinstance(last, HandedOver)
+            assert {one.placement.choices for one in last.segments} >= ({()} if choices == 1 else {(), (0,), (1,)})
+            items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
+            again = replace(request, placements=question("what is this?", items).request.placements)
+            second = await events_of(p.decode, decode_call(again, first))
+            before, after = tokens_of(first), tokens_of(second)
+            whole = await events_of(p.decode, await p.fresh_leases(again))
+            assert all(len(before[one]) > 1 for one in range(choices))
+            assert {one: before[one] + after[one] for one in range(choices)} == tokens_of(whole)
+
+    under_virtual_time(scenario)
+
+
+def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
+    async def scenario() -> None:
+        slow = FakeTextEngine(vocabulary=VOCABULARY, max_running=1)
+        async with apart(prefill={"role": Role.PD, "engine": slow}) as p:
+            asked = await p.asked("what is this?")
+            first: list[TextEvent] = []
+            late = prefill_call((await p.asked("and that?")).request)
+
+            async def comes_later() -> None:
+                await asyncio.sleep(0.002)
+                await events_of(p.prefill, late)
+
+            waiting = asyncio.get_running_loop().create_task(comes_later())
+            async with draining(p, replace(prefill_call(asked.request), hands_over=False), first):
+                await asyncio.wait((waiting,))
+            assert isinstance(first[-1], HandedOver)
+            assert isinstance(waiting.exception(), Unavailable)
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(
+    ("told", "lease_s"),
+    [
+        ({"hand_over_on_drain": False}, LEASE_S),
+        ({"kv_bytes": SEGMENT_TOKENS * POSITION_NBYTES}, LEASE_S),
+        ({}, 0.0),
+    ],
+)
+def test_what_cannot_be_handed_over_ends_where_it_is(told: dict[str, Any], lease_s: float) -> None:
+    async def scenario() -> None:
+        async with apart(prefill={"role": Role.PD, **told}) as p:
+            asked = await p.asked("what is this?", "cat")
+            first: list[TextEvent] = []
+            async with draining(p, replace(asked.request, kv_lease_s=lease_s), first):
+                pass
+            assert isinstance(first[-1], Finished)
+            assert tokens_of(first)[0] == asked.expected
 
     under_virtual_time(scenario)
 
