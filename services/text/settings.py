@@ -57,9 +57,9 @@ class TextSettings(InstanceSettings):
     """Limits of leases on them, if no encoder is mounted."""
     kv_bytes_per_step: int = Field(default=16 * MIB, ge=1)
     """Most bytes of keys and values that are copied between two steps of the engine; a segment has up to 8 MiB, or 64 tokens."""
-    hand_over_on_drain: bool = True
+    hand_over_on_drain: bool = False
     """When the instance drains, its answers go on elsewhere, with their keys and values, and what it has not begun is refused; else,
-    and where the arena has no room, they end here."""
+    and where the arena has no room, they end here. For pools in which another instance goes on: alone, it would lose them."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)

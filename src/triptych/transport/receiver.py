@@ -218,6 +218,9 @@ class TensorReceiver:
                 return
         except TriptychError as reason:
             error = reason
+        except asyncio.CancelledError:
+            self._pulling[pull_id] = None  # the process ends: there is no limit to move any more
+            raise
         except Exception:
             logger.exception("a pull failed")
             error = TransferFailed("an embedding could not be pulled")

@@ -527,7 +527,7 @@ async def draining(p: Apart, request: TextRequest, events: list[TextEvent]) -> A
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: int) -> None:
     async def scenario() -> None:
-        async with apart(prefill={"role": Role.PD}) as p:
+        async with apart(prefill={"role": Role.PD, "hand_over_on_drain": True}) as p:
             asked = await p.asked("what is this?", "cat", "dog")
             request = replace(prefill_call(asked.request), hands_over=False)
             request = replace(request, sampling=replace(request.sampling, n=choices))
@@ -551,7 +551,7 @@ def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: i
 def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
     async def scenario() -> None:
         slow = FakeTextEngine(vocabulary=VOCABULARY, max_running=1)
-        async with apart(prefill={"role": Role.PD, "engine": slow}) as p:
+        async with apart(prefill={"role": Role.PD, "engine": slow, "hand_over_on_drain": True}) as p:
             asked = await p.asked("what is this?")
             first: list[TextEvent] = []
             late = prefill_call((await p.asked("and that?")).request)
@@ -572,9 +572,9 @@ def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
 @pytest.mark.parametrize(
     ("told", "lease_s"),
     [
-        ({"hand_over_on_drain": False}, LEASE_S),
-        ({"kv_bytes": SEGMENT_TOKENS * POSITION_NBYTES}, LEASE_S),
-        ({}, 0.0),
+        ({}, LEASE_S),
+        ({"hand_over_on_drain": True, "kv_bytes": SEGMENT_TOKENS * POSITION_NBYTES}, LEASE_S),
+        ({"hand_over_on_drain": True}, 0.0),
     ],
 )
 def test_what_cannot_be_handed_over_ends_where_it_is(told: dict[str, Any], lease_s: float) -> None:
