@@ -17,6 +17,7 @@ from services.router.settings import RouterSettings
 from services.text.settings import TextSettings
 from tests.contract.manifests import image_environment
 from triptych.cli.main import app
+from triptych.domain.stage import Role
 from triptych.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[3]
@@ -25,14 +26,23 @@ SERVICES: dict[str, dict[str, Any]] = FILE["services"]
 SCHEMA = json.loads((Path(__file__).parent / "compose_spec" / "schema.json").read_text())
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "encoder": EncoderSettings,
+    "decode": TextSettings,
     "encoder-gpu": EncoderSettings,
     "gateway": GatewaySettings,
     "pool-manager": PoolManagerSettings,
+    "prefill": TextSettings,
     "router": RouterSettings,
     "text": TextSettings,
     "text-gpu": TextSettings,
 }
 ONCE = {"init", "model"}
+OF_TEXT = {"prefill": Role.P, "decode": Role.D, "text": Role.PD, "text-gpu": Role.PD}
+"""Services with text instances, and their roles."""
+
+
+def kind(service: str) -> str:
+    """The service whose image and identity it has."""
+    return "text" if service in OF_TEXT else service.removesuffix("-gpu")
 
 
 def resolved(text: str) -> str:
@@ -42,7 +52,7 @@ def resolved(text: str) -> str:
 
 def loaded(service: str) -> Any:
     environment = {name: resolved(str(value)) for name, value in SERVICES[service]["environment"].items()}
-    return SETTINGS[service].load([], image_environment(service.removesuffix("-gpu")) | environment)
+    return SETTINGS[service].load([], image_environment(kind(service)) | environment)
 
 
 def test_it_is_valid_by_the_specification_of_compose() -> None:
@@ -59,6 +69,12 @@ def test_a_service_takes_its_settings(service: str, monkeypatch: pytest.MonkeyPa
     assert settings.tls.tls_name == "triptych.internal"
     grace_s = int(SERVICES[service]["stop_grace_period"].removesuffix("s"))
     assert settings.drain_s + 5 <= grace_s, "Docker would kill it while it drains"
+
+
+@pytest.mark.parametrize(("service", "role"), OF_TEXT.items())
+def test_text_instances_have_their_roles(service: str, role: Role) -> None:
+    assert loaded(service).role is role
+    assert ("profiles" in SERVICES[service]) is (service != "text")
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -95,7 +111,7 @@ def test_instances_reach_nothing_outside() -> None:
 def test_a_service_mounts_its_own_secrets_only(service: str) -> None:
     mounted = {mount.split(":")[0] for mount in SERVICES[service].get("volumes", ())}
     secret = {name for name in mounted if name.startswith(("identity-", "authority"))}
-    assert secret <= {f"identity-{service.removesuffix('-gpu')}"}
+    assert secret <= {f"identity-{kind(service)}"}
     assert all(mount.endswith(":/identity:ro") for mount in SERVICES[service]["volumes"] if "identity-" in mount)
 
 

@@ -85,3 +85,11 @@ def test_a_file_has_the_engine_in_its_table(tmp_path: Path) -> None:
 def test_options_of_one_engine_are_refused_with_another(arguments: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         TextSettings.load(["--model", "m", *arguments], {})
+
+
+@pytest.mark.parametrize(
+    ("role", "kept"), [("P", None), ("EP", None), ("D", 0.05), ("ED", 0.05), ("PD", 0.05), ("EPD", 0.05)]
+)
+def test_steps_are_kept_short_where_answers_are_decoded(role: str, kept: float | None) -> None:
+    settings = TextSettings.load(["--role", role, "--tpot-slo-s", "0.05", "--token-budget", "512"], {})
+    assert (settings.engine_options.tpot_slo_s, settings.engine_options.token_budget) == (kept, 512)
