@@ -91,5 +91,5 @@ def test_options_of_one_engine_are_refused_with_another(arguments: list[str], sa
     ("role", "kept"), [("P", None), ("EP", None), ("D", 0.05), ("ED", 0.05), ("PD", 0.05), ("EPD", 0.05)]
 )
 def test_steps_are_kept_short_where_answers_are_decoded(role: str, kept: float | None) -> None:
-    settings = TextSettings.load(["--role", role, "--tpot-slo-s", "0.05", "--token-budget", "512"], {})
+    settings = TextSettings.load(["--model", "m", "--role", role, "--tpot-slo-s", "0.05", "--token-budget", "512"], {})
     assert (settings.engine_options.tpot_slo_s, settings.engine_options.token_budget) == (kept, 512)
