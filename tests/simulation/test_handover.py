@@ -145,4 +145,4 @@ def test_one_that_drains_hands_its_answers_over() -> None:
 
         check_right(await play_while(cluster, asks, drain()))
 
-    simulate(APART, scenario)
+    simulate(replace(APART, text={"hand_over_on_drain": True}), scenario)
