@@ -1,0 +1,120 @@
+"""Room for keys and values: in turn, all or nothing; and at once, what there is, where embeddings lie in the arena too."""
+
+import asyncio
+import random
+from collections.abc import Awaitable
+
+from services.text.kv_store import KvStore
+from services.text.record import TextRecord
+from tests.unit.services.instances import under_virtual_time
+from triptych.domain.kv_segment import KvSegment
+from triptych.machine.encoder.arena import LeaseLimits
+from triptych.machine.encoder.arena_events import Slot
+from triptych.policy.queueing import Turn
+from triptych.runtime.metrics import Metrics
+from triptych.testing.fake_kv import fake_kv_kind
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.offload import InlineOffload
+from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.arena_store import ArenaStore
+
+KIND = fake_kv_kind(FAKE_MODEL)
+SLOT_NBYTES = 16 * KIND.position_nbytes + 64
+
+
+def store(slots: int, *, shared: bool = False) -> KvStore:
+    clock = asyncio.get_running_loop().time
+    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
+    held = ArenaStore(arena, LeaseLimits(), max_pull_s=1.0, clock=clock, copy=InlineOffload(1))
+    return KvStore(held, KIND, shared=shared, rng=random.Random(1), clock=clock)
+
+
+def segments(count: int) -> tuple[KvSegment, ...]:
+    return KIND.segments(0, 16 * count)
+
+
+def turn(due_s: float) -> Turn:
+    return Turn(0, due_s, int(due_s))
+
+
+async def at_once(reserving: Awaitable[list[Slot]]) -> list[Slot]:
+    async with asyncio.timeout(0.001):
+        return await reserving
+
+
+def test_room_is_given_in_turn_and_none_overtakes() -> None:
+    async def scenario() -> None:
+        kv = store(4)
+        order: list[str] = []
+
+        async def waits(name: str, count: int, due_s: float) -> list[Slot]:
+            slots = await kv.reserve(segments(count), turn(due_s))
+            order.append(name)
+            return slots
+
+        held = await at_once(kv.reserve(segments(3), turn(0)))
+        async with asyncio.TaskGroup() as group:
+            small = group.create_task(waits("small", 1, 3.0))
+            large = group.create_task(waits("large", 4, 2.0))
+            gone = group.create_task(waits("gone", 4, 1.0))
+            await asyncio.sleep(1)
+            assert order == ["small"], "it came when there was room, and nobody before it"
+            kv.abandon(await small)
+            gone.cancel()
+            await asyncio.sleep(1)
+            assert order == ["small"]
+            kv.abandon(held)
+        assert order == ["small", "large"]
+        kv.abandon(large.result())
+        assert kv.store.memory.leased_bytes == 0
+        kv.store.memory.validate()
+
+    under_virtual_time(scenario)
+
+
+def test_one_that_leaves_as_it_gets_room_gives_it_back() -> None:
+    async def scenario() -> None:
+        kv = store(1)
+        held = await at_once(kv.reserve(segments(1), turn(0)))
+        leaving = asyncio.get_running_loop().create_task(kv.reserve(segments(1), turn(1)))
+        await asyncio.sleep(1)
+        kv.abandon(held)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        assert kv.store.memory.leased_bytes == 0
+
+    under_virtual_time(scenario)
+
+
+def test_what_never_fits_and_what_shares_the_arena_gets_what_there_is() -> None:
+    async def scenario() -> None:
+        for kv in (store(2), store(2, shared=True)):
+            slots = await at_once(kv.reserve(segments(3), turn(0)))
+            assert [slot.tokens for slot in slots] == [16, 16]
+            kv.abandon(slots)
+            assert kv.store.memory.leased_bytes == 0
+        shared = store(2, shared=True)
+        held = await at_once(shared.reserve(segments(1), turn(0)))
+        assert len(await at_once(shared.reserve(segments(2), turn(0)))) == 1
+        assert await at_once(shared.reserve(segments(2), turn(0))) == []
+        shared.abandon(held)
+
+    under_virtual_time(scenario)
+
+
+def test_segments_and_hand_overs_are_counted() -> None:
+    metrics = Metrics()
+    record = TextRecord(metrics, FAKE_MODEL)
+    record.kv_segments("sealed", nbytes=100)
+    record.kv_segments("computed", 3)
+    record.handed_over(0)
+    record.handed_over(2)
+    text = metrics.render().decode()
+    for line in (
+        'triptych_kv_segments_total{outcome="sealed"} 1.0',
+        'triptych_kv_segments_total{outcome="computed"} 3.0',
+        'triptych_kv_segment_bytes_total{outcome="sealed"} 100.0',
+        'triptych_kv_hand_overs_total{with_segments="no"} 1.0',
+        'triptych_kv_hand_overs_total{with_segments="yes"} 1.0',
+    ):
+        assert line in text
