@@ -28,8 +28,8 @@ import uvloop
 
 from benchmarks import ending, identity, machine
 from benchmarks.figures import add_json_option, write_figures
+from benchmarks.talking_child import talking_child
 from benchmarks.transport import HOST, available_backends, open_transport
-from triptych.cli.child import child_command
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, DType, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.domain.kv_segment import KvKind, KvSegment
@@ -175,23 +175,9 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def sender_process(systems: Sequence[str], own: Path, *, quick: bool) -> AsyncIterator[Sender]:
-    process = await asyncio.create_subprocess_exec(
-        *child_command("benchmarks.handoff", "--send", ",".join(systems), "--certificate", str(own)),
-        *(("--quick",) if quick else ()),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[1],
-    )
-    assert process.stdout is not None
-    try:
-        said = await process.stdout.readline()
-        if not said:
-            raise RuntimeError("the sender did not start")
-        yield Sender(process, json.loads(said))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    arguments = ("--send", ",".join(systems), "--certificate", str(own), *(("--quick",) if quick else ()))
+    async with talking_child("benchmarks.handoff", *arguments) as (process, offers):
+        yield Sender(process, offers)
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ import uvloop
 
 from benchmarks import ending, identity, machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.cli.child import child_command
+from benchmarks.talking_child import talking_child
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import MEMORY, NIXL, SHM, TCP
@@ -230,23 +230,9 @@ class Holder:
 @contextlib.asynccontextmanager
 async def holder_process(systems: Sequence[str], settings: Settings, number: int, own: Path) -> AsyncIterator[Holder]:
     instance_id = f"holder-{number}"
-    process = await asyncio.create_subprocess_exec(
-        *child_command("benchmarks.transport", "--hold", ",".join(systems), "--instance", instance_id),
-        *("--settings", json.dumps(asdict(settings)), "--certificate", str(own)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[1],
-    )
-    assert process.stdout is not None
-    try:
-        said = await process.stdout.readline()
-        if not said:
-            raise RuntimeError("a holder process did not start")
-        yield Holder(process, instance_id, json.loads(said))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    arguments = ("--hold", ",".join(systems), "--instance", instance_id, "--settings", json.dumps(asdict(settings)))
+    async with talking_child("benchmarks.transport", *arguments, "--certificate", str(own)) as (process, offers):
+        yield Holder(process, instance_id, offers)
 
 
 class Reader:
