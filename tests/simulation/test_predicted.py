@@ -41,13 +41,15 @@ def timelines(world: World, asks: list[Ask]) -> list[Timeline]:
 
 @pytest.mark.parametrize("profiled", [True, False], ids=["by profiles", "by measured times"])
 def test_where_instances_differ_requests_are_answered_sooner_than_by_the_least_load(profiled: bool) -> None:
-    asks = make_asks(5, 200, rate_per_s=60.0, images=(0, 2), distinct_images=500)
-    world = World(seed=5, encoders=3, texts=3, encode_token_s=0.003, profiled=profiled, slower={"e0": 4.0, "t0": 4.0})
-    took_s = {
-        policy: mean(one.ttft_s for one in timelines(replace(world, router=routed(policy)), asks)[80:])
-        for policy in ("least-loaded", "predicted")
-    }
-    assert took_s["predicted"] < 0.8 * took_s["least-loaded"]
+    took_s = {"least-loaded": 0.0, "predicted": 0.0}
+    for seed in range(5, 8):
+        asks = make_asks(seed, 200, rate_per_s=60.0, images=(0, 2), distinct_images=500)
+        world = World(
+            seed=seed, encoders=3, texts=3, encode_token_s=0.003, profiled=profiled, slower={"e0": 4.0, "t0": 4.0}
+        )
+        for policy in took_s:
+            took_s[policy] += mean(one.ttft_s for one in timelines(replace(world, router=routed(policy)), asks)[80:])
+    assert took_s["predicted"] < 0.85 * took_s["least-loaded"]
 
 
 def asked(number: int, at_s: float, sides_px: tuple[int, ...], words: int = 1) -> Ask:

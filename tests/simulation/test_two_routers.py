@@ -33,14 +33,17 @@ class RouterNode(LocalRouter):
         self._cluster = cluster
         self._rng = cluster.rng(f"connections to {name}")
         self.continues = True
+        self._was_broken = False
         self._epoch = 0
         self._links: list[Link[Any]] = []
         self._start()
         self._link = Link(f"gateway->{name}", self.service, fault=self._fault)
 
     def _fault(self, method: str) -> Fault:
-        is_broken = method == "Chat" and self._rng.random() < BROKEN_SHARE
-        return Fault.REPLY_LOST if is_broken else Fault.NONE
+        """Never two calls in a row: a request that loses too many routers is given up (``router_attempts.MOST_BREAKS``)."""
+        if method == "Chat":
+            self._was_broken = not self._was_broken and self._rng.random() < BROKEN_SHARE
+        return Fault.REPLY_LOST if method == "Chat" and self._was_broken else Fault.NONE
 
     def _start(self) -> None:
         self.is_up, self._scope, self._links = True, TaskScope(self.name), []
