@@ -17,8 +17,11 @@ from triptych.transport.options import TransferOptions
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("kind", ["encoder", "text"])
-async def test_an_instance_ends_when_its_listening_socket_is_dead(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "at", "arenas"), [("encoder", 0, 1), ("text", 0, 2), ("text", 1, 2)])
+async def test_an_instance_ends_when_a_listening_socket_is_dead(
+    monkeypatch: pytest.MonkeyPatch, kind: str, at: int, arenas: int
+) -> None:
+    """A text instance has two arenas: of what it pulls, and of the keys and values that it hands over."""
     create, bound = socket.create_server, list[socket.socket]()
 
     def recorded(*given: Any, **named: Any) -> socket.socket:
@@ -38,7 +41,7 @@ async def test_an_instance_ends_when_its_listening_socket_is_dead(monkeypatch: p
         engine = EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0)
         opened = text_app(TextSettings(**shared, image_cache_bytes=MIB, engine=engine))
     async with opened as running:
-        (listening,) = bound
-        listening.shutdown(socket.SHUT_RDWR)
+        assert len(bound) == arenas
+        bound[at].shutdown(socket.SHUT_RDWR)
         async with asyncio.timeout(20):
             assert await running.failed() == "the listening socket of tcp"
