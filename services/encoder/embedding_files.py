@@ -7,6 +7,7 @@ whole, by a rename, and one file with a lock and the sum of all bytes lets them 
 is trusted when it is read: what is not a whole file of this user with the right checksum is removed.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -39,6 +40,7 @@ _NOTE_NBYTES = 20
 """The sum of all bytes in the file with the lock, in decimal digits."""
 _SUFFIX = ".embedding"
 _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.02
 """For at most a second: a process that is stopped while it holds the lock must stop no other."""
 
@@ -68,8 +70,8 @@ class EmbeddingFiles:
     """
 
     def __init__(self, directory: Path, max_nbytes: int) -> None:
-        """Makes the directory, and removes what exceeds the bound. Raises OSError, and ValueError for a directory that is
-        not this user's alone.
+        """Makes the directory, and removes what exceeds the bound. Raises OSError, but not for a full disk if the directory
+        is there, and ValueError for a directory that is not this user's alone.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -82,8 +84,12 @@ class EmbeddingFiles:
             raise ValueError("the directory belongs to another user")
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise ValueError(f"the directory is open to others (mode {stat.S_IMODE(found.st_mode):o}): chmod go= it")
-        with suppress(TimeoutError), self._locked() as lock:
-            self._note(lock, self._shrunk(max_nbytes))
+        try:
+            with suppress(TimeoutError), self._locked() as lock:
+                self._note(lock, self._shrunk(max_nbytes))
+        except OSError as error:
+            if error.errno not in _FULL:  # others may make room later
+                raise
 
     def read(self, key: bytes, most_nbytes: int) -> StoredEmbedding | None:
         """The embedding, if there is a file of it with at most ``most_nbytes`` bytes of tensors. Raises OSError, and

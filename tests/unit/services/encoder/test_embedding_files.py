@@ -255,6 +255,23 @@ def test_a_full_disk_leaves_nothing_and_no_wrong_total(
     assert content(files.read(key(1), MIB)) == content(stored())
 
 
+def test_a_disk_that_is_full_at_the_start_is_used_once_there_is_room(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", no_room)
+        files = EmbeddingFiles(directory, MIB)
+        assert files.read(key(1), MIB) is None
+        with pytest.raises(OSError, match="No space left"):
+            files.write(stored())
+    assert files.write(stored())
+    assert content(files.read(key(1), MIB)) == content(stored())
+
+
+def no_room(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_short_writes_are_continued(files: EmbeddingFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     with monkeypatch.context() as disk:
