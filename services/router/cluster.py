@@ -406,6 +406,7 @@ class Cluster:
                 planned = await self._follow(connection)
                 last_answer_s = self._clock()
                 if planned:
+                    await asyncio.sleep(self._settings.reconnect_min_s)  # an instance may end every watch at once
                     continue
             except TimeoutError:
                 logger.debug("%s does not answer", name)

@@ -132,6 +132,26 @@ async def test_a_missing_report_of_embeddings_starts_the_watch_again_without_sus
         assert not cluster.in_backoff()
 
 
+@virtual
+async def test_an_instance_that_ends_every_watch_at_once_does_not_keep_the_router_busy() -> None:
+    async with bench() as made:
+        encoder, cluster = made.encoders[0], made.router.cluster
+        watch, watches = encoder.watch_load, 0
+
+        async def watch_with_a_gap() -> AsyncGenerator[InstanceLoad]:
+            nonlocal watches
+            watches += 1
+            async with aclosing(watch()) as loads:
+                load = await anext(loads)
+            for sequence in (1, 3):
+                yield replace(load, hints=EmbeddingHints(sequence))
+
+        encoder.watch_load = watch_with_a_gap  # type: ignore[method-assign]
+        cluster.feed(CallFailed(0, "encoder-0", InstanceLost("gone")))
+        await asyncio.sleep(10.0)
+        assert watches < 250
+
+
 class Stopped(FakeText):
     """As under SIGSTOP: connections stay open without traffic."""
 
