@@ -23,6 +23,8 @@ _MAX_TEXT = 512
 _MAX_OPTIONS = 64
 _MAX_COUNT = 2**53 - 1
 """Largest integer that every JSON reader keeps exact."""
+_LEAST, _MOST = 1e-18, 1e18
+"""Of times and rates: predictions multiply, square and divide them."""
 
 
 class BadProfile(ValueError):
@@ -282,7 +284,7 @@ def _measured(value: object) -> Measured:
         elif hints[name] is int:
             read[name] = _count(where, one)
         else:
-            read[name] = _number(where, one, above=-1.0 if name == "drift" else None)
+            read[name] = _number(where, one, least=-1.0 if name == "drift" else 0.0)
     return Measured(**read)
 
 
@@ -318,7 +320,7 @@ def _cell(where: str, name: str, kind: Any, value: object) -> object:
         return _text(where, value)
     if kind is int:
         return _count(where, value, least=0 if name in _ZERO_ALLOWED else 1)
-    return _number(where, value, above=None if name in _ZERO_ALLOWED else 0.0)
+    return _number(where, value, least=0.0 if name in _ZERO_ALLOWED else _LEAST)
 
 
 def _object(where: str, value: object) -> Mapping[str, Any]:
@@ -355,14 +357,10 @@ def _count(where: str, value: object, *, least: int = 0) -> int:
     return value
 
 
-def _number(where: str, value: object, *, above: float | None = None) -> float:
-    """Finite, and above ``above``, or at least 0."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300:
-        if above is None and value >= 0:
-            return float(value)
-        if above is not None and value > above:
-            return float(value)
-    raise BadProfile(f"{where} is not a finite number {'of at least 0' if above is None else f'above {above:g}'}")
+def _number(where: str, value: object, *, least: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise BadProfile(f"{where} is not a number from {least:g} to {_MOST:g}")
+    return float(value)
 
 
 def _plain(value: object) -> object:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.profiles import DECODER, ENCODER
-from triptych.domain.profile import LoadRow
+from triptych.domain.profile import DecodeRow, EncodeRow, LoadRow, PrefillRow, dump_profile, parse_profile
 from triptych.domain.stage import Role, Stage
 from triptych.policy.capacity import (
     Capacity,
@@ -86,6 +86,26 @@ def test_an_encoder_bears_more_with_a_laxer_objective_or_larger_batches(
     assert found.per_s <= larger.per_s * (1 + 1e-6)
     assert found.latency_s <= slo_s or found.per_s == 0
     assert found.batch <= max_items
+
+
+TIMES = st.sampled_from((1e-18, 1e-9, 1.0, 1e9, 1e18)) | st.floats(1e-18, 1e18)
+
+
+@given(times=st.tuples(*[TIMES] * 6), slo_s=TIMES)
+def test_whatever_a_profile_that_can_be_read_says_there_is_a_capacity(times: tuple[float, ...], slo_s: float) -> None:
+    small, large, batch, short, long, step = times
+    encoder = replace(ENCODER, encode=(EncodeRow(1, 1, small), EncodeRow(2**50, 1, large), EncodeRow(9, 8, batch)))
+    decoder = replace(
+        DECODER, prefill=(PrefillRow(1, 0, short), PrefillRow(2**50, 7, long)), decode=(DecodeRow(1, 1, step),)
+    )
+    for profile in (encoder, decoder):
+        assert parse_profile(dump_profile(profile)) == profile
+    items = encode_capacity(Costs(encoder), [ItemClass(50), ItemClass(2**40)], slo_s, max_items=8)
+    prompts = text_capacity(Costs(decoder), MIX, ttft_slo_s=slo_s, tbt_slo_s=slo_s, limits=LIMITS)
+    assert items.per_s >= 0
+    assert prompts.per_s >= 0
+    assert items.latency_s > 0
+    assert prompts.latency_s > 0
 
 
 def test_a_text_instance_without_answers_is_a_queue_of_prompts() -> None:
