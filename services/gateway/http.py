@@ -34,8 +34,8 @@ class BoundedHttp(HttpToolsProtocol):
     - A connection without a complete head within ``timeout_keep_alive`` seconds is closed. ``app.py`` puts the setting
       ``head_timeout_s`` under that uvicorn name. The time counts from the opening of the connection and from the end of
       each answer; uvicorn's own timer stops at the first byte and does not cover the first request. A client that
-      does not read its last answer is cut off. One that still sends the body of an answered request then gets the end
-      of the stream, and as much time again until the connection is closed.
+      does not read its last answer, or the end of one that was cut short, is cut off. One that still sends the body of
+      an answered request then gets the end of the stream, and as much time again until the connection is closed.
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
     """
@@ -193,6 +193,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         self._half_close(max(_LINGER_S, self.timeout_keep_alive))
 
+    def close_written(self) -> None:
+        """Close when the client has read what is written, or after ``timeout_keep_alive`` seconds."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._stop_timer()
+            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
     def linger(self) -> None:
         """Close when the client closes, or after ``_LINGER_S``."""
         self._half_close(_LINGER_S)
@@ -244,4 +251,4 @@ class _Closing(_Lingering):
         if self._cycle.more_body and self._cycle.response_complete:
             self._protocol.drop_rest()
         else:
-            self._protocol.transport.close()
+            self._protocol.close_written()

@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -176,8 +176,9 @@ class Post:
             if not exchange.streaming:
                 raise
             last = error_event(edge.as_known(error, request_id))
-            async with asyncio.timeout(_GRACE_S):  # a client that does not read is cut off
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+            with suppress(TimeoutError):  # a client that does not read is cut off
+                async with asyncio.timeout(_GRACE_S):
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 class Generate:

@@ -289,6 +289,20 @@ async def test_with_keys_or_allow_network_every_host_name_is_served(tmp_path: Pa
             assert (await connection.answer())[0] == 200
 
 
+async def test_a_client_that_does_not_read_its_stream_is_cut_off() -> None:
+    ask = ASK[:-1] + b', "stream": true}'
+    request = POST + b"x-request-timeout: 0.2\r\ncontent-length: %d\r\n\r\n" % len(ask) + ask
+    router = FakeRouter([TokenChunk((1,), "x" * 100_000)] * 200)
+    settings = GatewaySettings(port=0, head_timeout_s=1, max_connections=1)
+    async with serve(settings, router) as app, asyncio.timeout(20):
+        with socket.create_connection(("127.0.0.1", app.port)) as client:
+            client.sendall(request)
+            await router.closed.wait()
+            get = GET + b"connection: close\r\n\r\n"
+            while await asyncio.to_thread(status_after_sending_all, app.port, get) != b"200":  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.05)
+
+
 async def send_on(client: socket.socket) -> None:
     for _ in range(500):
         await asyncio.sleep(0.01)
