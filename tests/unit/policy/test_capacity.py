@@ -98,10 +98,9 @@ def test_whatever_a_profile_that_can_be_read_says_there_is_a_capacity(times: tup
     decoder = replace(
         DECODER, prefill=(PrefillRow(1, 0, short), PrefillRow(2**50, 7, long)), decode=(DecodeRow(1, 1, step),)
     )
-    for profile in (encoder, decoder):
-        assert parse_profile(dump_profile(profile)) == profile
-    items = encode_capacity(Costs(encoder), [ItemClass(50), ItemClass(2**40)], slo_s, max_items=8)
-    prompts = text_capacity(Costs(decoder), MIX, ttft_slo_s=slo_s, tbt_slo_s=slo_s, limits=LIMITS)
+    encode, generate = (Costs(parse_profile(dump_profile(one))) for one in (encoder, decoder))
+    items = encode_capacity(encode, [ItemClass(50), ItemClass(2**40)], slo_s, max_items=8)
+    prompts = text_capacity(generate, MIX, ttft_slo_s=slo_s, tbt_slo_s=slo_s, limits=LIMITS)
     assert items.per_s >= 0
     assert prompts.per_s >= 0
     assert items.latency_s > 0
