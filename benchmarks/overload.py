@@ -46,7 +46,7 @@ OPEN = 64
 IMAGES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 2)
 TOKENS = 16
 PATIENT_S = 120.0
-GRACE_S = 1.0
+GRACE_S = 5.0
 """How long a client waits for the answer after its deadline."""
 SIDE_PX = 56
 WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
