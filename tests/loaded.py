@@ -7,20 +7,27 @@ from triptych.domain.stage import Stage
 
 
 class LoadedProcess:
-    """Its load (``runtime.registrar.Loaded``), and whether it was told to drain."""
+    """Its load (``runtime.registrar.Loaded``), whether it was told to drain, and what to switch to."""
 
     def __init__(self, stages: Mapping[Stage, StageLoad] | None = None) -> None:
         self.draining = False
         self._stages = {} if stages is None else stages
         self._listeners: list[Callable[[], None]] = []
+        self.stages_version = 0
 
     def load(self) -> InstanceLoad:
-        return InstanceLoad(self._stages, self.draining)
+        return InstanceLoad(self._stages, self.draining, stages_version=self.stages_version)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
     async def drain(self) -> None:
         self.draining = True
+        for listener in self._listeners:
+            listener()
+
+    def set_stages(self, stages: frozenset[Stage], version: int) -> None:
+        """It serves these at once."""
+        self._stages, self.stages_version = dict.fromkeys(stages, StageLoad(0, 0)), version
         for listener in self._listeners:
             listener()

@@ -20,6 +20,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
+from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
@@ -120,8 +121,11 @@ async def opened(
     instance_id: str,
     epoch: int,
     tls: TlsIdentity | None,
+    states: StageStates | None = None,
 ) -> AsyncGenerator[OpenEncoder]:
-    """Load the engine of ``model``, which ``compute`` runs, and register the arena. Raises CannotStart."""
+    """Load the engine of ``model``, which ``compute`` runs, and register the arena. ``states``: of an instance that switches. Raises
+    CannotStart.
+    """
     async with AsyncExitStack() as stack:
         copy = ThreadOffload(1, name="encoder-copy")  # a separate thread, so that sealing never waits for preprocessing
         stack.callback(copy.close)
@@ -161,6 +165,7 @@ async def opened(
             record=record,
             part=ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=threads),
             files=files,
+            states=states,
         )
         watch(telemetry.metrics, service, store, files)
         yield OpenEncoder(service, store, loaded.engine, scope)

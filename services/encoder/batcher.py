@@ -124,6 +124,12 @@ class Batcher(Generic[PreparedT]):
         """Whether an item with this key is being prepared, waits or is being encoded."""
         return key in self._flights
 
+    def refuse_unbegun(self, error: TriptychError) -> None:
+        """End the calls whose items are in no batch with this error."""
+        for key in self.queue.unbegun:
+            for waiter in self._flights[key].waiters.values():
+                waiter.resolve(error)
+
     async def run(self) -> None:
         """Encode batches until cancelled, if no other loop calls ``turn``. Raises InstanceLost as ``turn``."""
         ready = asyncio.Event()

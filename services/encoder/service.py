@@ -15,10 +15,12 @@ from triptych.errors import (
     ModelNotFound,
     Overloaded,
     RequestTooLarge,
+    StageClosed,
     TriptychError,
     Unavailable,
 )
 from triptych.machine.encoder.published_embeddings import HintReader, PublishedEmbeddings
+from triptych.machine.stage_states import StageStates
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
@@ -50,12 +52,14 @@ class EncoderService(Generic[PreparedT]):
         record: Record = NO_RECORD,
         part: ServedPart | None = None,
         files: FileTier | None = None,
+        states: StageStates | None = None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
 
         ``copy`` also hashes items, so that a cache hit never waits for preprocessing. ``files`` keep embeddings longer than
-        the arena does.
+        the arena does. ``states``: of an instance that switches; only to read.
         """
+        self._states = states
         self._record = record
         self._part = part
         self._files = files
@@ -152,7 +156,21 @@ class EncoderService(Generic[PreparedT]):
         """The current load."""
         queue = self._batcher.queue
         encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes)
-        return InstanceLoad({Stage.ENCODE: encode}, self._draining)
+        return InstanceLoad({Stage.ENCODE: encode} if self._is_open else {}, self._draining)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._states is None or Stage.ENCODE in self._states.open
+
+    def stages_changed(self) -> None:
+        """Other stages are open now. Items in no batch are refused if this one is not; slots and leases stay."""
+        if not self._is_open:
+            self._batcher.refuse_unbegun(_closed())
+        self._watched_load.notify()
+
+    def is_idle(self, stage: Stage) -> bool:
+        """Whether nothing of this stage runs here."""
+        return stage is not Stage.ENCODE or not self._batcher.queue.pending_items
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
@@ -183,6 +201,8 @@ class EncoderService(Generic[PreparedT]):
     def _check(self, request: EncodeRequest) -> None:
         if self._draining:
             raise Unavailable("the encoder is draining")
+        if not self._is_open:
+            raise _closed()
         if request.model != self._engine.model.model_id:
             raise ModelNotFound(f"this encoder serves {self._engine.model.model_id!r}, not {request.model!r}")
         nbytes, settings = len(request.media), self._settings
@@ -233,3 +253,7 @@ class EncoderService(Generic[PreparedT]):
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             self._store.sweep()
+
+
+def _closed() -> StageClosed:
+    return StageClosed("the instance has switched and does not encode now")

@@ -13,6 +13,7 @@ from triptych.domain.pool import (
     Heartbeat,
     ManagerStatus,
     ManualSize,
+    MemberCondition,
     MemberReport,
     MembershipDelta,
     Order,
@@ -24,6 +25,7 @@ from triptych.domain.pool import (
 from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
+from triptych.domain.stage import Role
 from triptych.domain.windows import WindowReport
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.pool_manager.member_events import (
@@ -37,6 +39,7 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchWanted,
     Tick,
 )
 from triptych.machine.pool_manager.members import MembersMachine
@@ -260,6 +263,25 @@ class PoolManagerService:
         if not force and (lost := loss(instance_id, self._machine.pools(self._clock()))):
             raise FailedPrecondition(lost, param="instance_id")
         self._feed(DrainWanted(instance_id, "an operator asked for it"))
+
+    async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
+        pools = self._machine.pools(self._clock())
+        members = (one for pool in pools for one in pool.members)
+        member = next((one for one in members if one.registration.instance_id == instance_id), None)
+        if member is None:
+            raise NotFound("no member has this instance id", param="instance_id")
+        widest = member.registration.switchable
+        if widest is None:
+            raise InvalidRequest(f"{instance_id} cannot switch: it runs without --switchable", param="instance_id")
+        if not widest.serves(*role.stages):
+            raise InvalidRequest(f"role is {role.value}, {instance_id} can switch within {widest.value}", param="role")
+        if member.condition is not MemberCondition.ACTIVE:
+            raise FailedPrecondition(f"{instance_id} is {member.condition}: it switches no more", param="instance_id")
+        if not force and (lost := loss(instance_id, pools, keeps=role.stages)):
+            raise FailedPrecondition(lost, param="instance_id")
+        if self.control.leading.fence is None:
+            raise Unavailable(f"roles cannot be ordered here now: {self.control.leading.why_not()}")
+        self._feed(SwitchWanted(instance_id, role, "an operator asked for it"))
 
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()

@@ -55,6 +55,14 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         await self._service.drain_instance(request.instance_id, force=request.force)
         return pool_manager_pb2.DrainResponse()
 
+    async def Switch(  # noqa: N802
+        self, request: pool_manager_pb2.SwitchRequest, context: Context
+    ) -> pool_manager_pb2.SwitchResponse:
+        del context
+        instance_id, role, force = pool_manager.switch_from_wire(request)
+        await self._service.switch_instance(instance_id, role, force=force)
+        return pool_manager_pb2.SwitchResponse()
+
     async def SetSize(  # noqa: N802
         self, request: pool_manager_pb2.SetSizeRequest, context: Context
     ) -> pool_manager_pb2.SetSizeResponse:

@@ -11,7 +11,7 @@ from .settings import TextSettings
 
 
 def _app(settings: TextSettings, telemetry: Telemetry) -> AbstractAsyncContextManager[App]:
-    if not settings.role.serves(Stage.ENCODE):
+    if not settings.widest.serves(Stage.ENCODE):
         return app(settings, telemetry)
     from .mounted import app as with_encoder  # the only module that imports the encoder
 

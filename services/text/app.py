@@ -16,10 +16,11 @@ import grpc.aio
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.families.model_files import BadModel
+from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Instance, LeaseCheck, ObservedTextEngine, Offload, StagedTextEngine
 from triptych.rpc import encoder, instance
@@ -35,6 +36,7 @@ from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.metrics import Read
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.registrar import SetStages
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -59,6 +61,7 @@ from .record import TextRecord
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
+from .switching import Switching, SwitchingService
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +112,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
     engine_thread = ThreadOffload(1, name="text-engine")
+    states = states_of(settings)
     try:
         async with (
             opened(
@@ -119,8 +123,16 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 instance_id=instance_id,
                 epoch=epoch,
                 tls=tls,
+                states=states,
             ) as running,
-            instance_registered(settings, running.service, running, telemetry=telemetry, tls=tls),
+            instance_registered(
+                settings,
+                running.service,
+                running,
+                telemetry=telemetry,
+                tls=tls,
+                set_stages=switches(states, running.service),
+            ),
         ):
             yield running
     finally:
@@ -137,9 +149,10 @@ async def opened(
     instance_id: str,
     epoch: int,
     tls: TlsIdentity | None,
+    states: StageStates | None,
     mounted: MountedEncoder | None = None,
 ) -> AsyncGenerator[RpcApp[TextService]]:
-    """All of ``app`` but the engine's thread, which a mounted encoder shares."""
+    """All of ``app`` but the engine's thread, which a mounted encoder shares. ``states``: of an instance that switches."""
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
@@ -148,7 +161,7 @@ async def opened(
         if loaded.close is not None:
             stack.push_async_callback(engine_thread.run, loaded.close)
 
-        _check_role(settings.role, engine)
+        _check_role(settings, engine)
         record = TextRecord(telemetry.metrics, engine.model, counts_tokens=loaded.metrics is None)
         own_store = None
         if mounted is None and settings.kv_arena_bytes and handing_engine(engine) is not None:
@@ -193,6 +206,7 @@ async def opened(
             part=loaded.part,
             scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
             kv=kv,
+            states=states,
         )
         watch(
             telemetry.metrics,
@@ -238,7 +252,7 @@ async def _scheduler(
     if not isinstance(engine, StagedTextEngine):
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await engine_thread.run(mounted.image_budget, engine)
-    by_turns = not settings.role.serves(Stage.DECODE)
+    by_turns = not settings.widest.serves(Stage.DECODE)
     return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic, by_turns)
 
 
@@ -305,11 +319,23 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _check_role(role: Role, engine: ObservedTextEngine) -> None:
+def states_of(settings: TextSettings) -> StageStates | None:
+    """The states of its stages, if it switches."""
+    return None if settings.switchable is None else StageStates(settings.role, settings.switchable)
+
+
+def switches(states: StageStates | None, *services: SwitchingService) -> SetStages | None:
+    """What switches an instance of these services, if it can."""
+    return None if states is None else Switching(states, services, clock=monotonic).set_stages
+
+
+def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
     """Raises CannotStart for a role that needs what the engine cannot do."""
-    if not role.serves(Stage.PREFILL, Stage.DECODE) and handing_engine(engine) is None:
+    apart = settings.switchable is not None or not settings.role.serves(Stage.PREFILL, Stage.DECODE)
+    if apart and handing_engine(engine) is None:
+        what = f"role {settings.role.value}" if settings.switchable is None else "an instance that switches"
         raise CannotStart(
-            f"role {role.value} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
+            f"{what} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
             "cannot: prefill and decode run in one instance (PD or EPD)"
         )
 

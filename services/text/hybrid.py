@@ -44,18 +44,20 @@ class HybridInstance:
         text, encoder = await self._text.describe(), await self._encoder.describe()
         return replace(
             encoder,
-            role=Role.of(text.role.stages | encoder.role.stages),
+            role=Role.of(text.role.stages | encoder.role.stages) if text.switchable is None else text.role,
             kv_tokens=text.kv_tokens,
             parts=encoder.parts + text.parts,
             continues=text.continues,
             prefills_early=text.prefills_early,
             kv_kind=text.kv_kind,
             hands_over=text.hands_over,
+            switchable=text.switchable,
         )
 
     def load(self) -> InstanceLoad:
         text, encoder = self._text.load(), self._encoder.load()
-        return InstanceLoad({**encoder.stages, **text.stages}, text.draining or encoder.draining)
+        draining = text.draining or encoder.draining
+        return InstanceLoad({**encoder.stages, **text.stages}, draining, stages_version=text.stages_version)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""

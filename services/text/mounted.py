@@ -33,7 +33,7 @@ from triptych.transport.memory import MemoryNetwork, MemoryTransport
 
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.settings import EncoderSettings  # noqa: TID252
-from .app import MountedEncoder, opened
+from .app import MountedEncoder, opened, states_of, switches
 from .hybrid import HybridInstance
 from .service import TextService
 from .settings import TextSettings
@@ -99,6 +99,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
         except BadModel as error:
             raise CannotStart(str(error)) from None
+        states = states_of(settings)
         opening = encoders.opened(
             encoder_settings,
             telemetry,
@@ -107,6 +108,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             instance_id=instance_id,
             epoch=epoch,
             tls=tls,
+            states=states,
         )
         async with opening as encoder:
             encoder.service.start(runs_batches=False)
@@ -118,12 +120,16 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 instance_id=instance_id,
                 epoch=epoch,
                 tls=tls,
+                states=states,
                 mounted=_mounted_encoder(encoder, settings, encoder_settings.batches.max_batch_items),
             )
             async with beside as text:
                 both = TextWithEncoder(text, encoder)
                 whole = HybridInstance(text.service, encoder.service, settings)
-                async with instance_registered(settings, whole, both, telemetry=telemetry, tls=tls):
+                set_stages = switches(states, text.service, encoder.service)
+                async with instance_registered(
+                    settings, whole, both, telemetry=telemetry, tls=tls, set_stages=set_stages
+                ):
                     yield both
     finally:
         compute.close()

@@ -14,9 +14,18 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, Sta
 from triptych.domain.kv_segment import KvKind
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
-from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, Overloaded, TriptychError, Unavailable
+from triptych.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LeaseLost,
+    Overloaded,
+    StageClosed,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.encoder.arena_events import Slot
 from triptych.machine.extents import round_up
+from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import Turn, as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, HandingTextEngine, ObservedTextEngine, Offload, Rng, TokenGrammar
 from triptych.runtime.tasks import TaskScope
@@ -34,6 +43,9 @@ from .kv_store import KvStore
 from .record import NO_RECORD, Record
 from .sequences import Sequences, Tokens
 from .settings import TextSettings
+
+_PREFILL, _DECODE = frozenset({Stage.PREFILL}), frozenset({Stage.DECODE})
+_BOTH = _PREFILL | _DECODE
 
 
 @dataclass(slots=True)
@@ -62,7 +74,19 @@ class _Job:
     limit: asyncio.Timeout | None = None
     """What ends its present wait in time."""
     is_leaving: bool = False
-    """The instance drains: it goes on elsewhere if it can."""
+    """The instance drains, or a stage closes: it goes on elsewhere if it can."""
+
+    @property
+    def needs(self) -> frozenset[Stage]:
+        """The stages that compute it."""
+        if self.request.continued:
+            return _DECODE
+        return _PREFILL if self.request.hands_over or self.request.early else _BOTH
+
+    def runs_at(self, stage: Stage) -> bool:
+        """Whether this stage has something to do for it, or to hand over."""
+        over = stage is Stage.PREFILL and self.has_answered and not self.request.hands_over
+        return stage in self.needs and not over
 
 
 class TextService:
@@ -86,14 +110,16 @@ class TextService:
         part: ServedPart | None = None,
         scheduler: DeviceScheduler | None = None,
         kv: KvStore | None = None,
+        states: StageStates | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
         ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
         ``offload``, and raises InvalidRequest. ``offers`` are of the arena that others read, if there is one. ``kv``: where it
-        puts what it hands over; None if it does not.
+        puts what it hands over; None if it does not. ``states``: of an instance that switches; only to read.
         """
         self._kv = kv
+        self._states = states
         self._handing_engine = handing_engine(engine)
         self._record = record
         self._part = part
@@ -147,6 +173,7 @@ class TextService:
             prefills_early=self._engine.finds_prefixes,
             kv_kind="" if self._kv_kind is None else self._kv_kind.digest,
             hands_over=self._kv is not None,
+            switchable=None if self._states is None else self._states.widest,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -164,7 +191,7 @@ class TextService:
                 answers = await self._answers(job)
                 ready, sequences = await self._prepare(job)
             except _LeavingError:
-                raise Unavailable("the text instance is draining") from None
+                raise self._closed() from None
             record.ready(ready)
             yield (ready,)
             answered = set[int]()
@@ -282,7 +309,7 @@ class TextService:
 
     def load(self) -> InstanceLoad:
         """Requests that have not started count as prefill load, the others as decode load, as both share a batch. An instance
-        without one of these stages counts all at the other.
+        without one of these stages counts all at the other, and one that has switched to none of them says nothing.
 
         A prompt counts as prefill load until the first token of its answer, the most that may be generated as decode
         load.
@@ -297,16 +324,23 @@ class TextService:
         prompts = min(prompts, tokens)
         leased = 0 if self._kv is None else self._kv.store.memory.leased_bytes
         free = self._loop.free_tokens
-        if not self._settings.role.serves(Stage.DECODE):
-            stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
-        elif not self._settings.role.serves(Stage.PREFILL):
-            stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
-        else:
+        serves = self._open & _BOTH
+        stages: dict[Stage, StageLoad] = {}
+        if serves == _BOTH:
             stages = {
                 Stage.PREFILL: StageLoad(prompts, waiting, leased),
                 Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free),
             }
-        return InstanceLoad(stages, self._draining)
+        elif serves == _PREFILL:
+            stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
+        elif serves == _DECODE:
+            stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
+        version = 0 if self._states is None else self._states.version
+        return InstanceLoad(stages, self._draining, stages_version=version)
+
+    @property
+    def _open(self) -> frozenset[Stage]:
+        return self._settings.role.stages if self._states is None else self._states.open
 
     @property
     def _waiting(self) -> int:
@@ -340,12 +374,38 @@ class TextService:
         self._watched_load.notify()
         if self._settings.hand_over_on_drain and self._kv is not None:
             for job in self._jobs.values():
-                job.is_leaving = True
-                if job.limit is not None and not job.limit.expired():
-                    job.limit.reschedule(asyncio.get_running_loop().time())
+                self._leave(job)
         await self._watched_load.wait_until(
             lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
         )
+
+    def _leave(self, job: _Job) -> None:
+        """It ends with Unavailable if it has not begun, else it is handed over if that can be."""
+        if job.has_begun and job.handing is not None:
+            return  # it is handed over already, or will be
+        job.is_leaving = True
+        if job.limit is not None and not job.limit.expired():
+            job.limit.reschedule(asyncio.get_running_loop().time())
+
+    def stages_changed(self) -> None:
+        """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is handed over
+        if decode closes; prompts that have begun are computed.
+        """
+        for job in self._jobs.values():
+            closed = job.needs - self._open
+            if closed and (not job.has_begun or Stage.DECODE in closed):
+                self._leave(job)
+        self._watched_load.notify()
+
+    def is_idle(self, stage: Stage) -> bool:
+        """Whether nothing of this stage runs here."""
+        return not any(job.runs_at(stage) for job in self._jobs.values())
+
+    def _closed(self) -> Unavailable:
+        """Why what has not begun is refused."""
+        if self._draining:
+            return Unavailable("the text instance is draining")
+        return StageClosed("the instance has switched to other stages")
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
@@ -379,8 +439,8 @@ class TextService:
 
     def _admit(self, job: _Job) -> None:
         request = job.request
-        if self._draining:
-            raise Unavailable("the text instance is draining")
+        if self._draining or (self._states is not None and not job.needs <= self._open):
+            raise self._closed()
         check_request(request, self._engine)
         if request.hands_over and self._handing_engine is None:
             raise InvalidRequest("this instance does not hand over", param="hands_over")
@@ -537,7 +597,7 @@ class TextService:
 
 
 class _LeavingError(Exception):
-    """A wait has ended as the instance drains."""
+    """A wait has ended as the instance drains, or a stage closes."""
 
 
 def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -> None:

@@ -23,6 +23,9 @@ class TextSettings(InstanceSettings):
     role: Role = Role.PD
     """Stages of this instance: prefill (P), decode (D) or both (PD), each also with encode (EP, ED, EPD), in the same thread and on
     the same port. P and EP hand each answer over after its first token; D and ED go on with what others hand over."""
+    switchable: Role | None = None
+    """The widest role that the instance can switch to while it serves, which includes its own: it loads what all these stages need at
+    start. Empty: it never switches. Orders come from the pool managers."""
     mount_encoder: str = ""
     """Roles with E: command line with the encoder's own settings (--arena-bytes, --max-batch-items, ...). It shares model, device,
     addresses, transports and process settings with the instance."""
@@ -36,7 +39,12 @@ class TextSettings(InstanceSettings):
     @property
     def engine_options(self) -> EngineOptions:
         """Without an objective for steps where no answer is decoded (roles P and EP): nothing waits between two tokens."""
-        return self.engine if self.role.serves(Stage.DECODE) else replace(self.engine, tpot_slo_s=None)
+        return self.engine if self.widest.serves(Stage.DECODE) else replace(self.engine, tpot_slo_s=None)
+
+    @property
+    def widest(self) -> Role:
+        """The role with all stages that it may ever serve."""
+        return self.switchable or self.role
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, including finished ones whose answer is still being read."""
@@ -87,8 +95,14 @@ class TextSettings(InstanceSettings):
 
     @model_validator(mode="after")
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
-        if self.mount_encoder and not self.role.serves(Stage.ENCODE):
-            raise ValueError(f"mount_encoder is for roles EP, ED and EPD, the role is {self.role.value}")
+        if self.mount_encoder and not self.widest.serves(Stage.ENCODE):
+            raise ValueError(f"mount_encoder is for roles EP, ED and EPD, the role is {self.widest.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _it_can_switch_back(self) -> Self:
+        if not self.widest.serves(*self.role.stages):
+            raise ValueError(f"switchable is {self.widest.value}, must include the role {self.role.value}")
         return self
 
     @model_validator(mode="after")
@@ -98,6 +112,8 @@ class TextSettings(InstanceSettings):
             return self
         if self.role is not Role.PD:
             raise ValueError(f"engine vllm serves role PD, not {self.role.value}: encoders encode for it")
+        if self.switchable is not None:
+            raise ValueError("engine vllm cannot switch: leave out switchable")
         for option in fields(EngineOptions):
             if option.name not in ("engine", "vllm_args") and getattr(self.engine, option.name) != option.default:
                 raise ValueError(f"engine vllm does not have {option.name}: set vLLM's own arguments in vllm_args")

@@ -28,6 +28,7 @@
     +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not started yet
     |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the connection to it broke
     |   +-- TransferFailed      UNAVAILABLE          503  embeddings could not be pulled; names the items
+    |   +-- StageClosed         UNAVAILABLE          503  the instance has switched to other stages; nothing was done
     |   +-- StoreUnavailable    UNAVAILABLE          503  the store of the control plane does not answer
     +-- DeadlineExceeded        DEADLINE_EXCEEDED    504
 
@@ -232,6 +233,12 @@ class TransferFailed(Unavailable):
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.items = items
+
+
+class StageClosed(Unavailable):
+    """The instance has switched and does not serve the stage any more. Nothing was done: another one can."""
+
+    code = "stage_closed"
 
 
 class StoreUnavailable(Unavailable):

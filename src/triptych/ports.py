@@ -30,6 +30,7 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.scaling import PoolName, ScaledPool
+from triptych.domain.stage import Role
 from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.policy.queueing import FIRST_COME, Turn
@@ -157,6 +158,14 @@ class PoolManager(Protocol):
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         """Order the instance to drain. Raises NotFound, and without ``force`` FailedPrecondition if no other member of its model
         does what it does.
+        """
+        ...
+
+    async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
+        """Order the instance to serve the stages of this role. Returns at once; ``status`` says when it does.
+
+        Raises NotFound, InvalidRequest if it cannot switch to that role, FailedPrecondition if it drains, and without
+        ``force`` if no other instance of its model serves a stage that it would leave, and Unavailable if another manager leads.
         """
         ...
 

@@ -114,6 +114,7 @@ def report(instance_id: str = "somebody", port: int = 1) -> pool_manager_pb2.Mem
         address=f"127.0.0.1:{port}",
         model=MODEL_ID,
         role=instance_pb2.ROLE_E,
+        switchable=instance_pb2.ROLE_EPD,
         transports=["tcp"],
         slo=["ttft=5x"],
     )
@@ -237,6 +238,11 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
         (manager, "PoolManager/Watch", pool_manager_pb2.WatchRequest(kinds=[pool_manager_pb2.MEMBER_KIND_INSTANCE])),
         (manager, "PoolManager/Status", pool_manager_pb2.StatusRequest()),
         (manager, "PoolManager/Drain", pool_manager_pb2.DrainRequest(instance_id="another")),
+        (
+            manager,
+            "PoolManager/Switch",
+            pool_manager_pb2.SwitchRequest(instance_id="somebody", role=instance_pb2.ROLE_E),
+        ),
         (manager, "PoolManager/SetSize", size_request()),
     ]
     reflected = reflection_pb2.ServerReflectionRequest(file_containing_symbol="triptych.v1.Text")

@@ -25,6 +25,7 @@ from services.text.kv_store import KvStore
 from services.text.mounted import OwnEncoder
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from services.text.switching import Switching
 from tests.simulation.scaling import (
     DRAIN_S,
     OrderBook,
@@ -47,12 +48,13 @@ from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.families.base import Family
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
+from triptych.machine.stage_states import StageStates
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.profiles import KnownProfiles
-from triptych.runtime.registrar import Registrar
+from triptych.runtime.registrar import Registrar, SetStages
 from triptych.runtime.tasks import TaskScope
 from triptych.scaling.processes import ProcessScaler
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
@@ -103,6 +105,8 @@ class World:
     hybrids: int = 0
     """Text instances that encode as well, beside the others."""
     hybrid_role: Role = Role.EPD
+    switching: int = 0
+    """Instances that can switch to any role, and begin with PD."""
     managers: int = 0
     """Pool managers, with which instances register and which the router follows; without one the test names members."""
     image_budget: ImageBudget | None = None
@@ -162,6 +166,8 @@ class _Node:
         """How far its clock is ahead of the others'."""
         self.instance: Any = None
         """The servicer of this incarnation."""
+        self.set_stages: SetStages | None = None
+        """How it obeys an order to switch, if it can."""
         self.links: list[Link[Any]] = []
         """Ways that end when this instance does: from others to it, and from it to others."""
 
@@ -180,7 +186,9 @@ class _Node:
 
         access = ManagerAccess(tuple(self._cluster.managers))
         way = partial(self._cluster.way_to_manager, self.name)
-        self._registrar = Registrar(instance, introduce, self.drain, way, access, self._scope)
+        self._registrar = Registrar(
+            instance, introduce, self.drain, way, access, self._scope, set_stages=self.set_stages
+        )
         self._registrar.start()
 
     async def drain(self) -> None:
@@ -253,7 +261,7 @@ class EncoderNode(_Node):
             link.restart(self.instance)
         self.register()
 
-    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload) -> None:
+    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload, states: StageStates | None = None) -> None:
         """Everything except starting the service."""
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
@@ -292,6 +300,7 @@ class EncoderNode(_Node):
                 prepare_cores=workers,
             ),
             files=files,
+            states=states,
         )
 
     async def end(self) -> None:
@@ -308,9 +317,10 @@ class TextNode(_Node):
     store: ArenaStore | None
     """Of what it hands over, if it does not encode."""
 
-    def __init__(self, name: str, cluster: "SimCluster", role: Role = Role.PD) -> None:
+    def __init__(self, name: str, cluster: "SimCluster", role: Role = Role.PD, switchable: Role | None = None) -> None:
         super().__init__(name, cluster)
         self.role = role
+        self.switchable = switchable
         self._inbound: list[Link[Any]] = []
         self.thread = InlineOffload()
         self.start()
@@ -323,10 +333,16 @@ class TextNode(_Node):
             link.restart(self.instance)
         self.register()
 
-    def open(self, scope: TaskScope, epoch: int, encoder: EncoderNode | None = None) -> None:
+    def open(
+        self,
+        scope: TaskScope,
+        epoch: int,
+        encoder: EncoderNode | None = None,
+        states: StageStates | None = None,
+    ) -> None:
         """All of it, started. ``encoder`` is in the same process; its batches run in the engine's thread."""
         cluster, world = self._cluster, self._cluster.world
-        settings = TextSettings(model=Path(), role=self.role, **world.text)
+        settings = TextSettings(model=Path(), role=self.role, switchable=self.switchable, **world.text)
         self.engine = cluster.engines.text(self.name)
         handing = handing_engine(self.engine)
         kind = None if handing is None else handing.kv_kind
@@ -393,6 +409,7 @@ class TextNode(_Node):
                 cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096
             ),
             kv=kv,
+            states=states,
         )
         self.service.start()
 
@@ -431,21 +448,28 @@ class _MountedEncoder(EncoderNode):
 class HybridNode(TextNode):
     """A text process that also encodes: one scope, one thread, one loop; killed as a whole."""
 
-    def __init__(self, name: str, cluster: "SimCluster") -> None:
+    switching: Switching
+    """If it can switch."""
+
+    def __init__(self, name: str, cluster: "SimCluster", role: Role, switchable: Role | None = None) -> None:
         self.encoder = _MountedEncoder(name, cluster)
-        super().__init__(name, cluster, Role.of(cluster.world.hybrid_role.stages - {Stage.ENCODE}))
+        super().__init__(name, cluster, role, switchable)
 
     def start(self) -> None:
         """Starts another incarnation with empty memory."""
         self.thread = InlineOffload()
         scope = self._boot()
+        states = None if self.switchable is None else StageStates(self.role, self.switchable)
         self.encoder.epoch, self.encoder.is_up = self.epoch, True
-        self.encoder.open(scope, self.epoch, self.thread)
+        self.encoder.open(scope, self.epoch, self.thread, states)
         self.encoder.service.start(runs_batches=False)
         self.encoder.instance = self.encoder.service
         for link in self.encoder.links:
             link.restart(self.encoder.instance)
-        self.open(scope, self.epoch, self.encoder)
+        self.open(scope, self.epoch, self.encoder, states)
+        if states is not None:
+            self.switching = Switching(states, (self.service, self.encoder.service), clock=self.clock)
+            self.set_stages = self.switching.set_stages
         settings = TextSettings(model=Path(), **self._cluster.world.text)
         self.instance = HybridInstance(self.service, self.encoder.service, settings)
         for link in self._inbound:
@@ -644,12 +668,14 @@ class SimCluster:
         for number in range(world.managers):
             self.managers[f"m{number}:1"] = ManagerNode(f"m{number}", self, self.scaled)
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
-        self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
-        self.encoders += [node.encoder for node in self.hybrids]
+        text_role = Role.of(world.hybrid_role.stages - {Stage.ENCODE})
+        self.hybrids = [HybridNode(f"h{number}", self, text_role) for number in range(world.hybrids)]
+        self.switching = [HybridNode(f"s{number}", self, Role.PD, Role.EPD) for number in range(world.switching)]
+        self.encoders += [node.encoder for node in (*self.hybrids, *self.switching)]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
-        self.texts += self.hybrids
+        self.texts += [*self.hybrids, *self.switching]
         self.names: dict[str, str] = {}
         """By address, where a test gives them other addresses."""
         self.processes: dict[str, EncoderNode | TextNode] = {}
@@ -842,6 +868,8 @@ class SimCluster:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
+        for one in self.switching:
+            one.switching.validate()
         for manager in self.managers.values():
             manager.service.validate()
 

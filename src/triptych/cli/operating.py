@@ -1,4 +1,4 @@
-"""The commands for operators: ``status``, ``scale`` and ``drain``."""
+"""The commands for operators: ``status``, ``scale``, ``drain`` and ``switch``."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 from triptych.cli.options import ApiKey, failures, of_managers, run
 from triptych.cli.outcome import CliError
+from triptych.domain.stage import Role
 
 if TYPE_CHECKING:
     from triptych.cli.managers import Managers
@@ -107,3 +108,29 @@ def drain(
     with failures():
         wait_s = 0.0 if wait is None else pools.duration_s(wait)
     run(pools.drain(instance, known, plain_console(), force=force, wait_s=wait_s))
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych switch text-2 D`\n\n- `triptych switch text-2 PD --pool-manager 10.0.0.4:50041 --wait 10s`"
+)
+@of_managers
+def switch(
+    known: "Managers",
+    instance: Annotated[str, typer.Argument(help="The instance's id, as in `triptych status`.")],
+    role: Annotated[Role, typer.Argument(help="The stages that it is to serve.", case_sensitive=False)],
+    force: Annotated[bool, typer.Option("--force", help="Also if it is the last one with a stage.")] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wait until it does, at most *5s*, *1m*.", show_default=False),
+    ] = None,
+) -> None:
+    """Let an instance that runs with `--switchable` serve the stages of another role, without losing a request.
+
+    It serves its own role again when it is started again. Without `--force` one that is the last with a stage is refused.
+    """
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+
+    with failures():
+        wait_s = 0.0 if wait is None else pools.duration_s(wait)
+    run(pools.switch(instance, role, known, plain_console(), force=force, wait_s=wait_s))

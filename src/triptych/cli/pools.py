@@ -1,4 +1,4 @@
-"""``triptych scale`` and ``triptych drain``, and the pools of ``triptych status``."""
+"""``triptych scale``, ``triptych drain`` and ``triptych switch``, and the pools of ``triptych status``."""
 
 import asyncio
 import re
@@ -95,6 +95,40 @@ async def drain(
     except TimeoutError:
         raise CliError(f"{instance_id} has not finished within {in_words(wait_s)}{fault}", caller=False) from None
     console.print(f"{instance_id} has finished", soft_wrap=True)
+
+
+async def switch(
+    instance_id: str, role: Role, managers: Managers, console: Console, *, force: bool = False, wait_s: float = 0.0
+) -> None:
+    """Order an instance to serve the stages of another role. Without ``force`` one that is the last with a stage of its model is
+    refused. Wait up to ``wait_s`` until it does. Raises CliError.
+    """
+
+    async def order(manager: PoolManagerStub) -> None:
+        try:
+            await manager.switch_instance(instance_id, role, force=force)
+        except FailedPrecondition as refused:
+            raise CliError(f"{refused.message}; --force switches it nevertheless", caller=True) from None
+        except (InvalidRequest, NotFound) as refused:
+            raise CliError(refused.message, caller=True) from None
+
+    async def is_done(manager: PoolManagerStub) -> bool:
+        members = [member for pool in (await manager.status()).pools for member in pool.members]
+        return any(one.registration.instance_id == instance_id and one.open == role.stages for one in members)
+
+    await managers.call(order)
+    console.print(f"{instance_id} is to serve role {role.value}, until another order or its end", soft_wrap=True)
+    if not wait_s:
+        return
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                if await managers.call(is_done):
+                    break
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise CliError(f"{instance_id} has not switched within {in_words(wait_s)}", caller=False) from None
+    console.print(f"{instance_id} serves role {role.value}", soft_wrap=True)
 
 
 async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
@@ -216,8 +250,18 @@ def _members(members: tuple[MemberStatus, ...]) -> Table:
             for stage, load in member.load.stages.items()
         ]
         told = member.registration
-        table.add_row(told.instance_id, told.address, state, ", ".join(waits))
+        table.add_row(told.instance_id, told.address, state + _switched(member), ", ".join(waits))
     return table
+
+
+def _switched(member: MemberStatus) -> str:
+    """What an instance serves that can switch, where it is not what it registered with, or not as ordered."""
+    told, found = member.registration, ""
+    if member.open and told.role is not None and member.open != told.role.stages:
+        found = f", serves {Role.of(member.open).value} for {in_words(member.open_s)}"
+    if member.wanted is not None and not member.is_as_wanted:
+        found += f", ordered to serve {member.wanted.value} {in_words(member.wanted_s)} ago"
+    return found
 
 
 def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:

@@ -53,6 +53,7 @@ class InstanceInfo:
     instance_id: str
     epoch: int
     role: Role
+    """At the start of the epoch."""
     model: ModelInfo
     arena_bytes: int
     """Size of the arena that holds its embeddings, or, without an encoder, of the arena it pulls into."""
@@ -73,6 +74,8 @@ class InstanceInfo:
     """Digest of the kind of its keys and values (``KvKind.digest``): it takes segments of the same kind. Empty if it takes none."""
     hands_over: bool = False
     """Whether it can hand answers over (``TextRequest.hands_over``)."""
+    switchable: Role | None = None
+    """The widest role that it can switch to: it serves the stages of its last load report. None if it always serves its role."""
 
 
 @record
@@ -95,12 +98,14 @@ class StageLoad:
 
 @record
 class InstanceLoad:
-    """One load report: the load of every stage that the instance serves."""
+    """One load report: the load of every stage that takes work. Of an instance that switches these are the open ones."""
 
     stages: Mapping[Stage, StageLoad]
     draining: bool = False
     hints: EmbeddingHints | None = None
     """What has changed of the embeddings that it holds; None without a change, and where it does not say."""
+    stages_version: int = 0
+    """Of the last order to switch in this epoch; 0 without one."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

@@ -8,7 +8,7 @@ from triptych.domain.decision import ScalingStatus
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart
 from triptych.domain.membership import Member, MemberKind
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import WindowReport
 
 MAX_OVERRIDE_S = 30 * 86_400.0
@@ -29,7 +29,7 @@ class Registration:
     revision: str = ""
     """As in ``ModelInfo``; empty for a router."""
     role: Role | None = None
-    """None for a router."""
+    """At its start; None for a router."""
     arena_bytes: int = 0
     max_items: int = 0
     """Capacities as in ``InstanceInfo``."""
@@ -40,6 +40,8 @@ class Registration:
     """Parts of the model that an instance runs, with the limits of their batches."""
     slo: tuple[str, ...] = ()
     """Objectives of a router, as ``Slo.parse`` reads them."""
+    switchable: Role | None = None
+    """The widest role that an instance can be ordered to switch to."""
 
     @classmethod
     def of_instance(cls, info: InstanceInfo, *, address: str) -> Self:
@@ -56,6 +58,7 @@ class Registration:
             info.kv_tokens,
             tuple(offer.backend for offer in info.offers),
             info.parts,
+            switchable=info.switchable,
         )
 
 
@@ -89,12 +92,18 @@ class OrderKind(Enum):
     """Register again: the manager does not know the member (any more)."""
     DRAIN = "drain"
     """Accept nothing new and finish what runs."""
+    SWITCH = "switch"
+    """Serve the stages of another role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     kind: OrderKind
     reason: str = ""
+    role: Role | None = None
+    """To switch to."""
+    version: int = 0
+    """Of a switch: above that of the last one (``InstanceLoad.stages_version``)."""
 
 
 class Departure(Enum):
@@ -163,6 +172,29 @@ class MemberStatus:
     """In this condition for so long."""
     heard_s: float
     """Time since its last report."""
+    wanted: Role | None = None
+    """What this manager ordered it to switch to last; None without an order."""
+    wanted_s: float = 0.0
+    """The order is so old."""
+    open_s: float = 0.0
+    """The open stages have been so for so long."""
+
+    @property
+    def open(self) -> frozenset[Stage]:
+        """The stages that it serves, by its last report if it can switch."""
+        told = self.registration
+        if told.switchable is not None and self.load.stages:
+            return frozenset(self.load.stages)
+        return frozenset() if told.role is None else told.role.stages
+
+    @property
+    def stays_open(self) -> frozenset[Stage]:
+        """Those of them that it is not ordered to leave."""
+        return self.open if self.wanted is None else self.open & self.wanted.stages
+
+    @property
+    def is_as_wanted(self) -> bool:
+        return self.wanted is None or self.open == self.wanted.stages
 
 
 @dataclass(frozen=True, slots=True)

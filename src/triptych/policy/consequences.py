@@ -1,6 +1,7 @@
 """What no longer works without the last process of a kind."""
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 
 from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.stage import Stage
@@ -23,30 +24,25 @@ def without(stages: Collection[Stage], of_model: str = "") -> tuple[str, str] | 
     return next(((kind, what.format(of_model)) for lost, kind, what in _WITHOUT if lost <= set(stages)), None)
 
 
-def loss(instance_id: str, pools: Sequence[PoolStatus]) -> str:
-    """What no longer works when this member drains; empty if others of its model do the same, or it is no active member."""
-    found = next(
-        (pool for pool in pools for one in pool.members if one.registration.instance_id == instance_id and _works(one)),
-        None,
-    )
+def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: AbstractSet[Stage] = frozenset()) -> str:
+    """What no longer works when this member drains, or switches to the stages that it ``keeps``; empty if others of its model do the
+    same, or it is no active member.
+    """
+    working = [member for pool in pools for member in pool.members if _works(member)]
+    found = next((one for one in working if one.registration.instance_id == instance_id), None)
     if found is None:
         return ""
-    others = [
-        one.role
-        for one in pools
-        if one.model == found.model
-        for member in one.members
-        if member.registration.instance_id != instance_id and _works(member) and not member.suspected
-    ]
-    if found.role is None:
-        if None in others:
+    model = found.registration.model
+    others = [one for one in working if one.registration.model == model and one is not found and not one.suspected]
+    if found.registration.role is None:
+        if any(one.registration.role is None for one in others):
             return ""
-        return f"{instance_id} is the last router of {found.model}: requests for it fail until there is another"
-    served = {stage for role in others if role is not None for stage in role.stages}
-    lost = without(found.role.stages - served, f" for {found.model}")
+        return f"{instance_id} is the last router of {model}: requests for it fail until there is another"
+    served = keeps.union(*[one.stays_open for one in others])
+    lost = without(found.open - served, f" for {model}")
     if lost is None:
         return ""
-    return f"{instance_id} is the last {lost[0]} of {found.model}: {lost[1]} until there is another"
+    return f"{instance_id} is the last {lost[0]} of {model}: {lost[1]} until there is another"
 
 
 def _works(member: MemberStatus) -> bool:

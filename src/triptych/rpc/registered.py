@@ -9,7 +9,7 @@ from triptych.domain.instance import InstanceInfo
 from triptych.domain.pool import Registration
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.metrics import gauge
-from triptych.runtime.registrar import Loaded, Registrar, Reporting
+from triptych.runtime.registrar import Loaded, Registrar, Reporting, SetStages
 from triptych.runtime.settings import InstanceSettings, MemberSettings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
@@ -33,7 +33,13 @@ class Listening(Protocol):
 
 
 def instance_registered(
-    settings: InstanceSettings, service: Described, app: Listening, *, telemetry: Telemetry, tls: TlsIdentity | None
+    settings: InstanceSettings,
+    service: Described,
+    app: Listening,
+    *,
+    telemetry: Telemetry,
+    tls: TlsIdentity | None,
+    set_stages: SetStages | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """``registered`` for an instance."""
 
@@ -41,7 +47,7 @@ def instance_registered(
         info = await service.describe()
         return Registration.of_instance(info, address=address)
 
-    return registered(settings, service, introduce, app, telemetry=telemetry, tls=tls)
+    return registered(settings, service, introduce, app, telemetry=telemetry, tls=tls, set_stages=set_stages)
 
 
 @asynccontextmanager
@@ -54,6 +60,7 @@ async def registered(
     telemetry: Telemetry,
     tls: TlsIdentity | None,
     windows: Reporting | None = None,
+    set_stages: SetStages | None = None,
 ) -> AsyncGenerator[None]:
     """A member while the context is open, if the settings name a pool manager; it says farewell at the end."""
     access = settings.managers
@@ -69,6 +76,7 @@ async def registered(
             access,
             scope,
             windows,
+            set_stages,
         )
         telemetry.metrics.watch(
             lambda: (

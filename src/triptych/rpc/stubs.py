@@ -12,6 +12,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.scaling import PoolName, ScaledPool
+from triptych.domain.stage import Role
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InstanceLost, TransferFailed, Unavailable
 from triptych.policy.addresses import why_not_called
@@ -177,6 +178,10 @@ class PoolManagerStub(Channel):
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         message = pool_manager_pb2.DrainRequest(instance_id=instance_id, force=force)
         await calls.unary(self._stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
+    async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
+        message = pool_manager.switch_to_wire(instance_id, role, force=force)
+        await calls.unary(self._stub.Switch(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
 
     async def set_size(self, order: ManualSize) -> None:
         call = self._stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)

@@ -7,7 +7,8 @@ from contextlib import aclosing, suppress
 from typing import Protocol
 
 from triptych.domain.instance import InstanceLoad
-from triptych.domain.pool import Farewell, Heartbeat, MemberReport, OrderKind, Registration
+from triptych.domain.pool import Farewell, Heartbeat, MemberReport, Order, OrderKind, Registration
+from triptych.domain.stage import Stage
 from triptych.domain.windows import WindowReport
 from triptych.errors import TriptychError
 from triptych.ports import PoolManagerClient
@@ -41,6 +42,10 @@ class Reporting(Protocol):
         ...
 
 
+SetStages = Callable[[frozenset[Stage], int], None]
+"""Switches to these stages, by an order with this version. Raises Conflict, InvalidRequest."""
+
+
 class _Stream:
     """One stream to one pool manager."""
 
@@ -61,8 +66,10 @@ class Registrar:
         access: ManagerAccess,
         scope: TaskScope,
         windows: Reporting | None = None,
+        set_stages: SetStages | None = None,
     ) -> None:
-        """``introduce`` describes the process, ``drain`` obeys an order; ``scope`` owns the streams."""
+        """``introduce`` describes the process, ``drain`` and ``set_stages`` obey orders; ``scope`` owns the streams."""
+        self._set_stages = set_stages
         self._windows = windows
         self._introduce = introduce
         self._drain = drain
@@ -103,7 +110,7 @@ class Registrar:
                     async with aclosing(client.attend(self._reports(stream))) as orders:
                         async for order in orders:
                             failures = 0
-                            self._obey(order.kind, order.reason, address, stream)
+                            self._obey(order, address, stream)
                     reason = "it ended the stream"
                 except TriptychError as error:
                     reason = f"{error.code}: {error.message}"
@@ -119,8 +126,8 @@ class Registrar:
         finally:
             await client.close()
 
-    def _obey(self, kind: OrderKind, reason: str, address: str, stream: _Stream) -> None:
-        match kind:
+    def _obey(self, order: Order, address: str, stream: _Stream) -> None:
+        match order.kind:
             case OrderKind.REGISTERED:
                 self._registered.add(address)
                 logger.info("registered with pool manager %s", address)
@@ -128,9 +135,14 @@ class Registrar:
                 stream.register_again = True
                 self._load.notify()
             case OrderKind.DRAIN if not self._draining:
-                logger.info("pool manager %s orders to drain: %s", address, reason)
+                logger.info("pool manager %s orders to drain: %s", address, order.reason)
                 self._draining = True
                 self._scope.spawn(self._drain_as_ordered(), name="drain")
+            case OrderKind.SWITCH if order.role is not None and self._set_stages is not None:
+                try:
+                    self._set_stages(order.role.stages, order.version)
+                except TriptychError as error:
+                    logger.warning("an order of pool manager %s is refused: %s", address, error.message)
 
     async def _drain_as_ordered(self) -> None:
         await self._drain()

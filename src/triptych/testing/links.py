@@ -17,6 +17,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, TransportOffer
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 
 S = TypeVar("S")
@@ -233,6 +234,11 @@ class LinkedPoolManager:
 
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         await self._link.call("drain_instance", lambda manager: manager.drain_instance(instance_id, force=force))
+
+    async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
+        await self._link.call(
+            "switch_instance", lambda manager: manager.switch_instance(instance_id, role, force=force)
+        )
 
     async def set_size(self, order: ManualSize) -> None:
         await self._link.call("set_size", lambda manager: manager.set_size(order))

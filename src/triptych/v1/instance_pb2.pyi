@@ -101,7 +101,7 @@ class ServedPart(_message.Message):
     def __init__(self, identity: _Optional[_Union[PartIdentity, _Mapping]] = ..., max_batch: _Optional[int] = ..., token_budget: _Optional[int] = ..., prepare_cores: _Optional[int] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early", "kv_kind", "hands_over")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early", "kv_kind", "hands_over", "switchable")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class InstanceInfo(_message.Message):
     PREFILLS_EARLY_FIELD_NUMBER: _ClassVar[int]
     KV_KIND_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    SWITCHABLE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     role: Role
@@ -130,7 +131,8 @@ class InstanceInfo(_message.Message):
     prefills_early: bool
     kv_kind: str
     hands_over: bool
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ..., kv_kind: _Optional[str] = ..., hands_over: _Optional[bool] = ...) -> None: ...
+    switchable: Role
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ..., kv_kind: _Optional[str] = ..., hands_over: _Optional[bool] = ..., switchable: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()
@@ -163,11 +165,13 @@ class EmbeddingHints(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., encoding: _Optional[_Iterable[bytes]] = ..., dropped: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("stages", "draining", "hints")
+    __slots__ = ("stages", "draining", "hints", "stages_version")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_VERSION_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
     draining: bool
     hints: EmbeddingHints
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ...) -> None: ...
+    stages_version: int
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ...) -> None: ...

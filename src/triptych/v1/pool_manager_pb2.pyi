@@ -27,6 +27,7 @@ class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_KIND_REGISTERED: _ClassVar[OrderKind]
     ORDER_KIND_REREGISTER: _ClassVar[OrderKind]
     ORDER_KIND_DRAIN: _ClassVar[OrderKind]
+    ORDER_KIND_SWITCH: _ClassVar[OrderKind]
 
 class Departure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -97,6 +98,7 @@ ORDER_KIND_UNSPECIFIED: OrderKind
 ORDER_KIND_REGISTERED: OrderKind
 ORDER_KIND_REREGISTER: OrderKind
 ORDER_KIND_DRAIN: OrderKind
+ORDER_KIND_SWITCH: OrderKind
 DEPARTURE_UNSPECIFIED: Departure
 DEPARTURE_LEFT: Departure
 DEPARTURE_LOST: Departure
@@ -140,7 +142,7 @@ DECISION_OUTCOME_FAILED: DecisionOutcome
 DECISION_OUTCOME_TIMED_OUT: DecisionOutcome
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo")
+    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo", "switchable")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +156,7 @@ class Registration(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
+    SWITCHABLE_FIELD_NUMBER: _ClassVar[int]
     kind: MemberKind
     instance_id: str
     epoch: int
@@ -167,7 +170,8 @@ class Registration(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     parts: _containers.RepeatedCompositeFieldContainer[_instance_pb2.ServedPart]
     slo: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ...) -> None: ...
+    switchable: _instance_pb2.Role
+    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ..., switchable: _Optional[_Union[_instance_pb2.Role, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "load", "drained")
@@ -320,12 +324,16 @@ class MemberReport(_message.Message):
     def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., window: _Optional[_Union[WindowReport, _Mapping]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "reason")
+    __slots__ = ("kind", "reason", "role", "version")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     reason: str
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    role: _instance_pb2.Role
+    version: int
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., reason: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("address", "state", "role", "model", "epoch", "kind", "suspected")
@@ -384,20 +392,26 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("registration", "condition", "suspected", "load", "since_s", "heard_s")
+    __slots__ = ("registration", "condition", "suspected", "load", "since_s", "heard_s", "wanted", "wanted_s", "open_s")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_S_FIELD_NUMBER: _ClassVar[int]
+    OPEN_S_FIELD_NUMBER: _ClassVar[int]
     registration: Registration
     condition: Condition
     suspected: bool
     load: _instance_pb2.InstanceLoad
     since_s: float
     heard_s: float
-    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ...) -> None: ...
+    wanted: _instance_pb2.Role
+    wanted_s: float
+    open_s: float
+    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., wanted: _Optional[_Union[_instance_pb2.Role, str]] = ..., wanted_s: _Optional[float] = ..., open_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("model", "role", "members", "scaling")
@@ -554,6 +568,20 @@ class DrainRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SwitchRequest(_message.Message):
+    __slots__ = ("instance_id", "role", "force")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    role: _instance_pb2.Role
+    force: bool
+    def __init__(self, instance_id: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class SwitchResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -30,7 +30,7 @@ class PoolManagerStub:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -61,6 +61,11 @@ class PoolManagerStub:
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Switch = channel.unary_unary(
+                '/triptych.v1.PoolManager/Switch',
+                request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.FromString,
+                _registered_method=True)
         self.SetSize = channel.unary_unary(
                 '/triptych.v1.PoolManager/SetSize',
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
@@ -73,7 +78,7 @@ class PoolManagerServicer:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -109,6 +114,15 @@ class PoolManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Switch(self, request, context):
+        """Order an instance to serve the stages of another role. Returns at once; Status says when it does. FAILED_PRECONDITION if it drains,
+        and without force if no other instance of its model serves a stage that it would leave. INVALID_ARGUMENT if it cannot switch to that
+        role. UNAVAILABLE if another manager leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetSize(self, request, context):
         """Set the size of a pool by hand for a time, or end that. Returns at once.
         """
@@ -139,6 +153,11 @@ def add_PoolManagerServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.SerializeToString,
             ),
+            'Switch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Switch,
+                    request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.SerializeToString,
+            ),
             'SetSize': grpc.unary_unary_rpc_method_handler(
                     servicer.SetSize,
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.FromString,
@@ -157,7 +176,7 @@ class PoolManager:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -260,6 +279,33 @@ class PoolManager:
             '/triptych.v1.PoolManager/Drain',
             triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.SerializeToString,
             triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Switch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PoolManager/Switch',
+            triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.SerializeToString,
+            triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.FromString,
             options,
             channel_credentials,
             insecure,

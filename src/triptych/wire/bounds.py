@@ -200,7 +200,7 @@ TABLE: Mapping[str, Rows] = {
         "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
         "free_tokens": Between(0, 1 << 48),
     },
-    "InstanceLoad": {"stages": Many(3, unit="stages")},
+    "InstanceLoad": {"stages": Many(3, unit="stages"), "stages_version": Anything()},
     "EmbeddingHints": {
         "sequence": Anything(),
         "held": Many(MAX_HINTS, _HINT, "hints"),
@@ -213,6 +213,7 @@ TABLE: Mapping[str, Rows] = {
         "model": _ID,
         "kinds": Many(8, unit="kinds"),
     },
+    "SwitchRequest": {"instance_id": Size(128, low=1)},
     "DrainRequest": {"instance_id": Size(128, low=1), "force": Anything()},
     "PoolName": {"model": Size(512, low=1)},
     "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size

@@ -5,6 +5,7 @@ from typing import Any
 
 from triptych.domain.decision import DecisionSummary, ScalingStatus
 from triptych.domain.pool import ManagerStatus, MemberStatus, PoolStatus
+from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
 
 
@@ -42,6 +43,9 @@ def _member(member: MemberStatus) -> dict[str, Any]:
         "pending": {stage.value: load.pending for stage, load in loads},
         "pending_tokens": {stage.value: load.pending_tokens for stage, load in loads},
         "leased_bytes": sum(load.leased_bytes for _, load in loads),
+        "serves": Role.of(member.open).value if member.open else None,
+        "serves_s": round(member.open_s, 1),
+        "wanted": None if member.wanted is None else member.wanted.value,
     }
 
 

@@ -16,13 +16,15 @@ from triptych.domain.pool import (
     Removal,
     Watch,
 )
+from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
 from triptych.errors import InvalidRequest
 from triptych.policy.addresses import why_not_called
-from triptych.v1 import pool_manager_pb2
-from triptych.wire.flat import Pair, Variants
+from triptych.v1 import instance_pb2, pool_manager_pb2
+from triptych.wire.flat import EnumPair, Pair, Variants
 from triptych.wire.instance import LOAD, SERVED_PART
 
+_ROLE = EnumPair.of(Role.__members__, instance_pb2.Role.DESCRIPTOR)
 _REGISTRATION = Pair(Registration, pool_manager_pb2.Registration, nested=(SERVED_PART,))
 _JUDGED = Pair(Judged, pool_manager_pb2.Judged)
 _CLASS = Pair(ClassWindow, pool_manager_pb2.ClassWindow, nested=(_JUDGED, Pair(Sketch, pool_manager_pb2.Sketch)))
@@ -74,6 +76,15 @@ STATUS = Pair(
     nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS, _SCALING)),),
 )
 MANUAL_SIZE = Pair(ManualSize, pool_manager_pb2.SetSizeRequest)
+
+
+def switch_to_wire(instance_id: str, role: Role, *, force: bool) -> pool_manager_pb2.SwitchRequest:
+    return pool_manager_pb2.SwitchRequest(instance_id=instance_id, role=_ROLE.to_wire[role], force=force)
+
+
+def switch_from_wire(message: pool_manager_pb2.SwitchRequest) -> tuple[str, Role, bool]:
+    """Raises InvalidRequest for an unknown role."""
+    return message.instance_id, _ROLE.from_wire[message.role], message.force
 
 
 def report_to_wire(report: MemberReport) -> pool_manager_pb2.MemberReport:

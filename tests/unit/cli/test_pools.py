@@ -126,6 +126,13 @@ class Scripted:
             raise FailedPrecondition(lost)
         self.orders.append(instance_id)
 
+    async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
+        if instance_id not in {one.registration.instance_id for pool in self.told.pools for one in pool.members}:
+            raise NotFound("no member has this instance id", param="instance_id")
+        if not force and (lost := loss(instance_id, self.told.pools, keeps=role.stages)):
+            raise FailedPrecondition(lost)
+        self.orders.append(f"{instance_id} {role.value}")
+
     async def set_size(self, order: ManualSize) -> None:
         if not self.told.leads:
             raise Unavailable("another manager leads")

@@ -1,8 +1,10 @@
 """Who cannot drain without a loss."""
 
+from dataclasses import replace
+
 import pytest
 
-from triptych.domain.instance import InstanceLoad
+from triptych.domain.instance import InstanceLoad, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.stage import Role, Stage
@@ -72,3 +74,25 @@ def test_one_of_a_stage_of_its_own_is_missed_by_its_stage() -> None:
     alone = (pool(Role.ED, "x1"), pool(Role.P, "p1"))
     assert loss("p1", alone).startswith("p1 is the last prefill instance of m: all requests")
     assert loss("x1", alone).startswith("x1 is the last decode instance of m: all requests")
+
+
+def switching(name: str, role: Role, *stages: Stage, wanted: Role | None = None) -> PoolStatus:
+    """An instance that registered with ``role``, and serves these stages."""
+    (one,) = pool(role, name).members
+    load = InstanceLoad({stage: StageLoad(0, 0) for stage in stages})
+    told = replace(one.registration, switchable=Role.EPD)
+    return PoolStatus("m", role, (replace(one, registration=told, load=load, wanted=wanted),))
+
+
+def test_a_switch_loses_what_nothing_else_serves() -> None:
+    pools = (pool(Role.E, "e1"), pool(Role.PD, "t1"), switching("s1", Role.PD, Stage.DECODE))
+    assert [loss("s1", pools, keeps=role.stages) for role in (Role.E, Role.P)] == ["", ""]
+    alone = (pool(Role.E, "e1"), pool(Role.P, "t1"), switching("s1", Role.PD, Stage.DECODE))
+    assert loss("s1", alone, keeps=Role.PD.stages) == ""
+    assert loss("s1", alone, keeps=Role.P.stages).startswith("s1 is the last decode instance of m: all requests for m")
+    assert loss("t1", alone).startswith("t1 is the last prefill instance of m"), "s1 does not prefill now"
+
+
+def test_one_that_is_ordered_to_leave_a_stage_stands_in_for_nobody() -> None:
+    pools = (pool(Role.E, "e1"), pool(Role.P, "t1"), switching("s1", Role.PD, *Role.PD.stages, wanted=Role.D))
+    assert loss("t1", pools).startswith("t1 is the last prefill instance of m")

@@ -14,6 +14,7 @@ from tests import identities
 from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
 from triptych.domain.pool import MemberReport, Watch
+from triptych.domain.stage import Role
 from triptych.errors import PermissionDenied, TriptychError, Unavailable
 from triptych.rpc.authorization import CALLERS
 from triptych.rpc.encoder import EncoderServicer
@@ -61,6 +62,7 @@ CALLS: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
     "Watch": (PoolManagerStub, lambda stub: first(stub.watch(Watch()))),
     "Status": (PoolManagerStub, lambda stub: stub.status()),
     "Drain": (PoolManagerStub, lambda stub: stub.drain_instance("encoder-1", force=False)),
+    "Switch": (PoolManagerStub, lambda stub: stub.switch_instance("text-1", Role.D, force=False)),
     "Pools": (ScalerStub, lambda stub: stub.pools()),
 }
 MAY = {
@@ -72,6 +74,7 @@ MAY = {
     "Watch": {"router", "gateway"},
     "Status": set(FOLDERS),
     "Drain": {"router", "encoder", "text", "pool-manager", "operator"},
+    "Switch": {"pool-manager", "operator"},
     "Pools": {"pool-manager"},
 }
 

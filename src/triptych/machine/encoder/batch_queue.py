@@ -199,6 +199,11 @@ class BatchQueue:
         """Since when the first WAITING entry waits; None if there is none."""
         return next(iter(self._queue.values()), None)
 
+    @property
+    def unbegun(self) -> list[Key]:
+        """The entries that are in no batch."""
+        return [key for key, entry in self._entries.items() if entry.phase is not Phase.ENCODING]
+
     def first_turn(self, now_s: float) -> Turn | None:
         """Of the WAITING entry that is taken next; None if there is none."""
         return min((self._entries[key].turn(now_s) for key in self._queue), default=None)

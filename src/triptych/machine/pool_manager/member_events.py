@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from triptych.domain.pool import Heartbeat, Order, Registration
+from triptych.domain.stage import Role
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -41,11 +42,20 @@ class DrainWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchWanted:
+    """Someone wants the instance to serve the stages of this role; one that is unknown, or cannot, is ignored."""
+
+    instance_id: str
+    role: Role
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Comes at least every ``MemberLimits.tick_s`` while the process runs."""
 
 
-MemberEvent = Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | Tick
+MemberEvent = Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | SwitchWanted | Tick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from triptych.domain.pool import (
     Removal,
     Watch,
 )
+from triptych.domain.stage import Role
 from triptych.machine.pool_manager.member_events import (
     DrainWanted,
     EndSession,
@@ -38,6 +39,7 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchWanted,
     Tick,
 )
 
@@ -66,6 +68,17 @@ class MemberLimits:
 
 
 @dataclass(slots=True)
+class _Switch:
+    """The last order to switch."""
+
+    role: Role
+    reason: str
+    since_s: float
+    version: int = 0
+    """0 until it is sent: the member's last version must be known."""
+
+
+@dataclass(slots=True)
 class _Member:
     registration: Registration
     session: int | None
@@ -80,6 +93,9 @@ class _Member:
     """It was told to drain."""
     sequence: int = -1
     load: InstanceLoad = _NO_LOAD
+    open_since_s: float = 0.0
+    """Of the open stages."""
+    switch: _Switch | None = None
 
     @property
     def is_there(self) -> bool:
@@ -181,6 +197,9 @@ class MembersMachine:
                 one.load,
                 since_s=max(0.0, now_s - one.since_s),
                 heard_s=max(0.0, now_s - one.heard_s),
+                wanted=None if one.switch is None else one.switch.role,
+                wanted_s=0.0 if one.switch is None else max(0.0, now_s - one.switch.since_s),
+                open_s=max(0.0, now_s - one.open_since_s),
             )
             pools.setdefault((told.model, "" if told.role is None else told.role.value), []).append(status)
         return tuple(
@@ -219,6 +238,8 @@ class MembersMachine:
                 effects = self._session_ended(session)
             case DrainWanted(instance_id, reason):
                 effects = self._drain(instance_id, reason, now_s)
+            case SwitchWanted(instance_id, role, reason):
+                effects = self._switch(instance_id, role, reason, now_s)
             case Tick():
                 effects = self._tick(now_s)
         if self._version != before:
@@ -248,7 +269,7 @@ class MembersMachine:
             if old.session not in (None, session):
                 effects.append(EndSession(old.session, "another process has registered with this instance id"))
             self._remove(name, Departure.LEFT)
-        member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s)
+        member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s, open_since_s=now_s)
         self._by_address[new.address] = name
         self._by_session[session] = name
         self._count_silence(member, suspected=0, removed=0)  # so that both are known from the start
@@ -276,8 +297,15 @@ class MembersMachine:
         member = self._members[name]
         if heartbeat.sequence <= member.sequence:
             return []
+        if heartbeat.load.stages.keys() != member.load.stages.keys():
+            member.open_since_s = now_s
+        is_first, switch = member.sequence < 0, member.switch
         member.sequence, member.load = heartbeat.sequence, heartbeat.load
         effects = self._heard(member, now_s)
+        if switch is not None and switch.version and heartbeat.load.stages_version > switch.version:
+            member.switch = None  # another manager has ordered something else since
+        elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
+            effects += self._send_switch(member, switch)
         condition = MemberCondition.ACTIVE
         if heartbeat.drained:
             condition = MemberCondition.DRAINED
@@ -327,6 +355,25 @@ class MembersMachine:
         if member.condition is MemberCondition.ACTIVE:
             effects += self._enter(member, MemberCondition.LEAVING, now_s, f"as ordered: {reason}")
         return effects
+
+    def _switch(self, instance_id: str, role: Role, reason: str, now_s: float) -> list[MemberEffect]:
+        member = self._members.get(instance_id)
+        if member is None or (widest := member.registration.switchable) is None or not widest.serves(*role.stages):
+            return []
+        sent = 0 if member.switch is None else member.switch.version
+        member.switch = _Switch(role, reason, now_s)
+        effects: list[MemberEffect] = [Logged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}")]
+        if member.sequence >= 0:
+            member.switch.version = sent
+            effects += self._send_switch(member, member.switch)
+        return effects
+
+    def _send_switch(self, member: _Member, switch: _Switch) -> list[MemberEffect]:
+        """With a version above all that it knows."""
+        switch.version = max(switch.version, member.load.stages_version) + 1
+        if member.session is None:
+            return []
+        return [SendOrder(member.session, Order(OrderKind.SWITCH, switch.reason, switch.role, switch.version))]
 
     def _tick(self, now_s: float) -> list[MemberEffect]:
         late_s = now_s - self._last_tick_s - 2 * self._limits.tick_s

@@ -31,6 +31,7 @@ class _Known:
     """What does not change about an instance. Speeds are by the profiles of what it runs; None where there are none."""
 
     info: InstanceInfo
+    serves: frozenset[Stage]
     encode: EncodeSpeed | None
     text: TextSpeed | None
     host: str
@@ -61,14 +62,15 @@ class Backlogs:
 
     def review(self, instances: Mapping[str, Instance], hosts: Mapping[str, str]) -> None:
         """Instances have changed. ``hosts`` are known by the instances' own ids."""
-        described = {name: one.info for name, one in instances.items() if one.info is not None}
-        speeds = _Speeds(self.costs, described.values())
-        text_hosts = {hosts.get(info.instance_id) for info in described.values() if info.role.serves(Stage.PREFILL)}
+        described = [(name, one.info, one.served) for name, one in instances.items() if one.info is not None]
+        speeds = _Speeds(self.costs, [info for _, info, _ in described])
+        text_hosts = {hosts.get(info.instance_id) for _, info, serves in described if Stage.PREFILL in serves}
         self._known = {}
-        for name, info in described.items():
+        for name, info, serves in described:
             host = hosts.get(info.instance_id, "")
             near = bool(host) and host in text_hosts
-            self._known[name] = _Known(info, speeds.encode(info), speeds.text(info), host, near)
+            encode, text = speeds.encode(info, serves), speeds.text(info, serves)
+            self._known[name] = _Known(info, serves, encode, text, host, near)
 
     def prompted(self, tokens: int) -> None:
         """A request with such a prompt is dispatched."""
@@ -87,8 +89,8 @@ class Backlogs:
         before, self._context = self._context, 1 << max(0, round(self._prompt_tokens) - 1).bit_length()
         known = self._known.values()
         unprofiled = {
-            Stage.ENCODE: any(one.info.role.serves(Stage.ENCODE) and one.encode is None for one in known),
-            Stage.PREFILL: any(one.info.role.stages - {Stage.ENCODE} and one.text is None for one in known),
+            Stage.ENCODE: any(Stage.ENCODE in one.serves and one.encode is None for one in known),
+            Stage.PREFILL: any(one.serves - {Stage.ENCODE} and one.text is None for one in known),
         }
         for stage, times in ((Stage.ENCODE, self.encode_times), (Stage.PREFILL, self.text_times)):
             if unprofiled[stage]:
@@ -104,7 +106,7 @@ class Backlogs:
         if known is None:
             return None
         tokens, speed = instance.pending_tokens(Stage.ENCODE), known.encode
-        text = self.of_text(instance) if known.info.role.serves(Stage.PREFILL) else None
+        text = self.of_text(instance) if Stage.PREFILL in known.serves else None
         text_wait_s = None if text is None else text.slowness * text.wait_s
         if speed is None:
             learned = self._learned.get(Stage.ENCODE)
@@ -156,8 +158,8 @@ class _Speeds:
         self._pulls = Pulls(next((one for one in encoders if one.profile.transfer), None))
         """Profiles of encoders have the transports."""
 
-    def encode(self, info: InstanceInfo) -> EncodeSpeed | None:
-        part, costs = self._part(info, ModelPart.ENCODER)
+    def encode(self, info: InstanceInfo, serves: frozenset[Stage]) -> EncodeSpeed | None:
+        part, costs = self._part(info, serves, ModelPart.ENCODER)
         if part is None or costs is None:
             return None
         key = (part.identity.key, part.max_batch, part.prepare_cores)
@@ -165,8 +167,8 @@ class _Speeds:
             self._encode[key] = EncodeSpeed(costs, self._pulls, max_batch=part.max_batch, cores=part.prepare_cores)
         return self._encode[key]
 
-    def text(self, info: InstanceInfo) -> TextSpeed | None:
-        part, costs = self._part(info, ModelPart.DECODER)
+    def text(self, info: InstanceInfo, serves: frozenset[Stage]) -> TextSpeed | None:
+        part, costs = self._part(info, serves, ModelPart.DECODER)
         if part is None or costs is None:
             return None
         key = (part.identity.key, part.max_batch, part.token_budget)
@@ -176,9 +178,11 @@ class _Speeds:
             )
         return self._text[key]
 
-    def _part(self, info: InstanceInfo, kind: ModelPart) -> tuple[ServedPart | None, Costs | None]:
+    def _part(
+        self, info: InstanceInfo, serves: frozenset[Stage], kind: ModelPart
+    ) -> tuple[ServedPart | None, Costs | None]:
         for part in info.parts:
-            if part.identity.part is kind and info.role.stages & _STAGES[kind]:
+            if part.identity.part is kind and serves & _STAGES[kind]:
                 return part, self._costs(part.identity)
         return None, None
 

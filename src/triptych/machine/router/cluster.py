@@ -26,6 +26,7 @@ from triptych.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
+    StageClosed,
     TransferFailed,
     TriptychError,
     Unavailable,
@@ -385,6 +386,8 @@ class ClusterMachine:
         if isinstance(error, ArenaFull):
             instance.refused_memory(now_s + self._arena_retry_s)
             return []
+        if isinstance(error, StageClosed):
+            return []  # it is well, and its next report says what it serves
         if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
             effects: list[ClusterEffect] = []
             if instance.reachable and credit is not None:  # one failure, however many calls broke with it

@@ -61,6 +61,8 @@ class Instance:
     duplicate: bool = False
     """Another member, under another address, is the same process and is used instead."""
     state: InstanceState = InstanceState.NOT_SEEN
+    told: frozenset[Stage] | None = None
+    """The stages of its last load report, if it switches; None before."""
     reports: int = 0
     credits: int = 0
     """Credits not yet returned."""
@@ -80,8 +82,15 @@ class Instance:
 
     @property
     def role(self) -> Role | None:
-        """None until it has been seen."""
-        return None if self.info is None else self.info.role
+        """What it serves now; None until it has been seen."""
+        return Role.of(self.served) if self.served else None
+
+    @property
+    def served(self) -> frozenset[Stage]:
+        """The stages that it serves now; none until it has been seen."""
+        if self.info is None:
+            return frozenset()
+        return self.info.role.stages if self.told is None else self.told
 
     @property
     def process(self) -> tuple[str, int] | None:
@@ -95,7 +104,7 @@ class Instance:
         return self.state is InstanceState.READY
 
     def serves(self, stages: Stages) -> bool:
-        return self.info is not None and self.info.role.serves(*stages)
+        return self.info is not None and self.served.issuperset(stages)
 
     def state_under(self, model: ModelInfo | None) -> InstanceState:
         """Its state if ``model`` is the served one."""
@@ -120,24 +129,26 @@ class Instance:
         """Store the description. Returns whether the process has restarted."""
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
-            self.draining = False
+            self.draining, self.told = False, None
             for one in self.stages.values():
                 one.load, one.full_until_s, one.health = None, -inf, Health()
         self.info, self.reachable = info, True
         return restarted
 
     def reported(self, load: InstanceLoad, expected_tokens: int | None = None) -> bool:
-        """Store a load report. Returns whether the instance began or stopped draining.
+        """Store a load report. Returns whether the instance began or stopped draining, or has switched.
 
         ``expected_tokens`` are those that it is expected to decode; they count instead of the most that it may.
         """
         changed, self.draining = self.draining is not load.draining, load.draining
+        if self.info is not None and self.info.switchable is not None and self.served != load.stages.keys():
+            self.told, changed = frozenset(load.stages), True
         self.reports += 1
         self.new_kv_tokens = 0
-        for stage, reported in load.stages.items():
-            one = self.stages[stage]
-            one.load = reported
-            one.new_tokens = one.new_pending = one.new_bytes = 0
+        for stage, one in self.stages.items():
+            if stage in load.stages or self.told is not None:
+                one.load = load.stages.get(stage)
+                one.new_tokens = one.new_pending = one.new_bytes = 0
         if expected_tokens is not None and (decode := load.stages.get(Stage.DECODE)) is not None:
             free_tokens = decode.free_tokens
             self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending, free_tokens=free_tokens)

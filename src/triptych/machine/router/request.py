@@ -31,6 +31,7 @@ from triptych.errors import (
     InternalError,
     LeaseLost,
     Overloaded,
+    StageClosed,
     TransferFailed,
     TriptychError,
     Unavailable,
@@ -114,7 +115,7 @@ class RequestLimits:
     """Attempts to encode an item before the request fails."""
     max_text_attempts: Positive = 3
     """Attempts at text instances before a request fails, those that go on with its answer included. One whose instance
-    drains does not count."""
+    drains, or has switched to other stages, does not count."""
     arena_retry_s: PositiveSeconds = 0.1
     """How long an encoder whose arena is full gets no items, and the first pause before an item it refused is retried."""
     longest_pause_s: PositiveSeconds = 2.0
@@ -400,14 +401,14 @@ class RequestMachine:
     def _encode_failed(
         self, item: RequestItem, held: HeldTicket, error: TriptychError, now_s: float
     ) -> list[RequestEffect]:
-        if not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
+        if isinstance(error, StageClosed) or not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
             held.not_granted()
         if item.hedge is not None and isinstance(error, Unavailable | Overloaded | InternalError):
             return self._go_on_without(item, held, error)
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
-        if isinstance(error, Overloaded):
-            # A busy encoder needs no memory: the other items keep their places.
+        if isinstance(error, Overloaded | StageClosed):
+            # This one needs no memory: the other items keep their places.
             item.avoid |= {held.grant.name}
             item.refusals += 1
             return item.release(error.message) + self._pause([item.index], item.refusals, error, now_s)

@@ -7,6 +7,7 @@ from triptych.errors import (
     InstanceLost,
     LeaseLost,
     Overloaded,
+    StageClosed,
     TransferFailed,
     TriptychError,
     Unavailable,
@@ -14,8 +15,8 @@ from triptych.errors import (
 from triptych.machine.router.shared_events import Grant
 
 MOST_DRAINED = 16
-"""Attempts that end because their instance drains and do not count: more than an answer lives through in a rolling restart. As many
-that end with a hand-over do not count either."""
+"""Attempts that end because their instance drains, or has switched, and do not count: more than an answer lives through in a rolling
+restart. As many that end with a hand-over do not count either."""
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class TextAttempts:
     expired: int = 0
     """Attempts that ended because leases expired in the text instance's queue."""
     drained: int = 0
-    """Attempts that ended because their instance drained."""
+    """Attempts that ended because their instance drained or switched."""
     handed_over: int = 0
     """Attempts that ended with a hand-over, as they should."""
     refusals: int = 0
@@ -82,17 +83,19 @@ class TextAttempts:
     def fail(self, error: TriptychError, *, drains: bool = False) -> bool:
         """Record a failed attempt. Returns whether another may follow.
 
-        One whose instance ``drains`` does not count, and the instance is not avoided once it is back.
+        One whose instance ``drains`` does not count, and the instance is not avoided once it is back; nor does one whose instance has
+        switched, which is avoided.
         """
         retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
         if isinstance(error, EngineFailure):
             retryable = not self._engine_failed
             self._engine_failed = True
         name = self.current.name if self.current is not None else ""
-        lost = isinstance(error, Unavailable) and not isinstance(error, TransferFailed)
-        if lost and drains and self.drained < MOST_DRAINED:
-            self.drained += 1
-        elif not isinstance(error, TransferFailed | LeaseLost):
+        switched = isinstance(error, StageClosed)
+        lost = isinstance(error, Unavailable) and not isinstance(error, TransferFailed) and not switched
+        excused = (switched or (lost and drains)) and self.drained < MOST_DRAINED
+        self.drained += excused
+        if switched or not (excused or isinstance(error, TransferFailed | LeaseLost)):
             self.avoid |= {name}
         if lost:
             instance_id = self.current.instance_id if self.current is not None else ""

@@ -101,7 +101,7 @@ class TextPlaces:
         """
         credit = self._credits.by_number.get(number)
         instance = None if credit is None else self._instances.by_name[credit.name]
-        if instance is None or not instance.usable or instance.info is None:
+        if instance is None or not instance.usable or instance.info is None or not instance.serves(TEXT):
             return None
         texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
         others = [one.pending_tokens(TEXT[0]) for one in texts if one.usable and one is not instance]

@@ -31,6 +31,7 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchWanted,
     Tick,
 )
 from triptych.machine.pool_manager.members import MemberLimits, MembersMachine
@@ -278,6 +279,81 @@ def test_an_order_to_drain_that_could_not_be_sent_is_sent_on_the_next_stream(man
     assert orders(manager.handle(DrainWanted("a", "test"))) == []
     assert orders(manager.joins(2)) == [(2, OrderKind.DRAIN), (2, OrderKind.REGISTERED)]
     assert manager.handle(DrainWanted("unknown", "test")) == []
+
+
+SWITCHABLE: dict[str, Any] = {"role": Role.PD, "switchable": Role.EPD}
+
+
+def told(*stages: Stage, version: int = 0) -> InstanceLoad:
+    return InstanceLoad({stage: StageLoad(0, 0) for stage in stages}, stages_version=version)
+
+
+def switches(effects: list[Any]) -> list[tuple[Role | None, int]]:
+    return [
+        (one.order.role, one.order.version)
+        for one in effects
+        if isinstance(one, SendOrder) and one.order.kind is OrderKind.SWITCH
+    ]
+
+
+def status_of(manager: Manager) -> Any:
+    ((one,),) = [pool.members for pool in manager.machine.pools(manager.now_s)]
+    return one
+
+
+def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages, version=4))))
+    assert switches(manager.handle(SwitchWanted("a", Role.D, "on purpose"))) == [(Role.D, 5)]
+    assert switches(manager.handle(SwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 6)]
+    one = status_of(manager)
+    assert (one.wanted, one.open, one.stays_open, one.is_as_wanted) == (Role.E, Role.PD.stages, frozenset(), False)
+    manager.now_s += 2.0
+    manager.handle(HeartbeatReceived(1, Heartbeat(2, told(Stage.ENCODE, version=6))))
+    manager.now_s += 1.0
+    one = status_of(manager)
+    assert (one.open, one.is_as_wanted, one.wanted_s, one.open_s) == (Role.E.stages, True, 3.0, 1.0)
+    assert one.registration.role is Role.PD, "its pool stays that of its start"
+
+
+def test_an_order_to_switch_is_sent_when_the_member_has_reported_and_again_on_a_new_stream(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    assert switches(manager.handle(SwitchWanted("a", Role.D, "on purpose"))) == []
+    first = told(*Role.PD.stages, version=2)
+    assert switches(manager.handle(HeartbeatReceived(1, Heartbeat(1, first)))) == [(Role.D, 3)]
+    assert switches(manager.handle(HeartbeatReceived(1, Heartbeat(2, first)))) == []
+    manager.handle(SessionEnded(1))
+    manager.handle(Registered(2, registration(**SWITCHABLE)))
+    assert switches(manager.handle(HeartbeatReceived(2, Heartbeat(1, first)))) == [(Role.D, 4)]
+    manager.handle(SessionEnded(2))
+    manager.handle(Registered(3, registration(**SWITCHABLE)))
+    obeyed = told(Stage.DECODE, version=4)
+    assert switches(manager.handle(HeartbeatReceived(3, Heartbeat(1, obeyed)))) == []
+
+
+def test_what_another_manager_ordered_since_counts(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
+    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(HeartbeatReceived(1, Heartbeat(2, told(Stage.PREFILL, version=2))))
+    assert status_of(manager).wanted is None
+
+
+@pytest.mark.parametrize("switchable", [None, Role.PD])
+def test_one_that_cannot_switch_so_far_gets_no_order(manager: Manager, switchable: Role | None) -> None:
+    manager.handle(Registered(1, registration(role=Role.PD, switchable=switchable)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
+    assert manager.handle(SwitchWanted("a", Role.EPD, "on purpose")) == []
+    assert status_of(manager).wanted is None
+
+
+def test_one_that_starts_again_has_no_order(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
+    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(Registered(2, registration(epoch=2, **SWITCHABLE)))
+    assert switches(manager.handle(HeartbeatReceived(2, Heartbeat(1, told(*Role.PD.stages))))) == []
+    assert status_of(manager).wanted is None
 
 
 def test_an_old_heartbeat_is_ignored(manager: Manager) -> None:

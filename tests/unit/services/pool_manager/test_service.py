@@ -38,7 +38,10 @@ class Process(LoadedProcess):
         self.drain_ends = asyncio.Event()
         self.told = Registration(MemberKind.INSTANCE, name, epoch, f"127.0.0.1:{ord(name[0])}", "model", role=Role.E)
         self.scope = TaskScope(name)
-        self.registrar = Registrar(self, self.introduce, self.drain, site.connect, ManagerAccess(managers), self.scope)
+        access = ManagerAccess(managers)
+        self.registrar = Registrar(
+            self, self.introduce, self.drain, site.connect, access, self.scope, set_stages=self.set_stages
+        )
         self.registrar.start()
 
     async def introduce(self) -> Registration:
@@ -452,3 +455,50 @@ async def test_a_member_that_reports_too_often_is_slowed_down_and_another_is_not
 
             assert await answers(here.services["m1:1"], heartbeats()) == [Order(OrderKind.REGISTERED)]
             assert least_s <= here.clock() - began_s <= most_s
+
+
+def switchable(process: Process) -> None:
+    """It registers as one that can switch to any role, and serves PD."""
+    process.told = replace(process.told, role=Role.PD, switchable=Role.EPD)
+    process.set_stages(Role.PD.stages, 8)
+
+
+@virtually
+async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
+    async with site() as here:
+        manager = here.connect("m1:1")
+        stays, moves = here.start("a"), here.start("b")
+        for process in (stays, moves):
+            switchable(process)
+        await asyncio.sleep(1)
+        await manager.switch_instance("b", Role.D, force=False)
+        await asyncio.sleep(1)
+        assert (frozenset(moves.load().stages), moves.stages_version) == (Role.D.stages, 9)
+        ((_, told),) = [pool.members for pool in (await manager.status()).pools]
+        assert (told.wanted, told.open, told.is_as_wanted) == (Role.D, Role.D.stages, True)
+        with pytest.raises(FailedPrecondition, match="a is the last prefill instance"):
+            await manager.switch_instance("a", Role.D, force=False)
+        await manager.switch_instance("a", Role.D, force=True)
+        await asyncio.sleep(1)
+        assert set(stays.load().stages) == Role.D.stages
+
+
+@virtually
+async def test_who_cannot_switch_is_refused_by_name() -> None:
+    async with site() as here:
+        manager = here.connect("m1:1")
+        here.start("a")
+        narrow = here.start("b")
+        narrow.told = replace(narrow.told, role=Role.PD, switchable=Role.PD)
+        await asyncio.sleep(1)
+        with pytest.raises(NotFound):
+            await manager.switch_instance("c", Role.D, force=False)
+        with pytest.raises(InvalidRequest, match="a cannot switch: it runs without --switchable"):
+            await manager.switch_instance("a", Role.D, force=False)
+        with pytest.raises(InvalidRequest, match="role is E, b can switch within PD"):
+            await manager.switch_instance("b", Role.E, force=False)
+        await manager.drain_instance("b", force=True)
+        await asyncio.sleep(0.2)
+        with pytest.raises(FailedPrecondition, match="b is leaving"):
+            await manager.switch_instance("b", Role.D, force=True)
+        narrow.drain_ends.set()

@@ -1,0 +1,172 @@
+"""The stages of an instance: which are open, while it switches from one role to another.
+
+
+    CLOSED -> OPENING -> OPEN -> CLOSING -> CLOSED
+                 ^------------------+
+
+All wanted stages are open before another one closes, so that the instance always serves some. A closing stage takes nothing new; it is
+closed when nothing of it runs any more. A newer order may come at any time.
+"""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+
+from triptych.domain.stage import Role, Stage
+from triptych.errors import Conflict, InvalidRequest, TriptychError
+
+
+class StageState(Enum):
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchWanted:
+    """These stages are to be open, and no others. ``version`` rises with each order of an epoch."""
+
+    stages: frozenset[Stage]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the stage needs is there."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """Nothing of a closing stage runs any more."""
+
+    stage: Stage
+
+
+SwitchEvent = SwitchWanted | Opened | Emptied
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Get what the stage needs; then ``Opened``."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Refuse what waits for the stage, and end or hand over what runs; then ``Emptied``."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The order is not obeyed."""
+
+    error: TriptychError
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """All is as the last order wants it, so long after it."""
+
+    took_s: float
+
+
+SwitchEffect = Open | Close | Refuse | Switched
+
+
+class StageStates:
+    """Owner of the stages' states. ``handle`` is the only mutator."""
+
+    def __init__(self, role: Role, widest: Role) -> None:
+        """``widest`` has all stages that can be open. Those of ``role`` are open first."""
+        self._widest = widest
+        self._wanted: AbstractSet[Stage] = role.stages
+        self._states = {stage: StageState.OPEN if stage in role.stages else StageState.CLOSED for stage in Stage}
+        self._since_s: float | None = None
+        """When the last order came, until all is as it wants."""
+        self.version = 0
+        """Of the last order; for reading."""
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> frozenset[Stage]:
+        """The stages that take work; at least one."""
+        return self._in(StageState.OPEN)
+
+    @property
+    def closing(self) -> frozenset[Stage]:
+        return self._in(StageState.CLOSING)
+
+    @property
+    def widest(self) -> Role:
+        return self._widest
+
+    def _in(self, state: StageState) -> frozenset[Stage]:
+        return frozenset([stage for stage, one in self._states.items() if one is state])
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        assert self.open, "no stage is open"  # noqa: S101
+        assert self._wanted <= self._widest.stages, "a stage is wanted that cannot be open"  # noqa: S101
+        for stage, state in self._states.items():
+            assert state is StageState.CLOSED or stage in self._widest.stages, f"{stage.value} is {state.value}"  # noqa: S101
+            wanted = stage in self._wanted
+            coming = state in {StageState.OPENING, StageState.OPEN}
+            assert coming or not wanted, f"{stage.value} is wanted, and {state.value}"  # noqa: S101
+        settled = all((state is StageState.OPEN) == (stage in self._wanted) for stage, state in self._states.items())
+        settled = settled and not self.closing
+        assert settled == (self._since_s is None), "switching for ever, or not at all"  # noqa: S101
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: SwitchEvent, now_s: float) -> list[SwitchEffect]:
+        """Apply one event and return the effects. Those about what is not so any more are ignored."""
+        match event:
+            case SwitchWanted(stages, version):
+                if (error := self._why_not(stages, version)) is not None:
+                    return [Refuse(error)]
+                self._wanted, self.version, self._since_s = stages, version, now_s
+            case Opened(stage):
+                if self._states[stage] is StageState.OPENING:
+                    self._states[stage] = StageState.OPEN
+            case Emptied(stage):
+                if self._states[stage] is StageState.CLOSING:
+                    self._states[stage] = StageState.CLOSED
+        return self._advance(now_s)
+
+    def _why_not(self, stages: frozenset[Stage], version: int) -> TriptychError | None:
+        if version <= self.version:
+            return Conflict(f"the order has version {version}, the last one had {self.version}")
+        if not stages or not stages <= self._widest.stages:
+            names = ", ".join(sorted(stage.value for stage in stages)) or "none"
+            return InvalidRequest(f"stages {names} are not among those of role {self._widest.value}", param="role")
+        return None
+
+    def _advance(self, now_s: float) -> list[SwitchEffect]:
+        effects: list[SwitchEffect] = []
+        for stage in Stage:
+            if stage in self._wanted and self._states[stage] in {StageState.CLOSED, StageState.CLOSING}:
+                self._states[stage] = StageState.OPENING
+                effects.append(Open(stage))
+        if not self._wanted <= self.open:
+            return effects
+        for stage in Stage:
+            if stage in self.open and stage not in self._wanted:
+                self._states[stage] = StageState.CLOSING
+                effects.append(Close(stage))
+        busy = self.closing or self._in(StageState.OPENING)
+        if self._since_s is not None and not busy:
+            effects.append(Switched(now_s - self._since_s))
+            self._since_s = None
+        return effects

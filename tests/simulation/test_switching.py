@@ -1,0 +1,100 @@
+"""Instances that switch between roles while they serve: no request fails, every answer is right, and nothing stays behind."""
+
+import asyncio
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.simulation.cluster import SimCluster, World
+from tests.simulation.test_cluster import check_right, play_while, simulate
+from tests.simulation.workload import make_asks, play
+from triptych.domain.stage import Role, Stage
+from triptych.errors import Conflict, InvalidRequest
+
+SWITCHES = 200
+ONE = World(encoders=1, texts=0, prefills=1, decodes=1, switching=1)
+"""An instance of each stage that stays, and one that switches."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_switches_under_load_cost_no_request(seed: int) -> None:
+    asks = make_asks(seed, 200, images=(0, 3), rate_per_s=40.0)
+
+    async def scenario(cluster: SimCluster) -> None:
+        draw = Random(seed)
+
+        async def switch() -> None:
+            for number in range(SWITCHES):
+                await asyncio.sleep(draw.choice((0.0, 0.01, 0.05)))
+                node, role = draw.choice(cluster.switching), draw.choice(list(Role))
+                node.switching.set_stages(role.stages, number + 1)
+
+        check_right(await play_while(cluster, asks, switch()))
+        assert not cluster.router.cluster.in_backoff(), "a stage that closes is no failure"
+
+    simulate(replace(ONE, switching=2, seed=seed), scenario)
+
+
+def test_routers_follow_at_once_and_what_opens_gets_work() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        (node,) = cluster.switching
+        for version, role in enumerate((Role.E, Role.P, Role.D, Role.EPD), 1):
+            node.switching.set_stages(role.stages, version)
+            await asyncio.sleep(0.1)
+            assert set(node.instance.load().stages) == role.stages
+            assert ("s0" in [one.name for one in cluster.router.cluster.encoders.candidates]) is role.serves(
+                Stage.ENCODE
+            )
+            encoded = node.encoder.engine.encoded_items
+            asks = make_asks(version, 30, images=(1, 2), rate_per_s=None, distinct_images=500)
+            asks = [
+                replace(one, request=replace(one.request, request_id=f"{version}-{i}")) for i, one in enumerate(asks)
+            ]
+            check_right(await play(cluster.router, asks))
+            told = [await cluster.router.timeline(one.request.request_id) for one in asks]
+            assert (node.encoder.engine.encoded_items > encoded) is role.serves(Stage.ENCODE)
+            prefilled = any("s0" in (one.prefill_instance or one.text_instance) for one in told)
+            assert prefilled is role.serves(Stage.PREFILL)
+            assert any(one.text_instance == "s0" for one in told) is role.serves(Stage.DECODE)
+
+    simulate(ONE, scenario)
+
+
+def test_answers_that_are_decoded_go_on_elsewhere_when_their_stage_closes() -> None:
+    asks = make_asks(5, 40, images=(0, 1), rate_per_s=None)
+
+    async def scenario(cluster: SimCluster) -> None:
+        (node,) = cluster.switching
+
+        async def switch() -> None:
+            await asyncio.sleep(0.15)
+            assert node.service.load().at(Stage.DECODE).pending
+            node.switching.set_stages(Role.P.stages, 1)
+
+        check_right(await play_while(cluster, asks, switch()))
+        told = [await cluster.router.timeline(one.request.request_id) for one in asks]
+        assert not any(one.continuations for one in told)
+        moved = [one for one in told if one.prefill_instance == "s0" and one.text_instance == "d0"]
+        assert moved
+
+    simulate(ONE, scenario)
+
+
+def test_one_that_starts_again_has_its_first_role_and_knows_no_order() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        (node,) = cluster.switching
+        node.switching.set_stages(Role.E.stages, 7)
+        for stages, version, error in ((Role.P.stages, 7, Conflict), (frozenset[Stage](), 8, InvalidRequest)):
+            with pytest.raises(error):
+                node.switching.set_stages(stages, version)
+        await asyncio.sleep(0.1)
+        assert cluster.router.cluster.instances_by_state()["E", "ready"] == 2
+        await node.kill()
+        node.start()
+        await asyncio.sleep(5)
+        assert cluster.router.cluster.instances_by_state()["PD", "ready"] == 1
+        assert node.instance.load().stages_version == 0
+        check_right(await play(cluster.router, make_asks(1, 20)))
+
+    simulate(ONE, scenario)

@@ -1,0 +1,106 @@
+"""Stages open before others close, whatever orders come; something is always open."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.domain.stage import Role, Stage
+from triptych.errors import Conflict, InvalidRequest
+from triptych.machine.stage_states import (
+    Close,
+    Emptied,
+    Open,
+    Opened,
+    Refuse,
+    StageStates,
+    Switched,
+    SwitchEffect,
+    SwitchEvent,
+    SwitchWanted,
+)
+
+E, P, D = Stage.ENCODE, Stage.PREFILL, Stage.DECODE
+
+
+def wanted(role: Role, version: int) -> SwitchWanted:
+    return SwitchWanted(role.stages, version)
+
+
+def test_new_stages_are_open_before_old_ones_close() -> None:
+    states = StageStates(Role.P, Role.EPD)
+    assert states.handle(wanted(Role.ED, 1), 1.0) == [Open(E), Open(D)]
+    assert states.handle(Opened(E), 2.0) == []
+    assert states.open == {E, P}
+    assert states.handle(Opened(D), 3.0) == [Close(P)]
+    assert (states.open, states.closing) == (Role.ED.stages, Role.P.stages)
+    assert states.handle(Emptied(P), 4.5) == [Switched(3.5)]
+    assert not states.closing
+    assert states.version == 1
+
+
+def test_a_newer_order_may_come_before_the_last_one_is_obeyed() -> None:
+    states = StageStates(Role.P, Role.EPD)
+    states.handle(wanted(Role.D, 1), 0.0)
+    states.handle(Opened(D), 1.0)
+    assert states.handle(wanted(Role.PD, 3), 2.0) == [Open(P)], "it closes, and opens again"
+    assert states.handle(Emptied(P), 2.5) == [], "it is empty, but wanted"
+    assert states.handle(Opened(P), 3.0) == [Switched(1.0)]
+    assert states.open == {P, D}
+
+
+def test_what_opens_is_closed_again_once_it_is_open() -> None:
+    states = StageStates(Role.P, Role.EPD)
+    states.handle(wanted(Role.D, 1), 0.0)
+    assert states.handle(wanted(Role.P, 2), 1.0) == []
+    assert states.handle(Opened(D), 2.0) == [Close(D)]
+    assert states.handle(Emptied(D), 3.0) == [Switched(2.0)]
+
+
+@pytest.mark.parametrize("version", [0, 4, 5])
+def test_orders_that_are_not_newer_are_refused(version: int) -> None:
+    states = StageStates(Role.P, Role.PD)
+    assert states.handle(wanted(Role.P, 5), 0.0) == [Switched(0.0)]
+    (refused,) = states.handle(wanted(Role.D, version), 1.0)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, Conflict)
+    assert (states.open, states.version) == (Role.P.stages, 5)
+
+
+@pytest.mark.parametrize("stages", [frozenset[Stage](), Role.E.stages, Role.EPD.stages])
+def test_stages_that_it_cannot_serve_are_refused(stages: frozenset[Stage]) -> None:
+    states = StageStates(Role.P, Role.PD)
+    (refused,) = states.handle(SwitchWanted(stages, 1), 1.0)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, InvalidRequest)
+    assert (states.open, states.version) == (Role.P.stages, 0)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(SwitchWanted, st.frozensets(st.sampled_from(Stage)), st.integers(0, 12)),
+        st.builds(Opened, st.sampled_from(Stage)),
+        st.builds(Emptied, st.sampled_from(Stage)),
+    ),
+    max_size=40,
+)
+
+
+@given(role=st.sampled_from([Role.P, Role.D, Role.PD]), widest=st.sampled_from([Role.PD, Role.EPD]), events=EVENTS)
+def test_whatever_comes_it_ends_as_the_last_order_wants(role: Role, widest: Role, events: list[SwitchEvent]) -> None:
+    states, last = StageStates(role, widest), role.stages
+    for number, event in enumerate(events):
+        effects = states.handle(event, float(number))
+        states.validate()
+        if isinstance(event, SwitchWanted) and not any(isinstance(one, Refuse) for one in effects):
+            last = event.stages
+    pending: list[SwitchEffect] = [*map(Open, Stage), *map(Close, Stage)]
+    for one in [*pending, *pending]:
+        match one:
+            case Open(stage):
+                states.handle(Opened(stage), 100.0)
+            case Close(stage):
+                states.handle(Emptied(stage), 100.0)
+            case _:
+                pass
+        states.validate()
+    assert (states.open, states.closing) == (last, frozenset())
