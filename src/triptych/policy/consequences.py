@@ -28,18 +28,22 @@ def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: AbstractSet[St
     """What no longer works when this member drains, or switches to the stages that it ``keeps``; empty if others of its model do the
     same, or it is no active member.
     """
-    working = [member for pool in pools for member in pool.members if _works(member)]
-    found = next((one for one in working if one.registration.instance_id == instance_id), None)
+    working = [(pool, member) for pool in pools for member in pool.members if _works(member)]
+    found = next((one for one in working if one[1].registration.instance_id == instance_id), None)
     if found is None:
         return ""
-    model = found.registration.model
-    others = [one for one in working if one.registration.model == model and one is not found and not one.suspected]
-    if found.registration.role is None:
-        if any(one.registration.role is None for one in others):
+    (pool, leaving), model = found, found[0].model
+    others = [
+        (other, member)
+        for other, member in working
+        if other.model == model and member is not leaving and not member.suspected
+    ]
+    if pool.role is None:
+        if any(other.role is None for other, _ in others):
             return ""
         return f"{instance_id} is the last router of {model}: requests for it fail until there is another"
-    served = keeps.union(*[one.stays_open for one in others])
-    lost = without(found.open - served, f" for {model}")
+    served = keeps.union(*[member.stays_open for _, member in others])
+    lost = without(leaving.open - served, f" for {model}")
     if lost is None:
         return ""
     return f"{instance_id} is the last {lost[0]} of {model}: {lost[1]} until there is another"

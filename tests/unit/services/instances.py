@@ -28,6 +28,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.machine.encoder.arena import LeaseLimits
+from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
@@ -165,6 +166,7 @@ async def encoder_instance(
     settle: bool = True,
     thread: InlineOffload | None = None,
     files: EmbeddingFiles | None = None,
+    states: StageStates | None = None,
     **settings: Any,
 ) -> AsyncIterator[EncoderInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds.
@@ -195,6 +197,7 @@ async def encoder_instance(
             copy=copy,
             clock=clock,
             files=tier,
+            states=states,
         )
         service.start(runs_batches=thread is None)
         lasting_tasks = LASTING_TASKS - (thread is not None)
@@ -243,6 +246,7 @@ async def text_instance(
     vision_encoder: VisionEncoder | None = None,
     budget: ImageBudget | None = None,
     record: Record = NO_RECORD,
+    states: StageStates | None = None,
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds. ``kv_bytes``: size of the arena for keys and values
@@ -297,6 +301,7 @@ async def text_instance(
             kv=None
             if store is None or kind is None
             else KvStore(store, kind, shared=False, rng=random.Random(3), clock=clock),
+            states=states,
         )
         service.start()
         instance = TextInstance(service, engine, receiver, scope, store)

@@ -140,3 +140,37 @@ def test_a_load_says_until_when_it_holds_if_nothing_happens() -> None:
     untils = [made.put_load(loads, 0, ENCODE, now_s) for now_s in (0.0, 0.9, 1.0, 1.9, 2.0)]
     assert untils == [1.0, 1.0, 2.0, 2.0, inf]
     assert made.put_load(loads, 0, TEXT, 0.0) == inf
+
+
+def report(*stages: Stage, tokens: int = 5) -> InstanceLoad:
+    return InstanceLoad({stage: StageLoad(tokens, 1) for stage in stages})
+
+
+def test_one_that_switches_serves_the_stages_of_its_last_report() -> None:
+    made = instance(replace(INFO, role=Role.PD, switchable=Role.EPD))
+    assert (made.role, made.serves(TEXT), made.serves(ENCODE)) == (Role.PD, True, False)
+    assert not made.reported(report(*Role.PD.stages))
+    made.give(Stage.PREFILL, 10, 0)
+    assert made.reported(report(Stage.ENCODE)), "it has switched"
+    assert (made.role, made.serves(TEXT), made.serves(ENCODE)) == (Role.E, False, True)
+    assert made.pending_tokens(Stage.PREFILL) == 10, "what the router has there stays"
+    assert made.pending_tokens(Stage.DECODE) == 0
+    assert not made.reported(report(Stage.ENCODE))
+    assert made.reported(report(*Role.PD.stages))
+    assert made.pending_tokens(Stage.PREFILL) == 10
+    assert made.pending_tokens(Stage.DECODE) == 5
+
+
+def test_one_that_starts_again_serves_its_first_role() -> None:
+    made = instance(replace(INFO, role=Role.PD, switchable=Role.EPD))
+    made.reported(report(Stage.ENCODE))
+    made.seen(replace(INFO, role=Role.PD, switchable=Role.EPD))
+    assert made.role is Role.E, "it is the same process"
+    made.seen(replace(INFO, role=Role.PD, switchable=Role.EPD, epoch=2))
+    assert made.role is Role.PD
+
+
+def test_one_that_does_not_switch_serves_its_role_whatever_it_reports() -> None:
+    made = instance(replace(INFO, role=Role.EPD))
+    assert not made.reported(report(Stage.PREFILL))
+    assert made.role is Role.EPD

@@ -8,6 +8,7 @@ from triptych.errors import (
     InvalidRequest,
     LeaseLost,
     Overloaded,
+    StageClosed,
     TransferFailed,
     TriptychError,
     Unavailable,
@@ -93,3 +94,14 @@ def test_one_engine_failure_is_retried() -> None:
     assert attempts.fail(EngineFailure("failed"))
     attempts.send(Grant(8, None, "t2", "text-2"))
     assert not attempts.fail(EngineFailure("failed"))
+
+
+def test_a_stage_that_has_just_closed_is_no_attempt_and_its_instance_is_avoided() -> None:
+    attempts = sent(most=1)
+    assert attempts.fail(StageClosed("switched"))
+    assert (attempts.counted, attempts.avoid, type(attempts.error)) == (0, {"t1"}, StageClosed)
+    for _ in range(MOST_DRAINED - 1):
+        attempts.send(Grant(7, None, "t1", "text-1"))
+        assert attempts.fail(StageClosed("switched"))
+    attempts.send(Grant(7, None, "t1", "text-1"))
+    assert not attempts.fail(StageClosed("switched")), "but not for ever"

@@ -93,3 +93,13 @@ def test_options_of_one_engine_are_refused_with_another(arguments: list[str], sa
 def test_steps_are_kept_short_where_answers_are_decoded(role: str, kept: float | None) -> None:
     settings = TextSettings.load(["--model", "m", "--role", role, "--tpot-slo-s", "0.05", "--token-budget", "512"], {})
     assert (settings.engine_options.tpot_slo_s, settings.engine_options.token_budget) == (kept, 512)
+
+
+def test_one_that_switches_has_its_own_role_among_those_that_it_can_take() -> None:
+    settings = TextSettings.load(["--model", "m", "--switchable", "EPD", "--mount-encoder=--arena-bytes 1048576"], {})
+    assert (settings.role, settings.widest) == (Role.PD, Role.EPD)
+    assert TextSettings.load(["--model", "m"], {}).widest is Role.PD
+    with pytest.raises(SettingsError, match="switchable is ED, must include the role PD"):
+        TextSettings.load(["--model", "m", "--switchable", "ED"], {})
+    with pytest.raises(SettingsError, match="engine vllm cannot switch"):
+        TextSettings.load(["--model", "m", "--switchable", "PD", "--engine", "vllm"], {})

@@ -1,0 +1,160 @@
+"""What the services of an instance do when one of its stages closes, and what is refused then."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from services.text.switching import Switching
+from tests.unit.services.instances import (
+    EncoderInstance,
+    TextInstance,
+    address_of,
+    encode_request,
+    encoder_instance,
+    question,
+    text_instance,
+    under_virtual_time,
+)
+from tests.unit.services.text.test_hand_over import LEASE_S, ROOM, events_of, prefill_call, release_routers
+from triptych.domain.generation import Finished, HandedOver, TextEvent, TextRequest
+from triptych.domain.stage import Role, Stage
+from triptych.errors import Conflict, StageClosed
+from triptych.machine.encoder.batch_queue import BatchLimits
+from triptych.machine.stage_states import StageStates
+from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
+from triptych.transport.memory import MemoryNetwork
+
+
+@dataclass
+class Switchable:
+    text: TextInstance
+    encoder: EncoderInstance
+    states: StageStates
+    switching: Switching
+    version: int = 0
+
+    def to(self, role: Role) -> None:
+        self.version += 1
+        self.switching.set_stages(role.stages, self.version)
+
+    @property
+    def reported(self) -> set[Stage]:
+        """The stages of the load reports of both services."""
+        return {*self.text.service.load().stages, *self.encoder.service.load().stages}
+
+
+@asynccontextmanager
+async def switchable(role: Role, engine: FakeTextEngine | None = None) -> AsyncIterator[Switchable]:
+    states, network = StageStates(role, Role.EPD), MemoryNetwork()
+    slow = FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, batch_s=1.0)
+    async with (
+        encoder_instance(
+            network=network, engine=slow, states=states, batches=BatchLimits(max_batch_items=1)
+        ) as encoder,
+        text_instance(network, [encoder.service], engine=engine, kv_bytes=ROOM, states=states) as text,
+    ):
+        clock = asyncio.get_running_loop().time
+        services = (text.service, encoder.service)
+        yield Switchable(text, encoder, states, Switching(states, services, clock=clock))
+
+
+def asked(name: str, *, hands_over: bool = False) -> TextRequest:
+    return replace(prefill_call(question(name, []).request), hands_over=hands_over)
+
+
+async def give_back(s: Switchable, events: Sequence[TextEvent]) -> None:
+    last = events[-1]
+    assert isinstance(last, HandedOver)
+    await s.text.service.release([one.placement.ticket.lease_id for one in last.segments])
+    await release_routers(s.text, events)
+
+
+@pytest.mark.parametrize("to", [Role.P, Role.E])
+def test_answers_are_handed_over_when_decode_closes(to: Role) -> None:
+    async def scenario() -> None:
+        async with switchable(Role.PD) as s:
+            events: list[TextEvent] = []
+            async with aclosing(s.text.service.generate(asked("what is this?"))) as stream:
+                async for together in stream:
+                    events.extend(together)
+                    if len(events) == 3:
+                        s.to(to)
+                        assert s.reported == to.stages, "at once"
+            await give_back(s, events)
+            await asyncio.sleep(1)
+            assert not s.states.closing
+
+    under_virtual_time(scenario)
+
+
+def test_a_prompt_that_has_begun_is_computed_when_prefill_closes_and_one_that_waits_is_refused() -> None:
+    async def scenario() -> None:
+        async with switchable(Role.PD, FakeTextEngine(vocabulary=range(97, 123), max_running=1, chunk_tokens=4)) as s:
+            loop = asyncio.get_running_loop()
+            begun = loop.create_task(events_of(s.text, asked("what is this?")))
+            await asyncio.sleep(0.012)
+            waits = loop.create_task(events_of(s.text, asked("and that?")))
+            await asyncio.sleep(0.001)
+            s.to(Role.D)
+            await asyncio.wait((waits, begun))
+            assert isinstance(waits.exception(), StageClosed)
+            assert isinstance(begun.result()[-1], Finished), "decode is open"
+            assert s.states.open == Role.D.stages
+
+    under_virtual_time(scenario)
+
+
+def test_a_prompt_whose_answer_goes_elsewhere_is_taken_without_decode() -> None:
+    async def scenario() -> None:
+        async with switchable(Role.PD) as s:
+            s.to(Role.P)
+            with pytest.raises(StageClosed):
+                await events_of(s.text, asked("what is this?"))
+            await give_back(s, await events_of(s.text, asked("what is this?", hands_over=True)))
+
+    under_virtual_time(scenario)
+
+
+def test_a_batch_of_items_ends_when_encode_closes_and_what_waits_is_refused() -> None:
+    async def scenario() -> None:
+        async with switchable(Role.EPD) as s:
+            loop, encode = asyncio.get_running_loop(), s.encoder.service.encode
+            running = loop.create_task(encode(encode_request("cat")))
+            await asyncio.sleep(0.1)
+            waits = loop.create_task(encode(encode_request("dog")))
+            await asyncio.sleep(0.1)
+            s.to(Role.PD)
+            with pytest.raises(StageClosed):
+                await encode(encode_request("bird"))
+            await asyncio.wait((running, waits))
+            assert isinstance(waits.exception(), StageClosed)
+            result = running.result()
+            assert not s.states.closing
+            there = replace(result, ticket=result.ticket.at(address_of("encoder")))
+            asked_of = question("what is it?", [("cat", there)])
+            events = await events_of(s.text, replace(asked_of.request, kv_lease_s=LEASE_S))
+            assert isinstance(events[-1], Finished), "the ticket is valid"
+            await s.encoder.service.release([result.router_lease])
+            s.to(Role.E)
+            again = await encode(encode_request("cat"))
+            assert again.cached
+            await s.encoder.service.release([again.ticket.lease_id, again.router_lease])
+
+    under_virtual_time(scenario)
+
+
+def test_old_orders_are_refused() -> None:
+    async def scenario() -> None:
+        async with switchable(Role.PD) as s:
+            s.switching.set_stages(Role.D.stages, 4)
+            for version in (3, 4):
+                with pytest.raises(Conflict):
+                    s.switching.set_stages(Role.E.stages, version)
+            assert (s.reported, s.text.service.load().stages_version) == (Role.D.stages, 4)
+            info = await s.text.service.describe()
+            assert (info.role, info.switchable) == (Role.PD, Role.EPD), "what it began with, and can be"
+
+    under_virtual_time(scenario)
