@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
-	tests/contract/test_continuations.py
+	tests/contract/test_continuations.py tests/contract/test_hand_over.py
 # Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 

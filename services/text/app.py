@@ -415,6 +415,7 @@ def _load_vllm(
         model_id=model_id,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         compute=settings.compute,
+        hands_over=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
     return loaded(engine, part, metrics=engine.metrics, close=engine.close, when_lost=engine.when_lost)

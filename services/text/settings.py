@@ -110,8 +110,8 @@ class TextSettings(InstanceSettings):
         self.check_engine(self.engine.engine, self.engine.vllm_args)
         if self.engine.engine != "vllm":
             return self
-        if self.role is not Role.PD:
-            raise ValueError(f"engine vllm serves role PD, not {self.role.value}: encoders encode for it")
+        if self.role.serves(Stage.ENCODE):
+            raise ValueError(f"engine vllm serves roles P, D and PD, not {self.role.value}: encoders encode for it")
         if self.switchable is not None:
             raise ValueError("engine vllm cannot switch: leave out switchable")
         for option in fields(EngineOptions):

@@ -15,6 +15,7 @@ from tests.contract.text_engine_kit import (
     Answers,
     ask,
     assert_idle,
+    close,
     collect,
     drawn,
     finish,
@@ -22,6 +23,7 @@ from tests.contract.text_engine_kit import (
     no_white_space,
     own,
     request,
+    vllm,
 )
 from tests.e2e.reference import answer, questions
 from tests.unit.engine.kv_transfer import CUT, Packed, go_on, hand_over, prefill
@@ -53,12 +55,16 @@ ENGINES: Mapping[str, Callable[[], HandingTextEngine]] = {
     "triptych": lambda: own(token_budget=16, max_sequences=4),
     "fake": lambda: FakeTextEngine(range(20, 60), chunk_tokens=16),
     "delay": delayed,
+    "vllm": lambda: vllm("--max-num-batched-tokens 16 --max-num-seqs 4", hands_over=True),
 }
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def pair(request: pytest.FixtureRequest) -> tuple[HandingTextEngine, HandingTextEngine]:
-    return ENGINES[request.param](), ENGINES[request.param]()
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[HandingTextEngine, HandingTextEngine]]:
+    engines = ENGINES[request.param](), ENGINES[request.param]()
+    yield engines
+    for one in engines:
+        close(one)
 
 
 @pytest.fixture
@@ -75,8 +81,9 @@ def target(pair: tuple[HandingTextEngine, HandingTextEngine]) -> Iterator[Handin
 
 @pytest.fixture
 def asked(request: pytest.FixtureRequest) -> EngineRequest:
-    """Of each test another tenant's, so that nothing of it is cached."""
-    return EngineRequest("one", PROMPT, (), drawn(4), tenant_salt=request.node.name.encode())
+    """Of each test another tenant's, so that nothing of it is cached. Draws of vLLM are others when an answer goes on."""
+    sampling = greedy(4, ignore_eos=True) if request.node.callspec.params["pair"] == "vllm" else drawn(4)
+    return EngineRequest("one", PROMPT, (), sampling, tenant_salt=request.node.name.encode())
 
 
 def step_while_it_can(engine: HandingTextEngine) -> Answers:
@@ -129,6 +136,37 @@ def test_an_answer_goes_on_at_another_engine(
     while target.has_work:
         collect(answers, target.step())
     check_same(of_choices(answers, "one"), whole, 1)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_is_lost_on_the_way_is_computed(
+    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine, lost: int
+) -> None:
+    whole = of_choices(ask(source, asked), "one")
+    outputs, packed = prefill(source, asked)
+    begun = {one.choice: list(one.token_ids) for one in outputs}
+    answers: Answers = {}
+    collect(answers, go_on(target, asked, begun, {0: packed}, lost=range(lost, 3)))
+    collect(answers, target.step())
+    while target.has_work:
+        collect(answers, target.step())
+    check_same(of_choices(answers, "one"), whole, 1)
+
+
+def test_a_request_may_end_while_it_arrives(
+    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
+) -> None:
+    _, packed = prefill(source, asked)
+    for number, steps in enumerate((0, 1, 2)):
+        name = f"ends-{number}"
+        target.add(replace(asked, request_id=name, arriving=len(PROMPT)))
+        for _ in range(steps):
+            target.step()
+            for segment, memory in packed[:2]:
+                target.unpack(name, 0, segment, memoryview(memory))
+            target.arrived(name)
+        target.cancel(name)
+        assert_idle(target)
 
 
 def test_a_running_answer_goes_on_at_another_engine(

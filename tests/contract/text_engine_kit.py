@@ -26,7 +26,7 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.queueing import FIRST_COME, Turn
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest, ObservedTextEngine, Scores
+from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest, HandingTextEngine, ObservedTextEngine, Scores
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 from triptych.tokens.tokenizer import Tokenizer
@@ -52,21 +52,22 @@ def own(kv: KvOptions | None = None, **options: Any) -> TransformersTextEngine:
     )
 
 
-def _vllm() -> ObservedTextEngine:
+def vllm(arguments: str = "", **options: Any) -> HandingTextEngine:
     if find_spec("vllm") is None:
         pytest.skip(NO_VLLM)
     from triptych.integrations.vllm.engine import VllmTextEngine
 
     return VllmTextEngine(
         checkpoint(),
-        VLLM_ARGS,
+        f"{VLLM_ARGS} {arguments}",
         model_id=MODEL_ID,
         max_embedding_bytes=MAX_EMBEDDING_BYTES,
         compute=ComputeOptions(),
+        **options,
     )
 
 
-ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": own, "vllm": _vllm}
+ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": own, "vllm": vllm}
 
 
 @contextmanager
@@ -74,8 +75,12 @@ def opened(name: str) -> Iterator[ObservedTextEngine]:
     """An engine of ``ENGINES``, until it is closed."""
     engine = ENGINES[name]()
     yield engine
-    if close := getattr(engine, "close", None):
-        close()
+    close(engine)
+
+
+def close(engine: ObservedTextEngine) -> None:
+    if end := getattr(engine, "close", None):
+        end()
 
 
 @cache

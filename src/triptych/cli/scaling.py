@@ -42,8 +42,8 @@ def options_of(
     start; ``measure`` makes profiles if none are named, once everything else is known to be right. Raises CliError.
     """
     delays = delay_profile is not None
-    of_text = _of_engine("", engine, vllm_args, sizes.keys() - {Role.E, Role.PD}, delays=delays)
     mounting = {role for role in sizes if role.serves(Stage.ENCODE) and role is not Role.E}
+    of_text = _of_engine("", engine, vllm_args, mounting, delays=delays)
     of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, mounting, delays=delays)
     kept = _kept(embedding_files, embedding_files_bytes)
     begins = max(sizes.values())
@@ -97,7 +97,9 @@ def _of_engine(prefix: str, engine: str, vllm_args: str, others: AbstractSet[Rol
         return ()
     if others:
         names = ", ".join(sorted(role.value for role in others))
-        raise CliError(f"{option} {engine} encodes in role E and generates in role PD, not in {names}", caller=True)
+        raise CliError(
+            f"{option} {engine} encodes in role E and generates in roles P, D and PD, not in {names}", caller=True
+        )
     if delays:
         raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))

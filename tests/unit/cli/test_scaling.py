@@ -48,8 +48,12 @@ def test_an_engine_is_that_of_text_processes(profiles: Path) -> None:
     flags = options_of(DEMO, sizes(), engine="vllm", vllm_args="--max-model-len 512")
     assert flags["text"] == ("--engine", "vllm", "--vllm-args=--max-model-len 512")
     assert flags["encoder"] == ()
-    with pytest.raises(CliError, match="--engine vllm encodes in role E and generates in role PD, not in D, EPD"):
+    with pytest.raises(
+        CliError, match="--engine vllm encodes in role E and generates in roles P, D and PD, not in EPD"
+    ):
         options_of(DEMO, {**sizes(), Role.EPD: 1, Role.D: 1}, engine="vllm")
+    apart = {Role.E: 1, Role.P: 1, Role.D: 1}
+    assert options_of(DEMO, apart, engine="vllm")["text"] == ("--engine", "vllm")
     with pytest.raises(CliError, match="cannot have a --delay-profile"):
         options_of(DEMO, sizes(), engine="vllm", delay_profile=profiles)
 

@@ -11,14 +11,16 @@ from hashlib import sha256
 from io import StringIO
 from typing import Any
 
-from vllm.config import CompilationConfig
+from vllm.config import CompilationConfig, KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs, _expand_json_human_readable_numbers
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.integrations.vllm.connector import CONNECTOR, MODULE
+from triptych.integrations.vllm.kv_connector import KV_CONNECTOR, KV_MODULE
 from triptych.runtime.process import CannotStart
 
 _COSTLY = frozenset(
@@ -105,7 +107,7 @@ _CODE = "no code is loaded by name"
 _ONE_HOST = "an instance runs on one host"
 
 REFUSED: Mapping[str, str] = {
-    "kv_transfer_config": "prefill and decode run in one instance",
+    "kv_transfer_config": "the role of the instance says whether keys and values are handed over",
     "kv_offloading_size": "it is not tested",
     "kv_events_config": "routers follow an instance's load, not its blocks",
     "speculative_config": _LIKE_IT,
@@ -178,12 +180,18 @@ _LEAST_SHARE = 0.01
 """Share of a GPU's memory that must be free where vLLM starts as an encoder. It reserves none."""
 
 
-def engine_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
-    """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. Raises CannotStart."""
+def engine_args(
+    text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, hands_over: bool = False
+) -> EngineArgs:
+    """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. ``hands_over``: keys and values go to other
+    instances, or come from there. Raises CannotStart.
+    """
     given = _of_text(text)
+    handing = _handing(given) if hands_over else {}
     try:
         return EngineArgs(
             **given,
+            **handing,
             model=str(checkpoint.directory),
             served_model_name=model_id,
             dtype=compute.dtype,
@@ -201,6 +209,28 @@ def engine_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: Co
         )
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises for a value
         raise CannotStart(f"--vllm-args: {_reason(error)}") from None
+
+
+def _handing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set where keys and values are handed over. Raises CannotStart for what they cannot be handed over with."""
+    if not current_platform.is_cpu():
+        raise CannotStart("engine vllm serves roles P and D on CPUs only: on this device it serves role PD")
+    for name, kept in (("tensor_parallel_size", 1), ("kv_cache_dtype", "auto")):
+        if given.get(name, kept) != kept:
+            raise CannotStart(
+                f"--vllm-args: {_flag(name)} cannot be set in roles P and D: keys and values are handed over by one worker, in the "
+                "data type of the model"
+            )
+    return {
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=KV_CONNECTOR,
+            kv_connector_module_path=KV_MODULE,
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        ),
+        # Between two steps none runs, so that what is computed can be copied.
+        "async_scheduling": False,
+    }
 
 
 def cost_options(text: str, most: int = 256) -> str:

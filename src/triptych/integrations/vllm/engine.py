@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies
+from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.request_checks import RequestLimits, check_request
@@ -24,15 +24,20 @@ from triptych.integrations.vllm.connector import TriptychConnector
 from triptych.integrations.vllm.families import item_adapter
 from triptych.integrations.vllm.features import Features, PlacedItem
 from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
+from triptych.integrations.vllm.kv_cache import VllmKvCache
+from triptych.integrations.vllm.kv_connector import KvConnector
 from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.starting import start
 from triptych.integrations.vllm.statistics import vllm_metrics
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
+from triptych.runtime.process import CannotStart
 
 logger = logging.getLogger(__name__)
 
+_STARTED = frozenset({RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS})
 _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -48,10 +53,22 @@ class _Choice:
     """Its id in vLLM."""
     alternatives: int | None
     """How many log-probabilities to return per token."""
+    beginnings: Beginnings | None
+    """None if an item has no identity."""
+    pauses: bool
+    """It pauses after its first token, which is not the last that it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Handing:
+    """What hands keys and values over."""
+
+    connector: KvConnector
+    cache: VllmKvCache
 
 
 class VllmTextEngine:
-    """A ``TextEngine`` over vLLM's engine. Raises BadModel and CannotStart at construction.
+    """A ``HandingTextEngine`` over vLLM's engine. Raises BadModel and CannotStart at construction.
 
     Items are copied to the memory of the host when a request is added, and held until it ends, as vLLM may preempt it and
     compute it again. vLLM's encoder cache holds them besides, for later requests with the same items.
@@ -65,13 +82,16 @@ class VllmTextEngine:
         model_id: str,
         max_embedding_bytes: int,
         compute: ComputeOptions,
+        hands_over: bool = False,
     ) -> None:
-        """``arguments`` is a command line of vLLM's engine arguments."""
+        """``arguments`` is a command line of vLLM's engine arguments. ``hands_over``: its keys and values can be copied out and in."""
         dtype = DTYPES[compute.dtype]
         self._adapter = item_adapter(checkpoint.family, dtype)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
         torch.set_num_threads(compute.torch_threads)
-        self._started = started = start(arguments, checkpoint, model_id=model_id, compute=compute)
+        self._started = started = start(
+            arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over
+        )
         self._engine, self._totals, self._eos_ids = started.engine, started.totals, started.eos_ids
         self.identity = started.identity
         core: Any = self._engine.engine_core
@@ -79,6 +99,7 @@ class VllmTextEngine:
         connector = self._scheduler.get_ec_connector()
         assert isinstance(connector, TriptychConnector)  # noqa: S101 - by the arguments
         self._items = connector.items
+        self._handing = self._handed_by(dtype=compute.dtype) if hands_over else None
         model: Any = started.config.model_config
         vocabulary = int(model.get_vocab_size())
         self._limits = RequestLimits(
@@ -95,10 +116,28 @@ class VllmTextEngine:
         self._choices: dict[str, _Choice] = {}
         self._of_request: dict[str, dict[int, _Choice]] = {}
         self._nbytes: dict[str, int] = {}
+        self._paused: set[str] = set()
+        """Names of choices that get no further token: to vLLM they have ended."""
         self._has_failed = False
         self._on_lost: Callable[[], None] = _nothing
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(self._lose)
+
+    def _handed_by(self, dtype: str) -> _Handing:
+        """Raises CannotStart if the cache's blocks cannot be copied."""
+        connector = self._scheduler.get_kv_connector()
+        assert isinstance(connector, KvConnector)  # noqa: S101 - by the arguments
+        try:
+            cache = VllmKvCache(
+                self._started.config,
+                self._scheduler.kv_cache_config,
+                model_revision=self._model_info.revision,
+                dtype=dtype,
+            )
+        except CannotStart:
+            self.close()
+            raise
+        return _Handing(connector, cache)
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """Set what is called, in a thread of vLLM, when one of its workers has ended: the next step raises InstanceLost."""
@@ -163,26 +202,29 @@ class VllmTextEngine:
 
     @property
     def can_step(self) -> bool:
-        return self.has_work
+        if (handing := self._handing) is None:
+            return self.has_work
+        waits = len(self._paused) + len(handing.connector.arriving)
+        return len(self._choices) > waits or (self.has_work and handing.connector.has_news)
 
     @property
     def waiting(self) -> AbstractSet[str]:
-        requests = self._scheduler.requests
         return {
             request_id
             for request_id, choices in self._of_request.items()
-            if not any(
-                (request := requests.get(one.vllm_id)) is not None and request.status is RequestStatus.RUNNING
-                for one in choices.values()
-            )
+            if not any(map(self._has_started, choices.values()))
         }
+
+    def _has_started(self, one: _Choice) -> bool:
+        request = self._scheduler.requests.get(one.vllm_id)
+        return one.name in self._paused or (request is not None and request.status in _STARTED)
 
     @property
     def pending_tokens(self) -> int:
         pending = 0
         for one in self._choices.values():
             request = self._scheduler.requests.get(one.vllm_id)
-            if request is not None:
+            if request is not None and one.name not in self._paused:
                 pending += max(0, request.num_prompt_tokens - request.num_computed_tokens)
                 pending += request.max_tokens - request.num_output_tokens
         return pending
@@ -237,11 +279,15 @@ class VllmTextEngine:
         if self.embedding_nbytes + checked.nbytes > self._limits.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
         placed = self._features.place(request, checked.positions)
+        keys = [given.key for given in request.embeddings]
+        items = None
+        if all(keys):
+            items = [KeyedItem(key, filled) for key, filled in zip(keys, checked.positions, strict=True)]
         self._nbytes[request.request_id] = checked.nbytes
         self._of_request[request.request_id] = {}
         try:
             for number, begun in request.begun.items():
-                self._add_choice(request, number, begun, checked.token_ids, placed)
+                self._add_choice(request, number, begun, checked.token_ids, placed, items)
         except Exception:
             self._withdraw(request)
             raise
@@ -263,16 +309,19 @@ class VllmTextEngine:
         begun: tuple[int, ...],
         token_ids: Sequence[int],
         placed: Sequence[PlacedItem],
+        items: Sequence[KeyedItem] | None,
     ) -> None:
-        """What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only what follows."""
+        """What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only what follows. ``items``
+        is None if one has no identity.
+        """
         name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
         if request.grammar is not None:
             grammar = ConstrainedChoice(request.grammar.fork(), end_ids, request.sampling.min_tokens, begun)
             self._grammars.put(name, grammar)
         grammar_name = None if request.grammar is None else name
-        params = vllm_params(request.sampling, number, end_ids, grammar_name, begun=len(begun))
-        keyed = all(given.key for given in request.embeddings)
+        most = 1 if request.pauses else None
+        params = vllm_params(request.sampling, number, end_ids, grammar_name, begun=len(begun), most=most)
         asked = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=[*token_ids, *begun],
@@ -282,15 +331,27 @@ class VllmTextEngine:
             arrival_time=unix_s(),
             lora_request=None,
             # An item without identity is shared with nobody.
-            cache_salt=request.tenant_salt.hex() or None if keyed else name,
+            cache_salt=request.tenant_salt.hex() or None if items is not None else name,
             data_parallel_rank=None,
             priority=request.turn.priority,
         )
         vllm_id = self._engine.add_request(name, asked, params)
         self._items.hold(vllm_id, [one.item for one in placed])
-        choice = _Choice(request.request_id, number, name, vllm_id, request.sampling.logprobs)
+        choice = _Choice(
+            request.request_id,
+            number,
+            name,
+            vllm_id,
+            request.sampling.logprobs,
+            None if items is None else Beginnings(items, salt=request.tenant_salt),
+            pauses=request.pauses and (request.sampling.max_tokens or 0) > len(begun) + 1,
+        )
         self._choices[name] = choice
         self._of_request[request.request_id][number] = choice
+        if self._handing is not None and choice.pauses:
+            self._handing.connector.keep(vllm_id)
+        if self._handing is not None and request.arriving:
+            self._handing.connector.expect(vllm_id, request.arriving)
 
     def _end_ids(self, request: EngineRequest) -> AbstractSet[int]:
         sampling = request.sampling
@@ -301,6 +362,9 @@ class VllmTextEngine:
         choices = self._of_request.get(request_id, {})
         gone = [one for number, one in choices.items() if choice is None or number == choice]
         if gone:
+            if self._handing is not None:
+                for one in gone:
+                    self._handing.connector.drop(one.vllm_id)
             self._engine.abort_request([one.name for one in gone])
             for one in gone:
                 self._forget(one)
@@ -315,6 +379,7 @@ class VllmTextEngine:
     def _forget(self, one: _Choice) -> TriptychError | None:
         """A choice has left vLLM. Returns why its grammar failed, if it did."""
         del self._choices[one.name]
+        self._paused.discard(one.name)
         choices = self._of_request[one.request_id]
         del choices[one.number]
         if not choices:
@@ -325,6 +390,72 @@ class VllmTextEngine:
     def reorder(self, request_id: str, turn: Turn) -> None:
         """Has no effect: vLLM orders requests of one priority by their arrival."""
         del request_id, turn
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    @property
+    def kv_kind(self) -> KvKind | None:
+        return None if self._handing is None else self._handing.cache.kind
+
+    @property
+    def awaiting(self) -> AbstractSet[tuple[str, int]]:
+        if self._handing is None:
+            return frozenset()
+        arriving = self._handing.connector.arriving
+        return {(one.request_id, one.number) for one in self._choices.values() if one.vllm_id in arriving}
+
+    def pause(self, request_id: str) -> None:
+        """To vLLM its choices end here; their blocks stay."""
+        if self._handing is None:
+            return
+        choices = [one for one in self._of_request.get(request_id, {}).values() if one.name not in self._paused]
+        for one in choices:
+            self._handing.connector.keep(one.vllm_id)
+            self._paused.add(one.name)
+        self._engine.abort_request([one.name for one in choices])
+
+    def computed(self, request_id: str, choice: int) -> int:
+        one, request = self._found(request_id, choice)
+        if self._handing is None or one is None or request is None:
+            return 0
+        return self._handing.connector.computed(request)
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        one, request = self._found(request_id, choice)
+        if one is None or one.beginnings is None or request is None:
+            return None
+        return one.beginnings.hash_before(end, request.all_token_ids)
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        one, _ = self._found(request_id, choice)
+        if self._handing is None or one is None or self.computed(request_id, choice) < segment.end:
+            return False
+        self._handing.cache.pack(self._blocks(one), segment, memory)
+        return True
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        one, _ = self._found(request_id, choice)
+        arrival = None if self._handing is None or one is None else self._handing.connector.arriving.get(one.vllm_id)
+        if self._handing is None or one is None or arrival is None or segment.first > arrival.computed:
+            return False
+        if arrival.computed < (end := min(segment.end, arrival.wanted)):
+            self._handing.cache.unpack(self._blocks(one), segment, memory, first=arrival.computed, end=end)
+            self._handing.connector.receive(one.vllm_id, end)
+        return True
+
+    def arrived(self, request_id: str) -> None:
+        if self._handing is not None:
+            for one in self._of_request.get(request_id, {}).values():
+                self._handing.connector.end_arrival(one.vllm_id)
+
+    def _found(self, request_id: str, choice: int) -> tuple[_Choice | None, Any]:
+        """A choice, and the request that it is to vLLM."""
+        one = self._of_request.get(request_id, {}).get(choice)
+        return one, None if one is None else self._scheduler.requests.get(one.vllm_id)
+
+    def _blocks(self, one: _Choice) -> Sequence[int]:
+        (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(one.vllm_id)
+        return list(blocks)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -350,7 +481,10 @@ class VllmTextEngine:
         token_ids = tuple(completion.token_ids)
         reason = _REASONS.get(completion.finish_reason)
         error: TriptychError | None = None
-        if answer.finished:
+        if answer.finished and one.pauses and reason is FinishReason.LENGTH:
+            self._paused.add(one.name)
+            reason = None
+        elif answer.finished:
             why = self._forget(one)
             if reason is None:
                 error = why or EngineFailure("the engine failed on this request")

@@ -15,23 +15,31 @@ _STRIDE = 0x9E3779B97F4A7C15
 
 
 def vllm_params(
-    sampling: SamplingParams, choice: int, end_ids: Collection[int], grammar: str | None, *, begun: int = 0
+    sampling: SamplingParams,
+    choice: int,
+    end_ids: Collection[int],
+    grammar: str | None,
+    *,
+    begun: int = 0,
+    most: int | None = None,
 ) -> VllmParams:
     """The parameters of one choice. ``end_ids`` end it; ``grammar`` names what constrains it (``grammars``).
 
     Choice ``i`` draws with seed + ``i``, as vLLM's own. With ``begun`` tokens, which vLLM gets as part of its prompt, it
     draws with another seed, as vLLM would begin with the first draws again. Stop strings are found in the text, outside of
-    the engine. A grammar keeps end tokens back itself.
+    the engine. A grammar keeps end tokens back itself. ``most``: tokens that it gets at most, after these.
     """
     assert sampling.max_tokens is not None and sampling.seed is not None  # noqa: S101, PT018 - by the port
+    left = sampling.max_tokens - begun
+    most = left if most is None else min(left, most)
     return VllmParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         seed=(sampling.seed + choice + begun * _STRIDE) % _SEEDS,
-        max_tokens=sampling.max_tokens - begun,
-        min_tokens=0 if grammar is not None else max(0, min(sampling.min_tokens, sampling.max_tokens) - begun),
+        max_tokens=most,
+        min_tokens=0 if grammar is not None else max(0, min(sampling.min_tokens - begun, most)),
         stop_token_ids=sorted(end_ids),
         ignore_eos=True,
         repetition_penalty=sampling.repetition_penalty,

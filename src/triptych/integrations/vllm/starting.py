@@ -54,11 +54,15 @@ class Started:
                 left.unlink(missing_ok=True)
 
 
-def start(arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> Started:
-    """``arguments`` is a command line. Raises CannotStart for what vLLM refuses, or a model that it cannot load."""
+def start(
+    arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, hands_over: bool = False
+) -> Started:
+    """``arguments`` is a command line. ``hands_over``: with the KV connector. Raises CannotStart for what vLLM refuses, or a model
+    that it cannot load.
+    """
     for name, value in _environment(compute).items():
         os.environ.setdefault(name, value)  # noqa: TID251 - vLLM has no other settings for all of its processes
-    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute)
+    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over)
     register_models()
     # vLLM imports it in the first step with a response format, which would wait for seconds.
     importlib.import_module("xgrammar")

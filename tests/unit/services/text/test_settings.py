@@ -75,7 +75,7 @@ def test_a_file_has_the_engine_in_its_table(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--vllm-args=--enforce-eager"], "vllm_args is for engine vllm, the engine is triptych"),
-        (["--engine", "vllm", "--role", "EPD"], "engine vllm serves role PD, not EPD"),
+        (["--engine", "vllm", "--role", "EPD"], "engine vllm serves roles P, D and PD, not EPD"),
         (["--engine", "vllm", "--delay-profile", "somewhere"], "cannot have a delay_profile"),
         (["--engine", "vllm", "--device", "cuda:1"], "CUDA_VISIBLE_DEVICES"),
         (["--engine", "vllm", "--kv-cache-bytes", "1000000"], "engine vllm does not have kv_cache_bytes"),
