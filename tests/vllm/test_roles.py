@@ -1,8 +1,10 @@
-"""Prefill and decode in vLLM engines of their own: the answers of one engine."""
+"""Prefill and decode in vLLM engines of their own: the answers of one engine, whoever is killed meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 import pytest_asyncio
@@ -12,9 +14,20 @@ from tests.e2e.client import rest, stream
 from tests.e2e.reference import answer, questions
 from tests.e2e.test_continuations import timeline
 from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+from triptych.domain.chat import ChatRequest, Message, TextPart
+from triptych.domain.generation import TokenChunk
+from triptych.domain.sampling import SamplingParams
 from triptych.rpc.stubs import RouterStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+
+DECODE = {"decode-1", "decode-2"}
+TOKENS = 100
+"""Of an answer whose instance is killed: more than it can have by then."""
+TIMEOUT_S = 240.0
+OTHERS = 2
+_names = count()
 
 
 @dataclass
@@ -30,7 +43,7 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     async with LocalCluster(
-        roles="E:1,P:1,D:1",
+        roles="E:1,P:1,D:2",
         options={"text": ("--engine", "vllm", "--vllm-args", VLLM_ARGS)},
         log_dir=tmp_path_factory.mktemp("logs"),
         restart=True,
@@ -48,5 +61,67 @@ async def test_answers_are_those_of_one_engine(served: Served) -> None:
         assert task.result().token_ids == answer(question).token_ids, question
         told = await served.timeline(f"roles-{index}")
         assert (told["text_attempts"], told["prefill_instance"]) == (1, "prefill-1")
-        assert told["text_instance"] == "decode-1"
+        assert told["text_instance"] in DECODE
         assert told["kv_pulled_tokens"] or told["kv_cached_tokens"]
+
+
+async def test_an_answer_goes_on_when_its_decode_instance_is_killed(served: Served) -> None:
+    name, whole = next_name(), await long_answer(served, next_name(), nothing)
+    killed: list[str] = []
+
+    async def kill(tokens: int) -> None:
+        if tokens >= TOKENS // 5 and not killed:
+            killed.append(str((await served.timeline(name))["text_instance"]))
+            served.cluster.kill(killed[0])
+
+    assert await answers_beside_others(served, name, kill) == [whole] * (OTHERS + 1)
+    told = await served.timeline(name)
+    assert {told["text_instance"], *killed} == DECODE
+    assert told["outcome"] == "done"
+
+
+async def test_an_answer_goes_on_when_the_prefill_instance_is_killed_as_it_hands_over(served: Served) -> None:
+    name, whole = next_name(), await long_answer(served, next_name(), nothing)
+    killed: list[int] = []
+
+    async def kill(tokens: int) -> None:
+        if not killed:
+            killed.append(tokens)
+            served.cluster.kill("prefill-1")
+
+    assert await long_answer(served, name, kill) == whole
+    assert (await served.timeline(name))["outcome"] == "done"
+
+
+def next_name() -> str:
+    return f"long-{next(_names)}"
+
+
+async def nothing(tokens: int) -> None:
+    """The reference is an answer that nothing happens to."""
+
+
+async def answers_beside_others(
+    served: Served, name: str, on_tokens: Callable[[int], Awaitable[None]]
+) -> list[tuple[int, ...]]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(long_answer(served, name, on_tokens))]
+        tasks += [group.create_task(long_answer(served, next_name(), nothing)) for _ in range(OTHERS)]
+    return [task.result() for task in tasks]
+
+
+async def long_answer(served: Served, name: str, on_tokens: Callable[[int], Awaitable[None]]) -> tuple[int, ...]:
+    """Greedy. ``on_tokens`` gets the number of tokens so far, after each message."""
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    message = Message("user", (TextPart("Tell me about seven and three."),))
+    token_ids: tuple[int, ...] = ()
+    async with aclosing(
+        served.router.chat(ChatRequest(name, MODEL_ID, (message,), sampling, timeout_s=TIMEOUT_S))
+    ) as events:
+        async for received in events:
+            for event in received:
+                if isinstance(event, TokenChunk):
+                    token_ids += event.token_ids
+            await on_tokens(len(token_ids))
+    assert len(token_ids) == TOKENS
+    return token_ids
