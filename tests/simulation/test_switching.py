@@ -9,8 +9,9 @@ import pytest
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import make_asks, play
+from triptych.domain.pool import MemberStatus
 from triptych.domain.stage import Role, Stage
-from triptych.errors import Conflict, InvalidRequest
+from triptych.errors import Conflict, FailedPrecondition, InvalidRequest
 
 SWITCHES = 200
 ONE = World(encoders=1, texts=0, prefills=1, decodes=1, switching=1)
@@ -100,3 +101,31 @@ def test_one_that_starts_again_has_its_first_role_and_knows_no_order() -> None:
         check_right(await play(cluster.router, make_asks(1, 20)))
 
     simulate(ONE, scenario)
+
+
+def test_a_pool_manager_orders_it_and_says_when_it_is_so() -> None:
+    asks = make_asks(9, 60, images=(0, 2), rate_per_s=20.0)
+
+    async def scenario(cluster: SimCluster) -> None:
+        manager = cluster.managers["m0:1"].way("operator")
+
+        async def member() -> MemberStatus:
+            members = [one for pool in (await manager.status()).pools for one in pool.members]
+            return next(one for one in members if one.registration.instance_id == "s0")
+
+        async def switch() -> None:
+            await asyncio.sleep(0.5)
+            for role in (Role.P, Role.D, Role.E, Role.EPD, Role.PD):
+                await manager.switch_instance("s0", role, force=False)
+                assert (await member()).wanted is role
+                await asyncio.sleep(1.0)
+                told = await member()
+                assert (told.open, told.is_as_wanted) == (role.stages, True)
+                assert told.registration.role is Role.PD, "its pool stays"
+
+        check_right(await play_while(cluster, asks, switch()))
+        await manager.switch_instance("s0", Role.P, force=False)
+        with pytest.raises(FailedPrecondition, match="d0 is the last decode instance"):
+            await manager.drain_instance("d0", force=False)
+
+    simulate(replace(ONE, managers=1), scenario)

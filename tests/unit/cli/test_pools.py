@@ -282,6 +282,47 @@ async def test_the_last_of_its_kind_is_drained_by_force_only(instance: str, said
         assert manager.orders == [instance]
 
 
+async def test_the_last_with_a_stage_is_switched_by_force_only() -> None:
+    async with serving(STATUS) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, out = console(200)
+        with pytest.raises(
+            CliError, match=r"text-1 is the last prefill instance of m.*; --force switches it nevertheless$"
+        ):
+            await pools.switch("text-1", Role.D, managers, shown)
+        with pytest.raises(CliError, match="no member has this instance id"):
+            await pools.switch("text-9", Role.D, managers, shown)
+        assert manager.orders == []
+        await pools.switch("text-1", Role.D, managers, shown, force=True)
+        await pools.switch("text-1", Role.PD, managers, shown, wait_s=5.0)
+        assert manager.orders == ["text-1 D", "text-1 PD"]
+        with pytest.raises(CliError, match="text-1 has not switched within"):
+            await pools.switch("text-1", Role.D, managers, shown, force=True, wait_s=0.05)
+    assert out.getvalue().splitlines() == [
+        "text-1 is to serve role D, until another order or its end",
+        "text-1 is to serve role PD, until another order or its end",
+        "text-1 serves role PD",
+        "text-1 is to serve role D, until another order or its end",
+    ]
+
+
+def test_what_is_not_served_as_at_the_start_or_as_ordered_is_shown() -> None:
+    before = member("text-1", Role.PD)
+    told = replace(
+        before,
+        registration=replace(before.registration, switchable=Role.EPD),
+        load=InstanceLoad({Stage.DECODE: StageLoad(0, 0)}),
+        wanted=Role.P,
+        wanted_s=2.0,
+        open_s=65.0,
+    )
+    shown, out = console(200)
+    pools.print_manager("h:1", replace(STATUS, pools=(PoolStatus("m", Role.PD, (told,)),)), shown)
+    text = out.getvalue()
+    assert "serves D for 65" in text
+    assert "ordered to serve P 2 s ago" in text
+
+
 async def test_another_role_that_serves_the_stages_lets_the_last_of_a_pool_drain() -> None:
     hybrid = PoolStatus("m", Role.EPD, (member("hybrid-1", Role.EPD),))
     leaving = replace(STATUS, pools=(replace(STATUS.pools[0], model="other"), *STATUS.pools[1:]))
