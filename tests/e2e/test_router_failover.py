@@ -282,6 +282,33 @@ class Load:
         return gateways if number % 2 else gateways[::-1]
 
 
+async def test_routers_that_are_killed_in_turn_under_load_cost_no_answer(site: Site) -> None:
+    """Neither through a gateway nor through the SDK."""
+    await site.heal()
+    load, question = Load(site), questions((2,), 1)[0]
+    images = [DIGITS / f"{name}.png" for name in question.images]
+    answered = 0
+
+    async def keep_asking(client: AsyncClient) -> None:
+        nonlocal answered
+        while True:
+            got = await client.chat(question.text, images, temperature=0, max_tokens=question.max_tokens)
+            assert got.text == answer(question).text
+            answered += 1
+
+    async with AsyncClient(site.routers) as client, load.running(), asyncio.TaskGroup() as group:
+        asking = group.create_task(keep_asking(client))
+        for router in site.of("router"):
+            before = load.answered, answered
+            router.process.kill()
+            await router.process.wait()
+            async with asyncio.timeout(60):
+                while load.answered < before[0] + 2 or answered < before[1] + 2:  # noqa: ASYNC110 - other tasks count
+                    await asyncio.sleep(0.05)
+            await site.heal()
+        asking.cancel()
+
+
 async def test_every_service_is_restarted_under_load_without_a_failed_request(site: Site) -> None:
     await site.heal()
     load = Load(site)
