@@ -1,0 +1,71 @@
+"""Which instances of one model are to serve another stage: how what each stage holds changes, and which switches were ordered."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from math import copysign, sqrt
+
+from triptych.domain.stage import Stage
+from triptych.policy.switching import StageView, Switch, SwitchLimits, decide
+
+_TREND_S = 3.0
+"""Over so long, or a second more, a trend is taken: long enough that a few requests more or less are none."""
+_SURE = 1.0
+"""In standard deviations of a number of answers that come at random: a smaller change of it is no trend."""
+_LATE_S = 0.1
+"""Calls may be late by so much."""
+_MAX_SEEN = 64
+
+
+class SwitchMachine:
+    """``handle`` is the only mutator. It is called about once per second, as long as this manager may order something.
+
+    Nothing has to be remembered of a switch that was ordered but the time: stages are seen anew each time, so one that was not carried
+    out is decided upon again after the rest.
+    """
+
+    def __init__(self, limits: SwitchLimits) -> None:
+        self._limits = limits
+        self._seen: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=_MAX_SEEN)
+        """When, and what each stage held."""
+        self._agreed: tuple[Stage, Stage] | None = None
+        self._windows = 0
+        """How often in a row that was decided."""
+        self._switched_s: dict[frozenset[Stage], float] = {}
+
+    def handle(self, stages: Sequence[StageView], now_s: float) -> list[Switch]:
+        """What to order now. A stage that does not say how much it serves gets the trend of what it holds as ``arriving``."""
+        while len(self._seen) > 1 and self._seen[1][0] < now_s - _TREND_S + _LATE_S:
+            self._seen.popleft()
+        viewed = [one if one.served else replace(one, arriving=self._trend(one, now_s)) for one in stages]
+        self._seen.append((now_s, {one.stage: one.held for one in stages}))
+        found = decide(viewed, self._limits)
+        pair = None if found is None else (found.source, found.target)
+        self._windows = self._windows + 1 if pair == self._agreed else 1
+        self._agreed = pair
+        if found is None or self._windows < self._limits.switch_windows or self._rests(found, now_s):
+            return []
+        self._switched_s[found.pair] = now_s
+        return [found]
+
+    def forget(self) -> None:
+        """Another manager decides, or nothing was seen for a while: trends begin anew. What was ordered is remembered."""
+        self._seen.clear()
+        self._agreed, self._windows = None, 0
+
+    def _trend(self, one: StageView, now_s: float) -> float:
+        """By how much what the stage holds grows per second, less what may be chance."""
+        for at_s, held in self._seen:
+            if (before := held.get(one.stage)) is not None and now_s > at_s:
+                change = one.held - before
+                sure = max(0.0, abs(change) - _SURE * sqrt(max(before, one.held)))
+                return copysign(sure, change) / (now_s - at_s)
+        return 0.0
+
+    def _rests(self, found: Switch, now_s: float) -> bool:
+        last_s = self._switched_s.get(found.pair)
+        return last_s is not None and now_s - last_s < self._limits.switch_rest_s - _LATE_S
+
+    def since_s(self, now_s: float) -> float | None:
+        """Since the last switch between any stages; None before the first."""
+        return None if not self._switched_s else now_s - max(self._switched_s.values())
