@@ -90,6 +90,12 @@ class PoolView:
     """Load that one replica bears within its objectives, for the current mix; None if unknown."""
     wait_objective_s: float | None = None
     """Longest wait in the queue within the objective; None if unknown."""
+    batch: int | None = None
+    """As in ``PoolFacts``."""
+    switched: int = 0
+    """Instances of other pools that serve its stage now, less its own that serve another."""
+    since_switch_s: float | None = None
+    """Since the last order to switch to its stage or from it."""
     attainment: Judged = NOTHING_JUDGED
     """Requests by TTFT in the attainment window; only misses that this pool is charged with are missed."""
     missing: tuple[str, ...] = ()
@@ -111,6 +117,11 @@ class PoolView:
     def count(self, phase: InstancePhase) -> int:
         return sum(one.phase is phase for one in self.instances)
 
+    @property
+    def serving(self) -> int:
+        """Instances that take work of its stage, wherever they belong."""
+        return max(0, self.count(InstancePhase.READY) + self.switched)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
@@ -120,6 +131,8 @@ class PoolFacts:
     """Load that one replica bears within its objectives."""
     wait_objective_s: float | None = None
     """Longest wait in the queue within the objective."""
+    batch: int | None = None
+    """Items or answers that it has in one pass or step at that load."""
     missing: tuple[str, ...] = ()
     """Why something is unknown."""
     start_s: float | None = None

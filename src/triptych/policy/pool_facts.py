@@ -84,7 +84,7 @@ def hybrid_facts(
     tokens = prompt_tokens if role.serves(Stage.PREFILL) else answer_tokens
     ratio = encode_tokens(classes) / max(1.0, tokens(classes))
     per_s = 1 / (1 / texts.capacity_per_s + ratio / items.capacity_per_s)
-    return PoolFacts(per_s, _wait_s(shares, classes), missing)
+    return PoolFacts(per_s, _wait_s(shares, classes), missing=missing)
 
 
 def isolated(profiles: Profiles, one: ClassWindow, *, encoders: int = 1) -> Isolated | None:
@@ -217,7 +217,7 @@ def _facts(found: _Found | str) -> PoolFacts:
     if per_s < _LEAST_SHARE * found.serial_per_s:
         text = f"{per_s:.3g} tokens/s of an instance by its profile, {found.serial_per_s:.3g} without objectives"
         return PoolFacts(missing=(*missing, f"a plausible capacity: {text}"))
-    return PoolFacts(per_s, found.wait_s, missing)
+    return PoolFacts(per_s, found.wait_s, found.capacity.batch, missing)
 
 
 class _Share(NamedTuple):

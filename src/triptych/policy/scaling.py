@@ -24,6 +24,8 @@ _SICK_SHARE = 0.5
 _LEAST_COVERAGE = 0.5
 """Below this share of reports the load is unknown."""
 _SHRINK_COVERAGE = 0.9
+_SWITCH_SHOWS_S = 10.0
+"""Time in which what instances do that have switched can be seen; pools keep their sizes meanwhile."""
 _AHEAD_S = 5.0
 """Work in an earlier stage that takes longer than this here is a sign of pressure."""
 
@@ -167,7 +169,7 @@ def predicted_wait_s(view: PoolView, load: PoolLoad) -> float | None:
     """How long the waiting work takes, with what is starting; None without a known capacity."""
     if view.capacity_per_s is None or view.capacity_per_s <= 0:
         return None
-    ready, starting = view.count(InstancePhase.READY), view.count(InstancePhase.STARTING)
+    ready, starting = view.serving, view.count(InstancePhase.STARTING)
     if not load.waiting:
         return 0.0
     oldest_s = max((one.age_s for one in view.instances if one.phase is InstancePhase.STARTING), default=0.0)
@@ -184,12 +186,12 @@ def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, pressed: b
     if view.capacity_per_s is None or view.capacity_per_s <= 0:
         return None
     per_s = max(load.short_per_s, load.long_per_s)
-    if pressed or load.announced > _AHEAD_S * view.count(InstancePhase.READY) * view.capacity_per_s:
+    if pressed or load.announced > _AHEAD_S * view.serving * view.capacity_per_s:
         per_s = max(per_s, load.burst_per_s)
     per_s += load.announced / limits.recover_s  # an earlier stage that has grown passes it on at once
     if waits:
         per_s += load.waiting / limits.recover_s + _queued_meanwhile_per_s(view, per_s, limits)
-    return replicas(per_s, view.capacity_per_s)
+    return max(0, replicas(per_s, view.capacity_per_s) - view.switched)
 
 
 def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits) -> float:
@@ -197,7 +199,7 @@ def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits)
 
     It is to be worked off in the recovery time, or in the start time where that is longer: so this at most doubles what is lacking.
     """
-    there = view.count(InstancePhase.READY) + view.count(InstancePhase.STARTING)
+    there = view.serving + view.count(InstancePhase.STARTING)
     lacking_per_s = max(0.0, per_s - there * (view.capacity_per_s or 0.0))
     return lacking_per_s * view.start_s / max(view.start_s, limits.recover_s)
 
@@ -244,7 +246,14 @@ def _limited(view: PoolView, goal: int, limits: ScalingLimits) -> tuple[int, Rea
         )
     if view.since_growth_s is not None and view.since_growth_s < limits.growth_cooldown_s:
         return view.wanted, Reason(Why.COOLDOWN, f"{goal} wanted, but it grew {view.since_growth_s:.1f} s ago")
+    if _switches(view):
+        return view.wanted, Reason(Why.SETTLING, f"{goal} wanted, but instances switch, which takes effect sooner")
     return min(goal, max(2 * view.wanted, view.wanted + limits.growth_step)), None
+
+
+def _switches(view: PoolView) -> bool:
+    """Whether a switch to or from the pool's stage is still to show in its load."""
+    return view.since_switch_s is not None and view.since_switch_s < _SWITCH_SHOWS_S
 
 
 def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
@@ -268,7 +277,7 @@ def _shrinking(view: PoolView, load: PoolLoad, limits: ScalingLimits, found: Dec
     if view.capacity_per_s is not None and view.capacity_per_s > 0:
         highest = max(load.burst_per_s, load.short_per_s, load.long_per_s, load.peak_per_s)
         highest += load.announced / limits.recover_s
-        needed = max(view.bounds.least, replicas(limits.shrink_margin * highest, view.capacity_per_s))
+        needed = max(view.bounds.least, replicas(limits.shrink_margin * highest, view.capacity_per_s) - view.switched)
     needed = min(needed, view.bounds.most)
     low = needed < view.wanted
     found = replace(found, low=low)
@@ -293,6 +302,7 @@ def _caution(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> str | Non
         (view.count(InstancePhase.DRAINING) > 0, "an instance is draining"),
         (view.count(InstancePhase.READY) < view.wanted, "an instance is missing"),
         (view.since_growth_s is not None and view.since_growth_s < limits.period_s, "the pool grew in this period"),
+        (_switches(view), "instances switch"),
         (load.coverage < _SHRINK_COVERAGE, f"reports cover {load.coverage:.0%} of the routers' time"),
         (wait_s is not None and view.wait_objective_s is not None and wait_s > view.wait_objective_s, "requests wait"),
         (2 * view.changes_last_hour >= limits.max_changes_per_hour, "half of the hour's changes are used up"),

@@ -417,3 +417,32 @@ def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> Non
 def test_limits_are_checked(values: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScalingLimits(**values)  # type: ignore[arg-type]  # whatever a test asks for
+
+
+# --- instances that switch ------------------------------------------------------------------------------------------------
+
+
+def test_instances_of_other_pools_that_help_out_are_not_ordered_again() -> None:
+    busy = replace(VIEW, load=load(401))
+    assert decide(busy, LIMITS).target == 5
+    assert decide(replace(busy, switched=3), LIMITS).target == 2
+    assert decide(replace(busy, switched=1), LIMITS).target == 4
+
+
+def test_a_pool_does_not_shrink_because_its_own_help_elsewhere() -> None:
+    assert decide(LOW, LIMITS).target == 1
+    assert decide(replace(LOW, switched=-1), LIMITS).target == 2
+
+
+def test_a_wait_is_predicted_with_those_that_serve() -> None:
+    waiting = load(150, waiting=400)
+    assert predicted_wait_s(VIEW, waiting) == 2.0
+    assert predicted_wait_s(replace(VIEW, switched=2), waiting) == 1.0
+    assert predicted_wait_s(replace(VIEW, switched=-1), waiting) == 4.0
+
+
+def test_sizes_wait_until_a_switch_shows() -> None:
+    decision = decide(replace(VIEW, load=load(301), since_switch_s=9.0), LIMITS)
+    assert (decision.target, decision.why) == (2, Why.SETTLING)
+    assert decide(replace(VIEW, load=load(301), since_switch_s=11.0), LIMITS).target == 4
+    assert decide(replace(LOW, since_switch_s=9.0), LIMITS).target == 2

@@ -50,6 +50,7 @@ class Demand:
             report_age_s=reports.age_s(now_s),
             capacity_per_s=facts.capacity_per_s,
             wait_objective_s=facts.wait_objective_s,
+            batch=facts.batch,
             attainment=self._attainment(now_s),
             missing=missing,
             start_s=view.start_s if facts.start_s is None else facts.start_s,

@@ -41,6 +41,7 @@ from triptych.machine.pool_manager.pool_events import (
     RecordDecision,
     RemoveInstance,
     Resumed,
+    RolesSeen,
     ScaleTo,
     StartFailed,
     Tick,
@@ -120,6 +121,7 @@ class PoolMachine:
         self._log = DecisionLog(limits.max_records)
         self._wanted = settings.initial
         self._instances: tuple[PoolInstance, ...] = ()
+        self._roles = RolesSeen(0, None)
         self._order: _Order | None = None
         self._draining = ""
         self._drain_due_s = 0.0
@@ -155,6 +157,8 @@ class PoolMachine:
             case InstancesSeen(instances, cut_off):
                 self._cut_off = cut_off
                 return self._seen(instances, now_s)
+            case RolesSeen():
+                self._roles = event
             case StartFailed(reason):
                 return self._start_failed(reason, now_s)
             case Frozen(reason):
@@ -314,6 +318,8 @@ class PoolMachine:
             changes_last_hour=len(self._changes),
             period_due=now_s >= self._next_period_s,
             low_periods=self._low_periods,
+            switched=self._roles.switched,
+            since_switch_s=self._roles.since_switch_s,
         )
         view = self._demand.seen(view, now_s)
         self._judge_growth(view)

@@ -18,6 +18,14 @@ class InstancesSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RolesSeen:
+    """How many more instances serve the pool's stage than belong to it, and the time since one was last told to switch there or away."""
+
+    switched: int
+    since_switch_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StartFailed:
     """An instance ended before it was ready."""
 
@@ -73,7 +81,16 @@ class Tick:
 
 
 PoolEvent = (
-    InstancesSeen | StartFailed | OverrideSet | OverrideEnded | OrderFailed | OrderTaken | Resumed | Frozen | Tick
+    InstancesSeen
+    | RolesSeen
+    | StartFailed
+    | OverrideSet
+    | OverrideEnded
+    | OrderFailed
+    | OrderTaken
+    | Resumed
+    | Frozen
+    | Tick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from triptych.machine.pool_manager.pool_events import (
     RecordDecision,
     RemoveInstance,
     Resumed,
+    RolesSeen,
     ScaleTo,
     StartFailed,
     Tick,
@@ -303,6 +304,15 @@ def one_pool(*, initial: int = 2, advisory: bool = False) -> PoolMachine:
 
 def ready(*names: str) -> tuple[PoolInstance, ...]:
     return tuple(PoolInstance(name, InstancePhase.READY) for name in names)
+
+
+def test_a_decision_knows_of_instances_that_switch() -> None:
+    machine = one_pool()
+    machine.handle(InstancesSeen(ready("e1", "e2")), 0.0)
+    machine.handle(RolesSeen(-1, 3.0), 0.0)
+    machine.handle(Tick(), 0.0)
+    assert machine.view is not None
+    assert (machine.view.switched, machine.view.since_switch_s, machine.view.serving) == (-1, 3.0, 1)
 
 
 def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_does_not_get() -> None:
