@@ -30,13 +30,17 @@ from triptych.machine.pool_manager.pool_events import (
     RecordDecision,
     RemoveInstance,
     Resumed,
+    RolesSeen,
     ScaleTo,
     StartFailed,
     Tick,
 )
 from triptych.machine.pool_manager.reports import LONG_S, RouterReports
+from triptych.machine.pool_manager.stage_views import stage_views, switched
 from triptych.machine.pool_manager.starting import StartingInstances
+from triptych.machine.pool_manager.switching import SwitchMachine
 from triptych.policy.scaling import ScalingLimits
+from triptych.policy.switching import SwitchLimits
 from triptych.ports import Clock, Scaler, Store
 from triptych.runtime.tasks import TaskScope
 from triptych.store.leadership import LeaseTimes
@@ -89,15 +93,17 @@ class Control:
         scaler_at: str,
         acting: Acting,
         drain: Callable[[str, str], None],
+        switching: SwitchLimits | None,
+        switch: Callable[[str, Role, str], None],
         clock: Clock,
         scope: TaskScope,
         facts_of: Callable[[PoolName], Facts],
         advice_of: Callable[[PoolName, Mapping[str, ClassWindow]], tuple[str, ...]],
         hour: Clock,
     ) -> None:
-        """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``facts_of`` gives
-        what profiles say of a pool, ``advice_of`` what people can improve. ``hour`` is the time in hours since the beginning
-        of 1970, UTC.
+        """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``switch`` lets one
+        switch to a role, for a reason, as ``switching`` decides (None: never). ``facts_of`` gives what profiles say of a pool,
+        ``advice_of`` what people can improve. ``hour`` is the time in hours since the beginning of 1970, UTC.
         """
         self._limits = limits
         self._scaling = scaling
@@ -105,6 +111,8 @@ class Control:
         self._scaler = scaler
         self.acting = acting
         self._drain = drain
+        self._switching = switching
+        self._switch = switch
         self._clock = clock
         self._scope = scope
         self._facts_of = facts_of
@@ -120,6 +128,8 @@ class Control:
         self.pools: dict[PoolName, ControlledPool] = {}
         self.reports: dict[str, RouterReports] = {}
         """Of the routers of each model that has pools."""
+        self._switches: dict[str, SwitchMachine] = {}
+        """Of each model that has pools."""
         self._full = False
 
     def start(self) -> None:
@@ -165,6 +175,8 @@ class Control:
             routers = (pool.members for pool in pools if pool.role is None and pool.model == model)
             reports.retain({one.registration.instance_id for members in routers for one in members})
         found = {name: self._look(pool, there.get(name, ()), now_s) for name, pool in self.pools.items()}
+        for model in self.reports:
+            self._switch_roles(model, there, now_s)
         heard = sum(len(pool.members) for pool in pools)
         lost = sum(one.phase is InstancePhase.LOST for instances in found.values() for one in instances)
         for name, instances in found.items():
@@ -174,6 +186,26 @@ class Control:
             self._feed(pool, Tick())
             if (view := pool.machine.view) is not None:
                 self.leading.observe(view)
+
+    # --- roles -------------------------------------------------------------------------------------------------------
+
+    def _switch_roles(self, model: str, there: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
+        """Before sizes are decided on: a switch shows within seconds, an instance that is started within minutes."""
+        pools = {name.role: pool for name, pool in self.pools.items() if name.model == model}
+        members = [one for name, found in there.items() if name.model == model for one in found]
+        machine = None
+        if self._switching is not None:
+            machine = self._switches.setdefault(model, SwitchMachine(self._switching))
+            if self.leading.fence is None:
+                machine.forget()
+            else:
+                views = {role: pool.machine.view for role, pool in pools.items() if pool.machine.view is not None}
+                for found in machine.handle(stage_views(members, views), now_s):
+                    for name in found.instances:
+                        self._switch(name, Role.of({found.target}), found.reason)
+        since_s = None if machine is None else machine.since_s(now_s)
+        for role, pool in pools.items():
+            self._feed(pool, RolesSeen(switched(role, members), since_s))
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +220,7 @@ class Control:
                 del self.pools[name]
         for model in self.reports.keys() - {name.model for name in self.pools}:
             del self.reports[model]
+            self._switches.pop(model, None)
 
     def _find(self, name: PoolName, members: Sequence[MemberStatus]) -> None:
         if name in self.pools:

@@ -143,6 +143,8 @@ class PoolManagerService:
             scaler_at=settings.scaler,
             acting=Acting.NONE if scaler is None else Acting.ALL if settings.autoscale else Acting.MANUAL,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
+            switching=settings.switching if settings.switch_roles else None,
+            switch=lambda name, role, reason: self._feed(SwitchWanted(name, role, reason)),
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,

@@ -13,6 +13,7 @@ from triptych.machine.pool_manager.members import MemberLimits
 from triptych.machine.pool_manager.pool import PoolLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.scaling import ScalingLimits
+from triptych.policy.switching import SwitchLimits
 from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 from triptych.store.leadership import LeaseTimes
 from triptych.store.redis_settings import RedisSettings
@@ -52,6 +53,10 @@ class PoolManagerSettings(RpcServiceSettings):
     """Who starts and stops instances: none, kubernetes, or HOST:PORT of a scaler in another process."""
     autoscale: bool = False
     """Carry out decisions on sizes. Without it they are only recorded, and sizes that were set by hand are carried out."""
+    switch_roles: bool = False
+    """Let instances switch roles as the load needs it: those that can (``switchable``), and serve one stage."""
+    switching: SwitchLimits = SwitchLimits()
+    """Speed and caution of that."""
     control: ControlLimits = ControlLimits()
     """Sizes that pools may have, and patience with the scaler."""
     scaling: ScalingLimits = ScalingLimits()

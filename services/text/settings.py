@@ -22,7 +22,7 @@ class TextSettings(InstanceSettings):
     """TCP port for calls; 0 picks a free one and logs it."""
     role: Role = Role.PD
     """Stages of this instance: prefill (P), decode (D) or both (PD), each also with encode (EP, ED, EPD), in the same thread and on
-    the same port. P and EP hand each answer over after its first token; D and ED go on with what others hand over."""
+    the same port. P and EP hand each answer over after its first token; D and ED go on with what others hand over. E needs switchable."""
     switchable: Role | None = None
     """The widest role that the instance can switch to while it serves, which includes its own: it loads what all these stages need at
     start. Empty: it never switches. Orders come from the pool managers."""
@@ -86,12 +86,11 @@ class TextSettings(InstanceSettings):
             raise ValueError(f"an arena has at least {MIB} bytes, or 0 for none")
         return nbytes
 
-    @field_validator("role")
-    @classmethod
-    def _role_has_a_stage_of_text(cls, role: Role) -> Role:
-        if role is Role.E:
+    @model_validator(mode="after")
+    def _it_has_a_stage_of_text(self) -> Self:
+        if self.widest is Role.E:
             raise ValueError("role E is that of an encoder: run services.encoder")
-        return role
+        return self
 
     @model_validator(mode="after")
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:

@@ -107,6 +107,8 @@ class World:
     hybrid_role: Role = Role.EPD
     switching: int = 0
     """Instances that can switch to any role, and begin with PD."""
+    switching_from: tuple[Role, ...] = ()
+    """More of these, by the roles that they begin with."""
     managers: int = 0
     """Pool managers, with which instances register and which the router follows; without one the test names members."""
     image_budget: ImageBudget | None = None
@@ -141,7 +143,7 @@ class World:
     pull_byte_s: float = 0.0
     """Time of a pull between two instances, without its messages."""
     profiled: bool = False
-    """Routers have the profiles of all engines."""
+    """Routers and managers have the profiles of all engines."""
     engines: Engines | None = None
     """None: the fake ones, with answers that can be checked."""
     router: dict[str, Any] = field(default_factory=dict)
@@ -567,10 +569,10 @@ class ManagerNode:
         self.is_up = True
         self._scope = TaskScope(f"{self.name}.{self._incarnation}")
         own: dict[str, Any] = {}
+        if self._scaled is not None or self._cluster.world.profiled:
+            own["profiles"] = KnownProfiles((self._cluster.encoder_profile, self._cluster.decoder_profile))
         if self._scaled is not None:
-            profiles = KnownProfiles((self._cluster.encoder_profile, self._cluster.decoder_profile))
-            owner = f"{self.name}.{self._incarnation}"
-            own = {"store": self.store, "scaler": self.scaler, "owner": owner, "profiles": profiles}
+            own |= {"store": self.store, "scaler": self.scaler, "owner": f"{self.name}.{self._incarnation}"}
         self.service = PoolManagerService(
             self._settings, incarnation=self._incarnation, clock=self._cluster.clock, scope=self._scope, **own
         )
@@ -670,7 +672,8 @@ class SimCluster:
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
         text_role = Role.of(world.hybrid_role.stages - {Stage.ENCODE})
         self.hybrids = [HybridNode(f"h{number}", self, text_role) for number in range(world.hybrids)]
-        self.switching = [HybridNode(f"s{number}", self, Role.PD, Role.EPD) for number in range(world.switching)]
+        first_roles = (Role.PD,) * world.switching + world.switching_from
+        self.switching = [HybridNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
         self.encoders += [node.encoder for node in (*self.hybrids, *self.switching)]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]

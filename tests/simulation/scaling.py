@@ -59,15 +59,17 @@ def profile_of_encoder(batch_s: float, token_s: float, *, pull_byte_s: float = 0
     return Profile(identity, _MADE_UP, encode=tuple(rows), transfer=tuple(pulls))
 
 
-def profile_of_decoder(step_s: float, token_s: float) -> Profile:
-    """Of a ``FakeTextEngine``, whose steps take the same time for any batch."""
+def profile_of_decoder(step_s: float, token_s: float, sequence_s: float = 0.0) -> Profile:
+    """Of a ``FakeTextEngine``."""
     stages = frozenset({Stage.PREFILL, Stage.DECODE})
     identity = ProfileIdentity(ModelPart.DECODER, "0" * 64, stages, "sim", FAKE_MODEL.dtype)
     return Profile(
         identity,
         _MADE_UP,
         prefill=tuple(PrefillRow(n, 0, step_s + token_s * n) for n in (1, 256, 4096)),
-        decode=tuple(DecodeRow(batch, context, step_s) for batch in (1, 64) for context in (1, 4096)),
+        decode=tuple(
+            DecodeRow(batch, context, step_s + sequence_s * batch) for batch in (1, 64) for context in (1, 4096)
+        ),
     )
 
 

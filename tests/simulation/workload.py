@@ -44,8 +44,11 @@ class Ask:
             for run, image in zip(prompt.runs, images, strict=True)
         ]
         sampling = self.request.sampling
+        length = sampling.max_tokens if sampling.ignore_eos else None
         return [
-            answer_tokens(prompt.token_ids, items, vocabulary=WORDS, choice=choice)[: sampling.max_tokens]
+            answer_tokens(prompt.token_ids, items, vocabulary=WORDS, choice=choice, length=length)[
+                : sampling.max_tokens
+            ]
             for choice in range(sampling.n)
         ]
 

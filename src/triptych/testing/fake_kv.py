@@ -78,13 +78,13 @@ def answer_length(token_ids: Sequence[int], items: Sequence[Spliced], choice: in
 
 
 def answer_tokens(
-    token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0
+    token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0, length: int | None = None
 ) -> tuple[int, ...]:
-    """The right answer to a prompt. All tokens are in ``vocabulary``."""
+    """The right answer to a prompt, or so many tokens if it goes on beyond its end. All tokens are in ``vocabulary``."""
     contents, rows = bytearray(), rows_of(items)
     extend(contents, token_ids, rows)
     answer: list[int] = []
-    for _ in range(answer_length(token_ids, items, choice)):
+    for _ in range(answer_length(token_ids, items, choice) if length is None else length):
         extend(contents, answer[-1:], rows)
         answer.append(next_token(contents, vocabulary, choice))
     return tuple(answer)

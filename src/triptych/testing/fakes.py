@@ -172,7 +172,7 @@ class FakeTextEngine:
     decodes one token of the others.
 
     A request's choices run together. One that goes on must have begun rightly. Supported sampling parameters are ``n``,
-    ``max_tokens`` and ``logprobs``: the sampled token is certain and the alternatives are impossible.
+    ``max_tokens``, ``ignore_eos`` and ``logprobs``: the sampled token is certain and the alternatives are impossible.
     """
 
     vocabulary: range
@@ -180,6 +180,8 @@ class FakeTextEngine:
     kv_tokens: int = 1 << 20
     max_running: int = 16
     step_s: float = 0.005
+    sequence_s: float = 0.0
+    """Of each sequence in a step."""
     prefill_token_s: float = 0.00005
     chunk_tokens: int = 1 << 20
     """Most tokens of a prompt in one step."""
@@ -215,12 +217,17 @@ class FakeTextEngine:
         rows, sequences, has_leader = rows_of(items), list[_Sequence](), False
         for choice, begun in request.begun.items():
             if begun:
-                answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice)
+                length = len(begun) if request.sampling.ignore_eos else None
+                answer = answer_tokens(
+                    request.token_ids, items, vocabulary=self.vocabulary, choice=choice, length=length
+                )
                 if begun != answer[: len(begun)]:
                     raise InvalidRequest(f"the answer of choice {choice} does not begin with {begun}")
             token_ids = [*request.token_ids, *begun]
             arriving = 0 if has_leader and not begun else min(request.arriving, len(token_ids) - 1)
-            length = answer_length(request.token_ids, items, choice)
+            length = self.model.context_length  # beyond its limit
+            if not request.sampling.ignore_eos:
+                length = answer_length(request.token_ids, items, choice)
             sequences.append(_Sequence(request, choice, length, token_ids, rows, arriving))
             has_leader |= not begun
         self._waiting[request.request_id] = sequences
@@ -286,7 +293,7 @@ class FakeTextEngine:
         if not active:
             return []
         counts = [min(one.unfilled_tokens, self.chunk_tokens) for one in active]
-        spend(self.step_s + self.prefill_token_s * sum(counts))
+        spend(self.step_s + self.sequence_s * len(active) + self.prefill_token_s * sum(counts))
         outputs = []
         if self.failures:
             request_id = active[0].request.request_id

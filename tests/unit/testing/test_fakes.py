@@ -10,7 +10,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
-from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia
+from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia, InvalidRequest
 from triptych.ports import EmbeddingInput, EngineRequest
 from triptych.testing import virtual_time
 from triptych.testing.fake_kv import Spliced, answer_tokens
@@ -114,6 +114,19 @@ def test_max_tokens_ends_an_answer() -> None:
     outputs = engine.step() + engine.step()
     assert [output.finish_reason for output in outputs] == [None, FinishReason.LENGTH]
     assert not engine.has_work
+
+
+def test_an_answer_goes_on_beyond_its_end_if_that_is_ignored() -> None:
+    sampling = SamplingParams(max_tokens=50, ignore_eos=True)
+    right = answer_tokens(PROMPT, (), vocabulary=VOCABULARY, length=50)
+    assert right[:4] == answer_tokens(PROMPT, (), vocabulary=VOCABULARY)[:4]
+    engine = FakeTextEngine(VOCABULARY)
+    engine.add(replace(ask(), sampling=sampling))
+    assert tuple(drain(engine)["r"]) == right
+    engine.add(replace(ask(), sampling=sampling, continued=(ContinuedChoice(0, right[:20]),)))
+    assert tuple(drain(engine)["r"]) == right[20:]
+    with pytest.raises(InvalidRequest):
+        engine.add(replace(ask(), sampling=sampling, continued=(ContinuedChoice(0, right[1:20]),)))
 
 
 def test_failures_are_injected() -> None:

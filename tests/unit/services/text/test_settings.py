@@ -44,6 +44,12 @@ def test_other_roles_are_refused_by_name(role: str, said: str) -> None:
         TextSettings.load(["--model", "m", "--role", role], {})
 
 
+def test_role_e_is_for_one_that_can_switch_to_a_stage_of_text() -> None:
+    assert TextSettings.load(["--model", "m", "--role", "E", "--switchable", "ED"], {}).role is Role.E
+    with pytest.raises(SettingsError, match="run services"):
+        TextSettings.load(["--model", "m", "--role", "E", "--switchable", "E"], {})
+
+
 def test_an_arena_for_keys_and_values_has_room_or_is_none() -> None:
     assert TextSettings.load(["--model", "m", "--kv-arena-bytes", "0"], {}).kv_arena_bytes == 0
     with pytest.raises(SettingsError, match="at least 1048576 bytes, or 0"):

@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+def test_the_benchmark_of_switching_shows_that_encoders_help_with_long_answers(tmp_path: Path) -> None:
+    fixed, switching, from_start = figures_of("switching", tmp_path)["rows"]
+    assert fixed["switched"] == from_start["switched"] == []
+    assert {role for _, role in switching["switched"]} == {"D"}
+    assert from_start["latency_s"] < switching["latency_s"] < 0.8 * fixed["latency_s"]
