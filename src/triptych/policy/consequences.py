@@ -42,7 +42,7 @@ def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: AbstractSet[St
         if any(other.role is None for other, _ in others):
             return ""
         return f"{instance_id} is the last router of {model}: requests for it fail until there is another"
-    served = keeps.union(*[member.stays_open for _, member in others])
+    served = frozenset(keeps).union(*[member.stays_open for _, member in others])
     lost = without(leaving.open - served, f" for {model}")
     if lost is None:
         return ""
