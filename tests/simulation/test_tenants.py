@@ -178,7 +178,9 @@ def test_tenants_that_want_more_get_the_service_by_their_weights(images: bool, p
     served = run(make(), light, heavy)
     assert 2.2 <= served["heavy"].in_time / served["light"].in_time <= 4.5
     alone = run(make(), light)
-    left_free = 0 if images else 1 / RESERVED_SHARE  # of an engine's places, while all tenants want more than their shares
+    left_free = (
+        0 if images else 1 / RESERVED_SHARE
+    )  # of an engine's places, while all tenants want more than their shares
     used = sum(one.in_time for one in served.values()) / alone["light"].in_time
     assert used >= 0.96 - left_free, "nothing else is left unused"
 
