@@ -1,7 +1,6 @@
 """What no longer works without the last process of a kind."""
 
 from collections.abc import Collection, Sequence
-from collections.abc import Set as AbstractSet
 
 from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.stage import Stage
@@ -24,7 +23,7 @@ def without(stages: Collection[Stage], of_model: str = "") -> tuple[str, str] | 
     return next(((kind, what.format(of_model)) for lost, kind, what in _WITHOUT if lost <= set(stages)), None)
 
 
-def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: AbstractSet[Stage] = frozenset()) -> str:
+def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: frozenset[Stage] = frozenset()) -> str:
     """What no longer works when this member drains, or switches to the stages that it ``keeps``; empty if others of its model do the
     same, or it is no active member.
     """

@@ -41,9 +41,9 @@ class Switchable:
         self.switching.set_stages(role.stages, self.version)
 
     @property
-    def reported(self) -> set[Stage]:
+    def reported(self) -> frozenset[Stage]:
         """The stages of the load reports of both services."""
-        return {*self.text.service.load().stages, *self.encoder.service.load().stages}
+        return frozenset({*self.text.service.load().stages, *self.encoder.service.load().stages})
 
 
 @asynccontextmanager
