@@ -24,7 +24,7 @@ from triptych.machine.router.request_events import (
     Resolved,
     TextReported,
 )
-from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken
+from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken, TextStarted
 from triptych.policy import admission
 from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
@@ -92,7 +92,7 @@ class ChatTask(RequestTask):
             return
         assert isinstance(effect, Generate)  # noqa: S101 - a chat's machine has no other
         self._attainment.dispatched(self._number, self._machine.text_instance)
-        task = self._start(partial(self._generate, effect), "generate")
+        task = self._start(partial(self._generate, effect), "generate", effect.credit)
         task.add_done_callback(partial(self._generated, effect.credit))
 
     def _ended(self, error: TriptychError | None) -> None:
@@ -227,6 +227,7 @@ class ChatTask(RequestTask):
                 self._feed_both(FirstToken(credit))
                 self._attainment.answering(self._number, self.timeline())
                 return True
+            self._cluster.feed(TextStarted(credit))
             self.feed(TextReported(credit, event))
         return False
 

@@ -36,7 +36,7 @@ from triptych.machine.router.cluster_events import (
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
-from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
+from triptych.machine.router.shared_events import CreditReturned, Granted, Moved, Refused, TextPoolLost
 from triptych.policy.policies import Policies
 from triptych.policy.routing import Pool
 from triptych.ports import Clock, InstanceClient, Membership, Rng
@@ -61,7 +61,7 @@ class Scope(Protocol):
 class Requester(Protocol):
     """A request, as the receiver of the cluster's answers to it."""
 
-    def feed(self, event: Granted | Refused | TextPoolLost) -> None: ...
+    def feed(self, event: Granted | Refused | TextPoolLost | Moved) -> None: ...
 
 
 class Cluster:
@@ -312,10 +312,12 @@ class Cluster:
     def _apply(self, effects: list[ClusterEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         for effect in effects:
             match effect:
-                case Granted(request) | Refused(request) if request in self._requesters:
+                case Granted(request) | Refused(request) | Moved(request) if request in self._requesters:
                     self._requesters[request].feed(effect)
                 case Granted(_, grants):
                     self._return(tuple(grant.credit for grant in grants))
+                case Moved(_, _, grant):
+                    self._return(() if grant is None else (grant.credit,))
                 case TextPoolLost():
                     for requester in list(self._requesters.values()):
                         requester.feed(effect)

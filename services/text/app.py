@@ -253,7 +253,15 @@ async def _scheduler(
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await engine_thread.run(mounted.image_budget, engine)
     by_turns = not settings.widest.serves(Stage.DECODE)
-    return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic, by_turns)
+    return DeviceScheduler(
+        engine,
+        mounted.vision_encoder,
+        budget,
+        settings.encode_patience_s,
+        monotonic,
+        by_turns,
+        settings.encode_first,
+    )
 
 
 def _receiver(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.policy.iteration import ImageBudget, Iteration, by_turns, plan_iteration
+from triptych.policy.iteration import ImageBudget, Iteration, by_turns, encode_first, plan_iteration
 from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EngineOutput, StagedTextEngine
 
@@ -43,11 +43,15 @@ class DeviceScheduler:
     budget: ImageBudget | None
     """Limit of one turn of the encoder; None for only its own limits."""
     patience_s: float
-    """After this wait an item goes before prompts."""
+    """After this wait an item goes before prompts; or prompts before items, where these go first."""
     clock: Clock
     by_turns: bool = False
     """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
+    encode_first: bool = False
+    """Items go before prompts, whatever the role."""
     _held_back: bool = field(init=False, default=False)
+    _held_back_since_s: float | None = field(init=False, default=None)
+    """Since when items go before a prompt that could be computed."""
 
     @property
     def encode_ready(self) -> bool:
@@ -56,6 +60,8 @@ class DeviceScheduler:
 
     def next(self, *, prefill_turn: Turn | None) -> Iteration:
         """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_turn``."""
+        if self.encode_first:
+            return self._encode_first(prefill_ready=prefill_turn is not None)
         if self.by_turns:
             return by_turns(prompt=prefill_turn, item=self.vision_encoder.first_turn)
         prefill_ready = prefill_turn is not None
@@ -67,6 +73,19 @@ class DeviceScheduler:
             held_back=self._held_back,
         )
         self._held_back = prefill_ready and not iteration.prefill
+        return iteration
+
+    def _encode_first(self, *, prefill_ready: bool) -> Iteration:
+        now_s, since_s = self.clock(), self._held_back_since_s
+        iteration = encode_first(
+            encode_ready=self.encode_ready,
+            held_back_s=None if since_s is None or not prefill_ready else now_s - since_s,
+            patience_s=self.patience_s,
+        )
+        if iteration.prefill or not prefill_ready:
+            self._held_back_since_s = None
+        elif since_s is None:
+            self._held_back_since_s = now_s
         return iteration
 
     async def encode(self) -> None:

@@ -61,6 +61,8 @@ class Sequences:
         self._ended = asyncio.Event()
         self.joined_s: float | None = None
         """When the engine started it, on the loop's clock."""
+        self.longest_gap_s = 0.0
+        """Of those between two tokens of a choice."""
 
     def times_s(self, choice: int) -> tuple[float | None, float | None]:
         """When the first and last token of a choice arrived, on the loop's clock."""
@@ -133,6 +135,7 @@ class Sequences:
         if unread.last_token_s is not None:
             gap_s = now_s - unread.last_token_s
             self._on_gap(gap_s)
+            self.longest_gap_s = max(self.longest_gap_s, gap_s)
             unread.preempted_s += gap_s if output.preemptions > unread.preemptions else 0.0
         unread.preemptions = output.preemptions
         unread.last_token_s = now_s

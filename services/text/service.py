@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -47,6 +48,9 @@ from .settings import TextSettings
 _PREFILL, _DECODE = frozenset({Stage.PREFILL}), frozenset({Stage.DECODE})
 _BOTH = _PREFILL | _DECODE
 
+_TOLERATED_GAP = 4
+"""In multiples of the objective between tokens: beyond it an answer leaves an instance where items go first."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -73,8 +77,10 @@ class _Job:
     handing: Handing | None = None
     limit: asyncio.Timeout | None = None
     """What ends its present wait in time."""
+    has_been_held_up: bool = False
+    """It is moved for that once, as it may be held up anywhere."""
     is_leaving: bool = False
-    """The instance drains, or a stage closes: it goes on elsewhere if it can."""
+    """The instance drains, a stage closes, or items hold it up: it goes on elsewhere if it can."""
 
     @property
     def needs(self) -> frozenset[Stage]:
@@ -148,6 +154,10 @@ class TextService:
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()
         self._draining = False
+        slo_s = settings.engine_options.tpot_slo_s
+        is_lender = scheduler is not None and scheduler.encode_first
+        self._tolerated_gap_s = inf if slo_s is None or not is_lender else _TOLERATED_GAP * slo_s
+        """Between two tokens of an answer."""
 
     def start(self) -> None:
         """Start work, which ends with the scope."""
@@ -201,6 +211,8 @@ class TextService:
                         ready_tokens = await sequences.next()
                 except _LeavingError:
                     ready_tokens = []
+                if sequences.longest_gap_s > self._tolerated_gap_s and not (request.continued or job.has_been_held_up):
+                    job.is_leaving = job.has_been_held_up = True
                 is_last = request.hands_over
                 if job.is_leaving and not is_last and answered.issuperset(answers):
                     is_last = await self._pause(job, answers)

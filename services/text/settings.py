@@ -31,7 +31,10 @@ class TextSettings(InstanceSettings):
     addresses, transports and process settings with the instance."""
     encode_patience_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Roles with E: prompts run before items. An item that has waited this long runs before prompts, in at most every second
-    step."""
+    step. With encode_first, prompts run in one step after they have waited this long."""
+    encode_first: bool = False
+    """Roles with E: items run before prompts, beside decodes. For encoders that lend their idle time to text requests: with the router's
+    policy lending=idle. With tpot_slo_s, an answer whose tokens then are four times that apart goes on elsewhere."""
 
     engine: EngineOptions = EngineOptions()
     """Memory and steps of the engine."""

@@ -392,7 +392,12 @@ class TextNode(_Node):
         if encoder is not None:
             vision_encoder = encoder.service.batcher
             scheduler = DeviceScheduler(
-                self.engine, vision_encoder, world.image_budget, settings.encode_patience_s, self.clock
+                self.engine,
+                vision_encoder,
+                world.image_budget,
+                settings.encode_patience_s,
+                self.clock,
+                encode_first=settings.encode_first,
             )
         self.service = TextService(
             self.engine,

@@ -28,16 +28,19 @@ class Preset:
     """Objective from which stages measure their budgets at start; None leaves them at their fixed sizes. A TBT objective in
     seconds (``--slo tbt=50ms``) replaces it.
     """
+    lending: str = "always"
+    """When instances that encode as well get text requests. ``idle``: items go first there."""
 
     def options(self, slo: str | None = None) -> dict[str, tuple[str, ...]]:
         """Flags by service. ``slo`` are the objectives of ``triptych up``, which are valid."""
         routing = ("--encoder-routing", self.routing, "--text-routing", self.routing)
-        router = (*routing, "--sharding", self.sharding, "--ordering", self.ordering)
+        router = (*routing, "--sharding", self.sharding, "--lending", self.lending, "--ordering", self.ordering)
+        text = () if self.lending == "always" else ("--encode-first",)
         if self.tpot_slo_s is None:
-            return {"router": router}
+            return {"router": router, "text": text}
         told = None if slo is None else Slo.parse(slo.split(",")).objective("", Metric.TBT)
         tpot_slo_s = self.tpot_slo_s if told is None or told.relative else told.value
-        return {"router": router, "text": ("--tpot-slo-s", f"{tpot_slo_s:g}")}
+        return {"router": router, "text": (*text, "--tpot-slo-s", f"{tpot_slo_s:g}")}
 
     def placed_as(self, roles: str, name: str) -> None:
         """Raises CliError if these are other roles than its own."""
@@ -53,7 +56,7 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
         "hydra-ep-d": Preset("EP:1,D:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-ed-p": Preset("P:1,ED:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-e-p-d": Preset("E:2,P:1,D:1", "least-loaded", "never", "first-come", 0.08),
-        "hetero": Preset("E:2,PD:1", "predicted", "never", "first-come", None),
+        "hetero": Preset("EPD:2,PD:1", "predicted", "never", "first-come", None, "idle"),
         "distserve": Preset("EP:1,D:1", "least-loaded", "never", "first-come", None),
         "monolith": Preset("EPD:1", "least-loaded", "never", "first-come", None),
     }

@@ -3,7 +3,8 @@
 Running decodes are part of every iteration. They are joined either by prompts, within the token budget
 (``policy.batching``), or by items for the vision encoder, within the image budget; never by both, which bounds the
 duration of an iteration. Prompts go first, as they are closest to a first token; where nothing is decoded (role EP), so
-that no iteration has to be short, what is due first goes first.
+that no iteration has to be short, what is due first goes first; and in an encoder that lends its idle time to text requests
+(HeteroServe, section 5.3), items go first.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,16 @@ def by_turns(*, prompt: Turn | None, item: Turn | None) -> Iteration:
     """
     encode = item is not None and (prompt is None or item < prompt)
     return Iteration(prefill=not encode, encode=encode)
+
+
+def encode_first(*, encode_ready: bool, held_back_s: float | None, patience_s: float) -> Iteration:
+    """Items if any wait, else prompts: an item waits for the decodes of one iteration, and for no prompt.
+
+    ``held_back_s`` is for how long prompts that could be computed were not, None if there are none. One that others do not take back
+    (the router does) would starve: so prompts run in one iteration every ``patience_s``.
+    """
+    starves = held_back_s is not None and held_back_s >= patience_s
+    return Iteration(prefill=starves or not encode_ready, encode=encode_ready and not starves)
 
 
 def plan_iteration(

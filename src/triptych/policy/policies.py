@@ -13,6 +13,7 @@ from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.handoff import Handoff, always, by_need
 from triptych.policy.handoff import never as never_handed
+from triptych.policy.lending import Lending, idle
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
@@ -95,6 +96,7 @@ TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
 HANDOFFS: Mapping[str, Handoff] = {"never": never_handed, "by-need": by_need, "always": always}
+LENDINGS: Mapping[str, Lending | None] = {"always": None, "idle": idle}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ class PolicyNames:
     handoff: str = "never"
     """When an instance that prefills and decodes hands an answer over to another one after the prefill: never, by-need (a long answer,
     where another one has clearly less to decode) or always. Instances that only prefill always do."""
+    lending: str = "always"
+    """When an instance that encodes and prefills gets text requests, beside others that do not encode: always (as these), or idle (while
+    it has nothing to encode and too many wait elsewhere: lend_above). Those have encode_first set."""
 
     def __post_init__(self) -> None:
         Policies.named(self)
@@ -148,6 +153,8 @@ class Policies:
     """None: they are not told apart."""
     dispatch: Dispatch
     handoff: Handoff
+    lending: Lending | None
+    """None: instances that encode get text requests as all others do."""
 
     @property
     def predict(self) -> bool:
@@ -172,6 +179,7 @@ class Policies:
             _of(TENANTS, "tenants", names.tenants),
             _of(DISPATCHES, "dispatch", names.dispatch),
             _of(HANDOFFS, "handoff", names.handoff),
+            _of(LENDINGS, "lending", names.lending),
         )
 
 

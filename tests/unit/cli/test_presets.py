@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "sharding": "earliest-end",
     "ordering": "deadline",
     "tpot_slo_s": 0.5,
+    "lending": "idle",
 }
 """Another value for each column than any preset's that is tested with it."""
 PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
@@ -59,9 +60,11 @@ def test_the_services_accept_what_a_preset_tells_them(name: PresetName) -> None:
     options = options_of(DEMO, placed(PRESETS[name].roles), preset=PRESETS[name])
     router = RouterSettings.load(["--model", str(MODEL_DIR), *options["router"]], {})
     assert (router.policies.ordering, router.policies.sharding) == (PRESETS[name].ordering, PRESETS[name].sharding)
+    assert router.policies.lending == PRESETS[name].lending
     assert router.policies.encoder_routing == router.policies.text_routing == PRESETS[name].routing
     text = TextSettings.load(["--model", str(MODEL_DIR), *options["text"]], {})
     assert text.engine.tpot_slo_s == PRESETS[name].tpot_slo_s
+    assert text.encode_first is (router.policies.lending == "idle")
 
 
 def test_an_objective_in_seconds_replaces_that_of_the_preset() -> None:
@@ -85,16 +88,16 @@ def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise CliError("enough", caller=True)
 
     monkeypatch.setattr("triptych.cli.cluster.LocalCluster", made)
-    for arguments in (["--preset", "hetero"], ["--preset", "hetero", "--roles", "E:5,PD:2"], []):
+    for arguments in (["--preset", "hetero"], ["--preset", "hetero", "--roles", "EPD:5,PD:2"], []):
         assert CliRunner().invoke(app, ["up", *arguments]).stderr == "triptych: enough\n"
-    assert seen[0] == ["E:2,PD:1", "--ordering", "first-come"]
-    assert seen[1] == ["E:5,PD:2", "--ordering", "first-come"]
+    assert seen[0] == ["EPD:2,PD:1", "--ordering", "first-come"]
+    assert seen[1] == ["EPD:5,PD:2", "--ordering", "first-come"]
     assert seen[2] == ["E:2,PD:1"]
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
     rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
-    shown = {row[0]: row[1:6] for row in rows if row and row[0] in PRESETS}
+    shown = {row[0]: row[1:7] for row in rows if row and row[0] in PRESETS}
     assert shown == {
         name: [
             one.roles,
@@ -102,6 +105,7 @@ def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
             one.sharding,
             one.ordering,
             "" if one.tpot_slo_s is None else f"{one.tpot_slo_s:g} s",
+            "" if one.lending == "always" else one.lending,
         ]
         for name, one in PRESETS.items()
     }

@@ -10,6 +10,7 @@ from triptych.policy.policies import (
     DEADLINES,
     DISPATCHES,
     HANDOFFS,
+    LENDINGS,
     ORDERINGS,
     ROUTINGS,
     SHARDINGS,
@@ -31,6 +32,7 @@ NAMES = {
     "tenants": "none",
     "dispatch": "prefix",
     "handoff": "by-need",
+    "lending": "idle",
 }
 
 
@@ -54,6 +56,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "tenants": TENANTS,
         "dispatch": DISPATCHES,
         "handoff": HANDOFFS,
+        "lending": LENDINGS,
     }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})

@@ -297,7 +297,9 @@ async def text_instance(
             record=record,
             scheduler=None
             if vision_encoder is None
-            else DeviceScheduler(engine, vision_encoder, budget, said.encode_patience_s, clock),
+            else DeviceScheduler(
+                engine, vision_encoder, budget, said.encode_patience_s, clock, encode_first=said.encode_first
+            ),
             kv=None
             if store is None or kind is None
             else KvStore(store, kind, shared=False, rng=random.Random(3), clock=clock),

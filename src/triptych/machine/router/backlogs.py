@@ -47,6 +47,8 @@ class Backlogs:
     encode_times: RelativeTimes
     text_times: RelativeTimes
     """From the grant to the first token."""
+    items_first: bool = False
+    """Where instances that encode prefill as well: their items go before prompts."""
     _known: dict[str, _Known] = field(default_factory=dict)
     """By instance."""
     _learned: dict[Stage, LearnedSpeed | None] = field(default_factory=dict)
@@ -116,8 +118,8 @@ class Backlogs:
             return EncodeBacklog(learned, learned.wait_s(tokens), 0.0, slowness, known.near_text, text_wait_s)
         items = instance.pending(Stage.ENCODE)
         wait_s = speed.wait_s(tokens, items)
-        if text_wait_s is not None:
-            wait_s += text_wait_s  # prompts go before items
+        if text_wait_s is not None and not self.items_first:
+            wait_s += text_wait_s
         prepared_s = speed.prepared_s(instance.prepare_s(items))
         return EncodeBacklog(speed, wait_s, prepared_s, 1.0, known.near_text, text_wait_s)
 

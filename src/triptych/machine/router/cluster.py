@@ -57,6 +57,7 @@ from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instances import ENCODE, Instances
+from triptych.machine.router.lenders import LendingLimits
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.shared_events import (
@@ -75,6 +76,7 @@ from triptych.machine.router.shared_events import (
     Overtaken,
     Refused,
     TextPoolLost,
+    TextStarted,
     TextWanted,
 )
 from triptych.machine.router.text_places import TextPlaces
@@ -112,6 +114,12 @@ class ClusterLimits:
     hedge_share: Annotated[float, Between(0, 1)] = 0.05
     """Items that may be given to a second encoder because they take long, for each item that is encoded; 0 for none. An item
     takes long from the 99th percentile of the pool's times for items of its size on. The first answer is used."""
+    lend_above: Count = 16
+    """With policy lending=idle: encoders take text requests while more than this many wait, until fewer than half of it do ..."""
+    max_lent: Positive = 8
+    """... each at most this many at a time ..."""
+    lent_patience_s: Seconds = 0.5
+    """... which go elsewhere if they have no token yet when the encoder has had items for this long."""
 
     def __post_init__(self) -> None:
         check_limits(self, ("first_backoff_s", "longest_backoff_s"))
@@ -134,6 +142,8 @@ _MAKES_KV_ROOM = (
     | CreditsAbandoned
 )
 """Events after which a prompt may no longer wait for KV memory."""
+_MOVES_TEXT = LoadReported | ItemEncoded | CreditReturned
+"""Events after which requests that wait may better do so elsewhere."""
 _MAX_SAVED_HEDGES = 50.0
 _BY_HINT = (Why.HOLDS_EMBEDDING, Why.ENCODES_ALREADY)
 
@@ -163,7 +173,8 @@ class ClusterMachine:
         self._policies = policies
         self._rng = rng
         encode_times, text_times = EncodeTimes(), RelativeTimes()
-        self._backlogs = Backlogs(costs, encode_times, text_times) if policies.predict else None
+        items_first = policies.lending is not None
+        self._backlogs = Backlogs(costs, encode_times, text_times, items_first) if policies.predict else None
         self._instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
         self._credits = CreditLedger(self._instances)
         self._texts = TextPlaces(
@@ -172,6 +183,7 @@ class ClusterMachine:
             policies,
             rng,
             max_waiting=limits.max_waiting_requests,
+            lending=LendingLimits(limits.lend_above, limits.max_lent, limits.lent_patience_s),
             retry_after_s=retry_after_s,
         )
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
@@ -260,6 +272,8 @@ class ClusterMachine:
                 effects = self._encoded(credit, now_s, cached=result.cached)
             case TextWanted():
                 effects = self._text_wanted(event, now_s)
+            case TextStarted(credit):
+                self._texts.lenders.started(credit)
             case FirstToken(credit):
                 self._answer_began(credit, now_s)
             case EmbeddingsRead(credits_):
@@ -298,6 +312,8 @@ class ClusterMachine:
             effects += self._serve_waiting(now_s)
         if self._texts.waiting.in_order and isinstance(event, _MAKES_KV_ROOM):
             effects += self._texts.serve_waiting(now_s, lost=self._text_lost)
+        if self._texts.lenders.states and isinstance(event, _MOVES_TEXT):
+            effects += self._texts.move(now_s)
         if not self._instances.has_text or self._textless_s is not None:
             effects += self._check_text_pool(now_s)
         return effects
@@ -399,6 +415,7 @@ class ClusterMachine:
 
     def _answer_began(self, number: int, now_s: float) -> None:
         """The prompt has been computed: it is no work any more. What is expected of the answer remains, to its end."""
+        self._texts.lenders.gone(number)
         credit = self._credits.by_number.get(number)
         if credit is None:
             return
@@ -548,6 +565,7 @@ class ClusterMachine:
             self._backlogs.text_times.forget(name)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
+        self._texts.lenders.gone(number)
         credit = self._credits.give_back(number)
         instance = None if credit is None else self._instances.by_name[credit.name]
         if instance is None or not instance.leaving or instance.credits:

@@ -19,6 +19,7 @@ from triptych.machine.router.shared_events import (
     HedgeWanted,
     ItemEncoded,
     Overtaken,
+    TextStarted,
     TextWanted,
 )
 
@@ -101,6 +102,7 @@ ClusterEvent = (
     | TextWanted
     | ItemEncoded
     | CallFailed
+    | TextStarted
     | FirstToken
     | AnswerEnded
     | EmbeddingGone

@@ -1,4 +1,6 @@
-"""The early prefill of one request: the text instance that computes beginnings of its prompt (docs/adr/0043)."""
+"""The early prefill of one request: the text instance that computes beginnings of its prompt (docs/adr/0043); or that keeps a place
+for it, as it was moved there (docs/adr/0047).
+"""
 
 from dataclasses import dataclass
 

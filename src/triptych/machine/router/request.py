@@ -40,6 +40,7 @@ from triptych.machine.router.early_prefill import EarlyPrefill
 from triptych.machine.router.held_segments import HeldSegments, leases_of
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
+    Abort,
     After,
     AnswerHandedOver,
     End,
@@ -71,6 +72,7 @@ from triptych.machine.router.shared_events import (
     Grant,
     Granted,
     ItemEncoded,
+    Moved,
     Refused,
     Release,
     TextPoolLost,
@@ -251,6 +253,8 @@ class RequestMachine:
                 for grant in grants:
                     effects += self._granted(grant, now_s)
                 return effects + self._prefill_early(now_s)
+            case Moved():
+                return self._moved(event, now_s)
             case AnswerHandedOver():
                 return self._handed_over(event, now_s)
             case SegmentsRenewed(credit, name, tickets):
@@ -538,6 +542,7 @@ class RequestMachine:
             turn=self._turns.wants_text(begun=self._begun),
             sender=sender,
             covered_tokens=covered_tokens,
+            moves=self._text.moved,
         )
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
@@ -660,6 +665,20 @@ class RequestMachine:
     def _again(self, now_s: float) -> list[RequestEffect]:
         self._stats.text_failed()
         return self._place_missing("lost while the prompt was computed", now_s)
+
+    def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
+        """It waits at its text instance, and is to do so elsewhere: that call is cancelled, and its items get leases for another one."""
+        grant, waits = event.grant, self._phase is Phase.DISPATCHING and self._text.has(event.credit)
+        keeps = waits and all(item.held is not None for item in self._items)
+        effects: list[RequestEffect] = []
+        if grant is not None and not keeps:
+            effects.append(Release(grant.name, grant.credit, (), "no longer wanted"))
+        if not waits:
+            return effects
+        self._text.move()
+        self._early.grant, self._early.tokens = grant if keeps else None, 0
+        self._stats.text_failed()
+        return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
 
     # --- hand-over ---------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class TextWanted:
     """For beginnings of its prompt, while items are missing: it is answered only if it is granted, by an instance that has no
     other prompt to compute."""
     kept_credit: int | None = None
-    """What was granted for them: granted again if its instance is still the better one, else returned."""
+    """What was granted for them, or when it was moved: granted again if its instance is still the better one, else returned."""
     kept_tokens: int = 0
     """Of the prompt, those that are computed there."""
     turn: Turn = FIRST_COME
@@ -87,6 +87,8 @@ class TextWanted:
     """The address of the instance that holds its keys and values, if one has handed them over ..."""
     covered_tokens: int = 0
     """... and of how many positions."""
+    moves: int = 0
+    """How often it has left an instance where it waited."""
 
 
 @record
@@ -136,7 +138,20 @@ class TextPoolLost:
     """Those whose answers have begun too: no instance is left that could go on with them."""
 
 
-Answer = Granted | Refused | TextPoolLost
+@record
+class Moved:
+    """The request is to leave the text instance of this credit, where it waits: that call is cancelled.
+
+    ``grant`` is its place at another one; None if it is to want one anew.
+    """
+
+    request: int
+    credit: int
+    grant: Grant | None
+    reason: str
+
+
+Answer = Granted | Refused | TextPoolLost | Moved
 
 # --- results of calls
 # ----------------------------------------------------------------------------------------------------
@@ -165,6 +180,13 @@ class CallFailed:
 @record
 class Overtaken:
     """The hedge of this credit's item was answered first: the call of this credit is cancelled."""
+
+    credit: int
+
+
+@record
+class TextStarted:
+    """The text instance of this credit has started the request."""
 
     credit: int
 

@@ -31,6 +31,8 @@ class TextAttempts:
     """Attempts that ended because their instance drained or switched."""
     handed_over: int = 0
     """Attempts that ended with a hand-over, as they should."""
+    moved: int = 0
+    """Attempts that ended as the request went elsewhere before it had a token."""
     refusals: int = 0
     """Times that no instance was available."""
     current: Grant | None = None
@@ -43,7 +45,7 @@ class TextAttempts:
     @property
     def dispatches(self) -> int:
         """Attempts, where one that hands over and the next are one."""
-        return self.sent - self.handed_over
+        return self.sent - self.handed_over - self.moved
 
     @property
     def hands_over(self) -> bool:
@@ -53,7 +55,7 @@ class TextAttempts:
     @property
     def counted(self) -> int:
         """Attempts that count against ``most``."""
-        return self.sent - self.expired - self.drained - self.handed_over
+        return self.dispatches - self.expired - self.drained
 
     def has(self, credit: int) -> bool:
         """Whether this credit belongs to the current attempt."""
@@ -72,6 +74,11 @@ class TextAttempts:
         """The leases expired while the request was queued: retry with new leases, without counting the attempt."""
         self.current, self.error = None, error
         self.expired += 1
+
+    def move(self) -> None:
+        """The current attempt has ended, as the request waits elsewhere."""
+        self.current, self.error = None, None
+        self.moved += 1
 
     def hand_over(self) -> bool:
         """The current attempt has ended with a hand-over. Returns whether another may follow."""

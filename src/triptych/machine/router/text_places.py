@@ -9,11 +9,14 @@ from triptych.domain.stage import Stage
 from triptych.errors import Overloaded, TriptychError, Unavailable
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
-from triptych.machine.router.instance import Instance
+from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import TEXT, Instances
-from triptych.machine.router.shared_events import Grant, Granted, Refused, TextWanted
+from triptych.machine.router.lenders import MOST_MOVES, Lenders, LendingLimits
+from triptych.machine.router.shared_events import Grant, Granted, Moved, Refused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
+from triptych.policy.backlog import Work
 from triptych.policy.handoff import has_room
+from triptych.policy.lending import LenderState, ends_earlier
 from triptych.policy.policies import Policies
 from triptych.policy.routing import choose_text
 
@@ -40,6 +43,7 @@ class TextPlaces:
         rng: Rng,
         *,
         max_waiting: int,
+        lending: LendingLimits,
         retry_after_s: float,
     ) -> None:
         self._instances = instances
@@ -56,6 +60,7 @@ class TextPlaces:
         """Of the model that the instances serve."""
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
+        self.lenders = Lenders(instances, policies.lending, lending)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -64,9 +69,11 @@ class TextPlaces:
         model = self._instances.model
         if model is not None and model.model_id != self._answers[None].model:
             self._answers = _answer_classes(model.model_id)
+        self.lenders.review()
 
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
+        self.lenders.update(now_s, len(self.waiting.in_order))
         placed = self._place(event, now_s, overtakes=not self.waiting.in_order)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
@@ -83,6 +90,7 @@ class TextPlaces:
     def serve_waiting(self, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """In their order, as long as there is KV memory."""
         self.waiting.put_lost_back(now_s)
+        self.lenders.update(now_s, len(self.waiting.in_order))
         effects: list[Granted | Refused] = []
         for one in self.waiting.in_order.copy():
             placed = self._place(one.wanted, now_s, overtakes=True)
@@ -93,28 +101,72 @@ class TextPlaces:
             effects.append(answer or Granted(one.wanted.request, (placed,) if placed is not None else ()))
         return effects
 
+    def move(self, now_s: float) -> list[Moved]:
+        """Requests leave the text instances where they wait, from the last on, as long as a lender would be done with them earlier;
+        and lenders that encode instead.
+        """
+        lenders = self.lenders
+        lenders.update(now_s, len(self.waiting.in_order))
+        effects = [
+            Moved(wanted.request, credit, None, "items go first where it waits")
+            for credit, wanted in lenders.held_up(now_s)
+        ]
+        while (last := lenders.last_waiting() if lenders.lending else None) is not None:
+            credit, wanted, name = last
+            if (grant := self._lend(wanted, name, now_s)) is None:
+                break
+            effects.append(Moved(wanted.request, credit, grant, f"it waits at {name}, and an encoder is idle"))
+            lenders.gone(credit)
+            lenders.update(now_s, len(self.waiting.in_order))
+        for one in effects:
+            lenders.gone(one.credit)
+        return effects
+
+    def _lend(self, wanted: TextWanted, name: str, now_s: float) -> Grant | None:
+        """A place for it at a lender; None if that has no memory for it, or would not be done with it earlier."""
+        each_tokens = self.expected.predict(self._answers[wanted.with_items], wanted.max_tokens)
+        instances, lending = self._instances, self.lenders.lending
+        others = frozenset([one for one in instances.pools[TEXT].members if one not in lending])
+        chosen = self._choose(wanted, wanted.avoid | others | instances.prefill_only, each_tokens, now_s)
+        if chosen is None:
+            return None
+        seen = {one.name: one for one in instances.pool(TEXT, now_s).candidates if one.name in (name, chosen)}
+        work = Work(wanted.tokens, answer_tokens=wanted.choices * each_tokens)
+        if name not in seen or seen[chosen].backoff or not ends_earlier(seen[name], seen[chosen], work):
+            return None
+        instances.turns[TEXT] += 1
+        return self._credits.grant(self._credit(wanted, chosen, TEXT[0], wanted.tokens, each_tokens), None, now_s)
+
     # --- places ------------------------------------------------------------------------------------------------------
 
     def kept(self, number: int, event: TextWanted) -> Grant | None:
-        """The credit granted for beginnings of a prompt, for the whole request; None if its instance is not usable, or another
-        would have computed the whole prompt before that one has computed the rest.
+        """The credit granted for beginnings of a prompt, or when it was moved, for the whole request; None if its instance is not usable
+        or has to encode, or another would have computed the whole prompt before that one has computed the rest.
         """
         credit = self._credits.by_number.get(number)
         instance = None if credit is None else self._instances.by_name[credit.name]
         if instance is None or not instance.usable or instance.info is None or not instance.serves(TEXT):
             return None
+        states, closed = self.lenders.states, self.lenders.closed
+        if states.get(instance.name) is LenderState.ENCODE_ONLY:
+            return None
         texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
-        others = [one.pending_tokens(TEXT[0]) for one in texts if one.usable and one is not instance]
+        others = [
+            one.pending_tokens(TEXT[0])
+            for one in texts
+            if one.usable and one is not instance and one.name not in closed
+        ]
         if others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens:
             return None
-        return Grant(number, None, instance.name, instance.info.instance_id, "its beginning was computed there")
+        self.lenders.placed(number, event, instance.name)
+        return Grant(number, None, instance.name, instance.info.instance_id, "its place was kept there")
 
     def _place(self, event: TextWanted, now_s: float, *, overtakes: bool) -> Grant | None:
         """``overtakes``: no other prompt waits for KV memory before it."""
         each_tokens = self.expected.predict(self._answers[event.with_items], event.max_tokens)
         if event.continues:
             return self._go_on(event, each_tokens, now_s)
-        unable = self._instances.without_early_prefill if event.early else _NOBODY
+        unable = self._instances.without_early_prefill.union(self.lenders.states) if event.early else _NOBODY
         chosen = self._choose(event, event.avoid | unable if unable else event.avoid, each_tokens, now_s)
         if chosen is None:
             return None
@@ -135,6 +187,8 @@ class TextPlaces:
         if hands_over:
             place.output_tokens = 0
         grant = self._credits.grant(place, None, now_s)
+        if not event.early:
+            self.lenders.placed(grant.credit, event, chosen)
         return replace(grant, hands_over=True) if hands_over else grant
 
     def _waits(self, event: TextWanted) -> bool:
@@ -147,7 +201,7 @@ class TextPlaces:
     def _hands_over(self, name: str, each_tokens: int, kv_tokens: int) -> bool:
         """Whether this one, which decodes as well, does by the policy."""
         instance = self._instances.by_name[name]
-        receivers = self._instances.receivers(instance, alike=True)
+        receivers = self._receivers(instance, alike=True)
         if instance.info is None or not instance.info.hands_over or not receivers:
             return False
         return self._policies.handoff(
@@ -158,8 +212,13 @@ class TextPlaces:
 
     def _has_room(self, sender: str, kv_tokens: int) -> bool:
         """Whether those that would take an answer from there have KV memory for it."""
-        receivers = self._instances.receivers(self._instances.by_name[sender])
+        receivers = self._receivers(self._instances.by_name[sender])
         return has_room([one.kv_room for one in receivers], kv_tokens, self._credits.promised_kv_tokens)
+
+    def _receivers(self, sender: Instance, *, alike: bool = False) -> list[Instance]:
+        """Lenders that are closed only if there is no other."""
+        able, closed = self._instances.receivers(sender, alike=alike), self.lenders.closed
+        return [one for one in able if one.name not in closed] or able
 
     def _kv_tokens(self, event: TextWanted, each_tokens: int) -> int:
         """What the answer takes of KV memory, as far as an instance can hold it."""
@@ -171,7 +230,7 @@ class TextPlaces:
         """With an answer: where its keys and values can be used, and there is room for them."""
         instances = self._instances
         unable, sender = instances.without_continuations, instances.by_name.get(event.sender)
-        receivers = [] if sender is None else instances.receivers(sender)
+        receivers = [] if sender is None else self._receivers(sender)
         kv_tokens = self._kv_tokens(event, each_tokens)
         chosen = None
         for others in self._others(receivers, kv_tokens):
@@ -216,8 +275,11 @@ class TextPlaces:
 
     def _choose(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
         instances = self._instances
+        stages = instances.answering if event.continues else TEXT
+        if self.lenders.states:
+            avoid |= self._without_lenders(event, stages, self._kv_tokens(event, answer_tokens))
         return choose_text(
-            instances.pool(instances.answering if event.continues else TEXT, now_s),
+            instances.pool(stages, now_s),
             self._policies.text_routing,
             self._rng,
             avoid=avoid,
@@ -226,6 +288,16 @@ class TextPlaces:
             tokens=max(0, event.tokens - event.covered_tokens),
             answer_tokens=answer_tokens,
         )
+
+    def _without_lenders(self, event: TextWanted, stages: Stages, kv_tokens: int) -> frozenset[str]:
+        """Those that are closed or have no memory for it; none where there are only lenders to go on with."""
+        states, members = self.lenders.states, self._instances.pools[stages].members
+        if not any(one.usable and name not in states and name not in event.avoid for name, one in members.items()):
+            return _NOBODY
+        if event.moves >= MOST_MOVES:
+            return frozenset(states)
+        narrow = [name for name in self.lenders.lending if self._instances.by_name[name].kv_room < kv_tokens]
+        return self.lenders.closed.union(narrow)
 
     def no_text(self) -> TriptychError:
         return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)

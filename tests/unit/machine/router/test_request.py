@@ -66,6 +66,7 @@ from triptych.machine.router.shared_events import (
     Granted,
     HedgeWanted,
     ItemEncoded,
+    Moved,
     Overtaken,
     Refused,
     Release,
@@ -291,6 +292,13 @@ class World:
         if call.early:
             self.early[self.serial] = name
         return Grant(self.serial, None, name, f"i-{name}", hands_over=hands_over)
+
+    def move(self, dispatch: Generate) -> list[RequestEffect]:
+        """From where it waits, to a place that is kept for it."""
+        self.serial += 1
+        self.credits_of_texts.add(self.serial)
+        self.early[self.serial] = "lender"
+        return self.feed(Moved(1, dispatch.credit, Grant(self.serial, None, "lender", "i-lender"), "test"))
 
     def place_text(self, call: TextWanted, *, hands_over: bool = False) -> Generate:
         assert not call.early
@@ -1855,3 +1863,50 @@ def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
     world.encode_all()
     assert world.machine.phase is Phase.HOLDING
     assert world.machine.timeline(1.0, 0).items[0].encode_attempts == 2
+
+
+def test_a_request_that_waits_is_moved_to_the_place_that_is_kept_for_it() -> None:
+    world = World(1)
+    world.place_all()
+    world.encode_all()
+    first = world.dispatched()
+    world.move(first)
+    assert [one.credit for one in world.effects if isinstance(one, Abort)] == [first.credit]
+    world.renew_all()
+    (call,) = world.take(TextWanted)
+    assert isinstance(call, TextWanted)
+    assert (call.kept_credit, call.moves, call.avoid) == (world.serial, 1, frozenset())
+    second = world.place_text(call)
+    assert second.credit == call.kept_credit
+    assert second.placements[0].ticket.lease_id != first.placements[0].ticket.lease_id
+    world.feed(FirstToken(second.credit))
+    assert world.machine.timeline(world.now_s, 0).text_attempts == 1
+
+
+def test_a_request_that_has_begun_or_is_over_is_not_moved() -> None:
+    world = World(0)
+    first = world.dispatched()
+    world.feed(FirstToken(first.credit))
+    (returned,) = world.move(first)
+    assert isinstance(returned, Release)
+    assert not world.early
+    world.feed(Signal.CALLER_LEFT)
+    (returned,) = world.move(first)
+    assert isinstance(returned, Release)
+    assert not world.early
+
+
+def test_a_request_may_leave_without_another_place_and_gives_a_kept_one_back_at_its_end() -> None:
+    world = World(1)
+    world.place_all()
+    world.encode_all()
+    world.feed(Moved(1, world.dispatched().credit, None, "test"))
+    world.renew_all()
+    (call,) = world.take(TextWanted)
+    assert isinstance(call, TextWanted)
+    assert call.kept_credit is None
+    second = world.place_text(call)
+    world.move(second)
+    assert world.early
+    world.feed(Signal.CALLER_LEFT)
+    assert not world.early

@@ -212,3 +212,20 @@ def test_where_nothing_is_decoded_the_stages_go_in_the_order_in_which_they_are_d
         waiting.first_turn = item
         chosen.append(stages.next(prefill_turn=prompt).encode)
     assert chosen == [False, True, False, True, False]
+
+
+def test_items_go_first_in_an_encoder_that_lends_its_time_but_do_not_starve_prompts() -> None:
+    now_s = [10.0]
+    waiting = IdleEncoder()
+    engine = FakeTextEngine(VOCABULARY)
+    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: now_s[0], encode_first=True)
+    assert stages.next(prefill_turn=FIRST_COME).prefill
+    waiting.waiting_since_s = 10.0
+    encodes: list[bool] = []
+    for at_s in (10.0, 10.4, 10.6, 10.7, 11.1, 11.3):
+        now_s[0] = at_s
+        encodes.append(stages.next(prefill_turn=FIRST_COME).encode)
+    assert encodes == [True, True, False, True, True, False]
+    assert stages.next(prefill_turn=None).encode
+    waiting.waiting_since_s = None
+    assert stages.next(prefill_turn=FIRST_COME).prefill

@@ -1,0 +1,116 @@
+"""The instances that encode first and lend what time is left to text requests (docs/adr/0047), and the requests that wait."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych.domain.stage import Stage
+from triptych.machine.router.instances import ENCODE, TEXT, Instances
+from triptych.machine.router.shared_events import TextWanted
+from triptych.policy.lending import Lender, LenderState, Lending
+
+MOST_MOVES = 4
+"""How often a request goes from where it waits to a lender."""
+
+
+@dataclass(frozen=True, slots=True)
+class LendingLimits:
+    """As in ``ClusterLimits``."""
+
+    above: int
+    most: int
+    patience_s: float
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A request whose answer has not begun."""
+
+    wanted: TextWanted
+    name: str
+    started: bool = False
+
+
+class Lenders:
+    """Part of ``machine.router.text_places.TextPlaces``, which alone changes it."""
+
+    def __init__(self, instances: Instances, policy: Lending | None, limits: LendingLimits) -> None:
+        """Without a policy there are none."""
+        self._instances = instances
+        self._policy = policy
+        self._limits = limits
+        self.states: dict[str, LenderState] = {}
+        """By name; for reading."""
+        self._busy_since_s: dict[str, float] = {}
+        """Since when those that have items have had some."""
+        self._placed: dict[int, _Placed] = {}
+        """By credit."""
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """The instances have changed."""
+        if self._policy is None:
+            return
+        members = self._instances.pools[TEXT].members
+        names = [name for name, one in members.items() if one.serves(ENCODE)]
+        self.states = {name: self.states.get(name, LenderState.ENCODE_ONLY) for name in names}
+
+    def placed(self, credit: int, wanted: TextWanted, name: str) -> None:
+        """A request with nothing of its answer has got a place."""
+        if self._policy is not None:
+            self._placed[credit] = _Placed(wanted, name)
+
+    def started(self, credit: int) -> None:
+        """Its text instance has begun to compute it."""
+        if (placed := self._placed.get(credit)) is not None:
+            placed.started = True
+
+    def gone(self, credit: int) -> None:
+        """It waits there no more: its answer has begun, its call has ended, or it is about to."""
+        self._placed.pop(credit, None)
+
+    def update(self, now_s: float, waiting: int) -> None:
+        """Take over the loads of now. ``waiting`` are the requests that no text instance has yet."""
+        if self._policy is None or not self.states:
+            return
+        waiting += sum(not one.started and one.name not in self.states for one in self._placed.values())
+        for name, state in self.states.items():
+            instance = self._instances.by_name[name]
+            items = instance.pending(Stage.ENCODE)
+            lender = Lender(state, items, instance.requests, self._limits.most)
+            self.states[name] = self._policy(lender, waiting=waiting, above=self._limits.above)
+            if items:
+                self._busy_since_s.setdefault(name, now_s)
+            else:
+                self._busy_since_s.pop(name, None)
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def lending(self) -> list[str]:
+        """Those that take more."""
+        return [name for name, state in self.states.items() if state is LenderState.LENDING]
+
+    @property
+    def closed(self) -> frozenset[str]:
+        """Those that get nothing now."""
+        return frozenset([name for name, state in self.states.items() if state is not LenderState.LENDING])
+
+    def last_waiting(self) -> tuple[int, TextWanted, str] | None:
+        """Of the requests that may go to a lender, the one that would be served last: its credit, and where it waits."""
+        able = [
+            (one.wanted.turn, credit, one)
+            for credit, one in self._placed.items()
+            if not one.started and one.name not in self.states and one.wanted.moves < MOST_MOVES
+        ]
+        if not able:
+            return None
+        _, credit, one = max(able, key=lambda found: found[:2])
+        return credit, one.wanted, one.name
+
+    def held_up(self, now_s: float) -> Sequence[tuple[int, TextWanted]]:
+        """By credit, the requests without a token at lenders that have had items for too long."""
+        busy = {name for name, since_s in self._busy_since_s.items() if now_s - since_s >= self._limits.patience_s}
+        if not busy:
+            return ()
+        return [(credit, one.wanted) for credit, one in self._placed.items() if one.name in busy]
