@@ -48,7 +48,7 @@ class DeviceScheduler:
     by_turns: bool = False
     """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
     encode_first: bool = False
-    """Items go before prompts, whatever the role."""
+    """Items go before prompts, whatever the role, and before the decodes of their iteration."""
     _held_back: bool = field(init=False, default=False)
     _held_back_since_s: float | None = field(init=False, default=None)
     """Since when items go before a prompt that could be computed."""

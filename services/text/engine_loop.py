@@ -209,10 +209,13 @@ class EngineLoop:
                 iteration = (
                     _ALONE if self._scheduler is None else self._scheduler.next(prefill_turn=self._load.prefill_turn)
                 )
+                encoder = self._scheduler if iteration.encode else None
+                if encoder is not None and encoder.encode_first:
+                    await encoder.encode()
                 if (self._live and self._load.can_step) or self._is_lost:
                     await self._step(iteration)
-                if self._scheduler is not None and iteration.encode:
-                    await self._scheduler.encode()
+                if encoder is not None and not encoder.encode_first:
+                    await encoder.encode()
                 self._on_change()
                 # Let readers run between steps even if the engine runs on this thread (virtual time).
                 await asyncio.sleep(0)

@@ -746,6 +746,11 @@ class SimCluster:
         elif role is Role.E:
             self.processes[name] = encoder = EncoderNode(name, self)
             self.encoders.append(encoder)
+        elif role is Role.EPD:
+            self.processes[name] = hybrid = HybridNode(name, self)
+            self.hybrids.append(hybrid)
+            self.encoders.append(hybrid.encoder)
+            self.texts.append(hybrid)
         else:
             self.processes[name] = text = TextNode(name, self, role)
             self.texts.append(text)

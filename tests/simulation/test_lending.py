@@ -224,7 +224,7 @@ def tokens_per_s(above: int, requests: int) -> float:
         encoders=0,
         texts=2,
         hybrids=2,
-        encoder_arena_bytes=64 * 256,
+        encoder_arena_bytes=32 * 192,
         engines=published(),
         router=lending(above, LENT, "predicted"),
         text={"encode_first": True, "stream_interval_s": 0.5},

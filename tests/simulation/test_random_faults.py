@@ -25,9 +25,10 @@ from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, TransferFailed
 from triptych.machine.encoder.arena import ArenaMachine
 from triptych.machine.encoder.batch_queue import BatchQueue
-from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.machine.router.request_events import PrefillEarly
+from triptych.machine.router.shared_events import Moved
 from triptych.machine.text.tensor_cache import TensorCache
 from triptych.policy import dispatching
 from triptych.policy.policies import PolicyNames
@@ -42,6 +43,8 @@ _EARLY = 3
 """Of so many seeds one has routers that send beginnings of prompts early, however short these are."""
 _APART = 3
 """Of so many seeds one has instances that prefill and instances that decode."""
+_LENDING = 5
+"""Of so many seeds one, if its instances are not apart, has encoders that lend their time to text requests."""
 _REQUESTS = 18
 _DURATION_S = 5.0
 _TIMEOUT_S = 30.0
@@ -51,6 +54,8 @@ _LOST_CALLS = 0.02
 _FAILED_PULLS = 0.02
 _ATTEMPTS = 6
 """Twice the default: calls and pulls fail at random as well, which a request may meet more often than an instance that dies."""
+_LENDS_READILY = ClusterLimits(lend_above=0, lent_patience_s=0.05)
+"""Few requests wait at a time."""
 _LATE_SHARE = 0.01
 """Share of a seed's requests that may end by their deadline."""
 
@@ -69,7 +74,9 @@ class Kind(StrEnum):
 
 
 _TEXT_SPEEDS = ("step_s", "prefill_token_s")
-_SPEEDS = {Role.E: ("prepare_s", "batch_s", "token_s")} | dict.fromkeys((Role.PD, Role.P, Role.D), _TEXT_SPEEDS)
+_SPEEDS = {Role.E: ("prepare_s", "batch_s", "token_s")} | dict.fromkeys(
+    (Role.PD, Role.P, Role.D, Role.EPD), _TEXT_SPEEDS
+)
 """Of their engines."""
 _SLOWER = 10.0
 _LATE_S = 1.0
@@ -97,7 +104,9 @@ class Trouble:
 
 def roles(seed: int) -> tuple[Role, ...]:
     """The kinds of instances."""
-    return (Role.E, Role.P, Role.D) if seed % _APART == 1 else (Role.E, Role.PD)
+    if seed % _APART == 1:
+        return (Role.E, Role.P, Role.D)
+    return (Role.EPD, Role.PD) if seed % _LENDING == 3 else (Role.E, Role.PD)
 
 
 def plan(seed: int) -> list[Trouble]:
@@ -148,7 +157,9 @@ class Troubles:
     def _nodes(self, role: Role) -> Sequence[EncoderNode | TextNode]:
         if role is Role.E:
             return self._cluster.encoders
-        return [text for text in self._cluster.texts if text.role is role]
+        if role is Role.EPD:
+            return self._cluster.hybrids
+        return [text for text in self._cluster.texts if text.role is role and text not in self._cluster.hybrids]
 
     async def _happen(self, trouble: Trouble, node: EncoderNode | TextNode) -> None:
         match trouble.kind:
@@ -175,7 +186,7 @@ class Troubles:
         await node.kill()
 
 
-_LETTERS = {Role.E: "e", Role.PD: "t", Role.P: "p", Role.D: "d"}
+_LETTERS = {Role.E: "e", Role.EPD: "h", Role.PD: "t", Role.P: "p", Role.D: "d"}
 """With which the names of instances begin."""
 
 
@@ -266,7 +277,7 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         assert len(late) <= _LATE_SHARE * len(stayed), f"{len(late)} of {len(stayed)} have missed their deadlines"
         check_right([reply for reply in stayed if reply not in late])
 
-    is_early, is_apart = seed % _EARLY == 0, Role.P in roles(seed)
+    is_early, is_apart, lends = seed % _EARLY == 0, Role.P in roles(seed), Role.EPD in roles(seed)
     own = Random(f"{seed}/apart")
 
     def damage(ticket: Ticket) -> bool:
@@ -274,7 +285,8 @@ def run(seed: int) -> list[tuple[float, str, str]]:
 
     world = World(
         seed=seed,
-        encoders=_INSTANCES,
+        encoders=0 if lends else _INSTANCES,
+        hybrids=_INSTANCES if lends else 0,
         texts=0 if is_apart else _INSTANCES,
         prefills=_INSTANCES if is_apart else 0,
         decodes=_INSTANCES if is_apart else 0,
@@ -292,8 +304,12 @@ def run(seed: int) -> list[tuple[float, str, str]]:
                 max_text_attempts=_ATTEMPTS,
                 max_lease_s=own.choice(_LEASES_S) if is_apart else 60.0,
             ),
-            "policies": PolicyNames(dispatch="prefix" if is_early else "complete"),
+            "policies": PolicyNames(
+                dispatch="prefix" if is_early else "complete", lending="idle" if lends else "always"
+            ),
+            "cluster": _LENDS_READILY,
         },
+        text={"encode_first": lends},
     )
     with sent_early() if is_early else nullcontext():
         return simulate(world, scenario)
@@ -336,3 +352,18 @@ def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch
 def test_every_kind_of_fault_happens_to_every_kind_of_instances() -> None:
     planned = {(one.role, one.kind) for seed in range(3 * _AT_ONCE) for one in plan(seed)}
     assert planned == {(role, kind) for role in _SPEEDS for kind in Kind}
+
+
+def test_requests_are_moved_to_and_from_lenders_in_some_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[bool] = []
+    handle = RequestMachine.handle
+
+    def counting(machine: RequestMachine, *event: Any) -> Any:
+        if isinstance(event[0], Moved):
+            moved.append(event[0].grant is not None)
+        return handle(machine, *event)
+
+    monkeypatch.setattr(RequestMachine, "handle", counting)
+    run(8)
+    run(23)
+    assert set(moved) == {False, True}

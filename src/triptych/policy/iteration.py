@@ -40,7 +40,7 @@ def by_turns(*, prompt: Turn | None, item: Turn | None) -> Iteration:
 
 
 def encode_first(*, encode_ready: bool, held_back_s: float | None, patience_s: float) -> Iteration:
-    """Items if any wait, else prompts: an item waits for the decodes of one iteration, and for no prompt.
+    """Items if any wait, else prompts: an item waits for the iteration in progress, and for no prompt.
 
     ``held_back_s`` is for how long prompts that could be computed were not, None if there are none. One that others do not take back
     (the router does) would starve: so prompts run in one iteration every ``patience_s``.

@@ -420,7 +420,8 @@ class ClusterMachine:
         if credit is None:
             return
         self._health.worked(credit)
-        prefilled = credit.stage is Stage.PREFILL and credit.tokens and not credit.early
+        held_up = credit.early or credit.name in self._texts.lenders.states  # by items that are missing, or go first
+        prefilled = credit.stage is Stage.PREFILL and credit.tokens and not held_up
         if self._backlogs is not None and credit.working and prefilled:
             self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
             self._backlogs.observed()
@@ -575,7 +576,7 @@ class ClusterMachine:
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         effects: list[ClusterEffect] = []
         if event.kept_credit is not None:
-            if (kept := self._texts.kept(event.kept_credit, event)) is not None:
+            if (kept := self._texts.kept(event.kept_credit, event, now_s)) is not None:
                 return [Granted(event.request, (kept,))]
             effects = self._return(event.kept_credit, now_s)
             event = replace(event, kept_credit=None)

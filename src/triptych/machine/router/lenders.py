@@ -54,6 +54,7 @@ class Lenders:
         members = self._instances.pools[TEXT].members
         names = [name for name, one in members.items() if one.serves(ENCODE)]
         self.states = {name: self.states.get(name, LenderState.ENCODE_ONLY) for name in names}
+        self._busy_since_s = {name: since_s for name, since_s in self._busy_since_s.items() if name in self.states}
 
     def placed(self, credit: int, wanted: TextWanted, name: str) -> None:
         """A request with nothing of its answer has got a place."""

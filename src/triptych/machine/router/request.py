@@ -5,7 +5,8 @@
                                +------> HOLDING -> DONE
 
 A chat is dispatched to a text instance. If that one computes the prompt only, it is dispatched again once it is handed over,
-after its first token: from STREAMING back to DISPATCHING (docs/adr/0044). A resolve ends in HOLDING: its caller is told where the items are, and they are held
+after its first token: from STREAMING back to DISPATCHING (docs/adr/0044). While it waits there it may be moved to another one: from
+DISPATCHING to DISPATCHING (docs/adr/0047). A resolve ends in HOLDING: its caller is told where the items are, and they are held
 until it leaves or the deadline passes.
 
 Losses are redone at the smallest grain: an item is encoded again elsewhere, a lease renewed, a text instance replaced; each

@@ -139,7 +139,7 @@ class TextPlaces:
 
     # --- places ------------------------------------------------------------------------------------------------------
 
-    def kept(self, number: int, event: TextWanted) -> Grant | None:
+    def kept(self, number: int, event: TextWanted, now_s: float) -> Grant | None:
         """The credit granted for beginnings of a prompt, or when it was moved, for the whole request; None if its instance is not usable
         or has to encode, or another would have computed the whole prompt before that one has computed the rest.
         """
@@ -147,6 +147,7 @@ class TextPlaces:
         instance = None if credit is None else self._instances.by_name[credit.name]
         if instance is None or not instance.usable or instance.info is None or not instance.serves(TEXT):
             return None
+        self.lenders.update(now_s, len(self.waiting.in_order))
         states, closed = self.lenders.states, self.lenders.closed
         if states.get(instance.name) is LenderState.ENCODE_ONLY:
             return None
