@@ -151,7 +151,7 @@ A100_STEP_S = DECODE_S * TOGETHER / ANSWER_TOKENS
 LENDER_STEP_S = (WEIGHTS_NBYTES + LENT * PROMPT_TOKENS * TOKEN_NBYTES) / BYTES_PER_S
 PUBLISHED = 3156 / 2793
 SIDE_PX, IMAGE_TOKENS, WORDS_OF_PROMPT = 28, 4, 4
-FROM_S, WAVE_S = 7.0, ANSWER_TOKENS * A100_STEP_S + TOGETHER * PREFILL_S
+FROM_S, WAVE_S = 8.0, ANSWER_TOKENS * A100_STEP_S + TOGETHER * PREFILL_S
 """What is measured, after all have work: the time in which an A100 answers a full batch."""
 
 
@@ -215,7 +215,7 @@ def tokens_per_s(above: int, requests: int) -> float:
                 await asyncio.sleep(at_s)
                 engines = [node.engine for node in cluster.texts]
                 made.append(sum(engine.generated for engine in engines if isinstance(engine, Counted)))
-                assert all(len(engine.waiting) > 0 for engine in engines[:2]), "all have work"
+                assert cluster.router.running > 2 * (TOGETHER + LENT), "all have work"
 
         check_right(await play_while(cluster, asks, measure()))
 
@@ -224,7 +224,7 @@ def tokens_per_s(above: int, requests: int) -> float:
         encoders=0,
         texts=2,
         hybrids=2,
-        encoder_arena_bytes=32 * 192,
+        encoder_arena_bytes=48 * 192,
         engines=published(),
         router=lending(above, LENT, "predicted"),
         text={"encode_first": True, "stream_interval_s": 0.5},
@@ -236,6 +236,6 @@ def tokens_per_s(above: int, requests: int) -> float:
 def test_lending_is_worth_what_heteroserve_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fake_kv, fakes):
         monkeypatch.setattr(module, "answer_length", lambda *_: ANSWER_TOKENS)
-    without, with_lending = tokens_per_s(NEVER, 400), tokens_per_s(16, 440)
+    without, with_lending = tokens_per_s(NEVER, 420), tokens_per_s(16, 470)
     assert without == pytest.approx(2 / (PREFILL_S + DECODE_S) * ANSWER_TOKENS, rel=0.02)
     assert with_lending / without == pytest.approx(PUBLISHED, rel=0.05)
