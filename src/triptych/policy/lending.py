@@ -53,8 +53,10 @@ def ends_earlier(here: Candidate, there: Candidate, work: Work) -> bool:
 
     What it asks for is part of the load here. In predicted seconds, or in tokens where these are not known.
     """
-    known = ends_s([here.backlog], Work(0, answer_tokens=work.answer_tokens)), ends_s([there.backlog], work)
-    if known[0] is None or known[1] is None:
+    end_here, end_there = (
+        ends_s([here.backlog], Work(0, answer_tokens=work.answer_tokens)),
+        ends_s([there.backlog], work),
+    )
+    if end_here is None or end_there is None:
         return there.pending_tokens + work.tokens + work.answer_tokens < here.pending_tokens
-    ((here_s,), _), ((there_s,), _) = known
-    return there_s < here_s
+    return end_there[0] < end_here[0]
