@@ -747,7 +747,7 @@ class SimCluster:
             self.processes[name] = encoder = EncoderNode(name, self)
             self.encoders.append(encoder)
         elif role is Role.EPD:
-            self.processes[name] = hybrid = HybridNode(name, self)
+            self.processes[name] = hybrid = HybridNode(name, self, Role.PD)
             self.hybrids.append(hybrid)
             self.encoders.append(hybrid.encoder)
             self.texts.append(hybrid)
