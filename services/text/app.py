@@ -149,7 +149,7 @@ async def opened(
     instance_id: str,
     epoch: int,
     tls: TlsIdentity | None,
-    states: StageStates | None,
+    states: StageStates | None = None,
     mounted: MountedEncoder | None = None,
 ) -> AsyncGenerator[RpcApp[TextService]]:
     """All of ``app`` but the engine's thread, which a mounted encoder shares. ``states``: of an instance that switches."""
