@@ -214,7 +214,7 @@ class ChatTask(RequestTask):
                     self.feed(TextReported(effect.credit, finished))
                 if isinstance(last := events[-1], HandedOver):
                     handed_over = True
-                    self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments))
+                    self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments, last.prefill_s))
         if not (answer.over or handed_over):
             raise InstanceLost("the text instance's stream ended early")
 

@@ -118,8 +118,8 @@ class Handing:
         """Wait until all that is computed is sealed. Call ``end`` before."""
         await self._over.wait()
 
-    def hand_over(self, choices: Collection[int], lease_s: float) -> HandedOver:
-        """Grant leases on a beginning of each of these choices, as far as it is sealed without a gap."""
+    def hand_over(self, choices: Collection[int], lease_s: float, *, prefill_s: float) -> HandedOver:
+        """Grant leases on a beginning of each of these choices, as far as it is sealed without a gap. ``prefill_s`` is passed on."""
         segments: list[SealedSegment] = []
         ended = set[int]()
         for part in self._parts:
@@ -132,7 +132,7 @@ class Handing:
                 logger.info("request %s is handed over in part: %s", self._request_id, error)
                 ended.update(whose)
         self._unpin()
-        return HandedOver(tuple(segments))
+        return HandedOver(tuple(segments), prefill_s)
 
     def take_back(self, handed_over: HandedOver) -> None:
         """The caller has left without it."""

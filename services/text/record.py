@@ -36,8 +36,8 @@ class Record(PullRecord, Protocol):
         """
         ...
 
-    def handed_over(self, segments: int) -> None:
-        """An answer goes on elsewhere, with so many segments."""
+    def handed_over(self, segments: int, prefill_s: float) -> None:
+        """An answer goes on elsewhere, with so many segments. Its first token came so long after the start."""
         ...
 
 
@@ -59,8 +59,8 @@ class NoRecord(NoPullRecord):
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         del outcome, count, nbytes
 
-    def handed_over(self, segments: int) -> None:
-        del segments
+    def handed_over(self, segments: int, prefill_s: float) -> None:
+        del segments, prefill_s
 
 
 NO_RECORD = NoRecord()
@@ -141,8 +141,11 @@ class TextRecord:
         self._kv_segments.labels(outcome).inc(count)
         self._kv_bytes.labels(outcome).inc(nbytes)
 
-    def handed_over(self, segments: int) -> None:
+    def handed_over(self, segments: int, prefill_s: float) -> None:
         self._hand_overs.labels("yes" if segments else "no").inc()
+        self._stages["prefill"].observe(prefill_s)
+        if (span := tracing.recording()) is not None:
+            span.stages({"prefill": prefill_s})
 
     def transport_reset(self, backend: str, cause: str) -> None:
         """``OnReset`` of this process's transports."""

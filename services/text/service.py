@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -222,7 +222,7 @@ class TextService:
                 if events := self._events(job, answers, ready_tokens, sequences, record):
                     yield events
                 if is_last and answers and answered.issuperset(answers):
-                    async with aclosing(self._hand_over(job, answers)) as last:
+                    async with aclosing(self._hand_over(job, answers, _prefill_s(answers, sequences))) as last:
                         async for one in last:
                             yield one
                     return
@@ -279,23 +279,25 @@ class TextService:
             await self._loop.between(partial(engine.pause, job.job_id))
         return True
 
-    async def _hand_over(self, job: _Job, choices: Collection[int]) -> AsyncGenerator[Sequence[TextEvent]]:
+    async def _hand_over(
+        self, job: _Job, choices: Collection[int], prefill_s: float
+    ) -> AsyncGenerator[Sequence[TextEvent]]:
         """``HandedOver``, once what can be handed over is sealed."""
         handing = job.handing
         if handing is None:
-            self._record.handed_over(0)
-            yield (HandedOver(()),)
+            self._record.handed_over(0, prefill_s)
+            yield (HandedOver((), prefill_s),)
             return
         handing.end()
         async with self._deadline(job):
             await handing.sealed()
         self._loop.cancel(job.job_id)  # its memory is free before the answer goes on elsewhere
-        handed_over = handing.hand_over(choices, job.request.kv_lease_s)
+        handed_over = handing.hand_over(choices, job.request.kv_lease_s, prefill_s=prefill_s)
         is_taken = False
         try:
             yield (handed_over,)
             is_taken = True
-            self._record.handed_over(len(handed_over.segments))
+            self._record.handed_over(len(handed_over.segments), prefill_s)
         finally:
             if not is_taken:
                 handing.take_back(handed_over)
@@ -615,6 +617,14 @@ class _LeavingError(Exception):
 def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -> None:
     for choice, answer in answers.items():
         answer.replay(begun[choice])
+
+
+def _prefill_s(choices: Iterable[int], sequences: Sequences) -> float:
+    """From the start of the computation to the last of the first tokens of these choices."""
+    joined_s, firsts_s = sequences.joined_s, [sequences.times_s(choice)[0] for choice in choices]
+    return max(
+        (first_s - joined_s for first_s in firsts_s if first_s is not None and joined_s is not None), default=0.0
+    )
 
 
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:

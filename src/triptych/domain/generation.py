@@ -169,9 +169,11 @@ class HandedOver:
     """The last event of an instance that does not go on: the answer continues elsewhere, after the tokens sent so far.
 
     Segments are in ascending order; they cover a beginning of each unfinished choice, at most to before its last token.
+    ``prefill_s``: from the start of its computation to the first token here.
     """
 
     segments: tuple[SealedSegment, ...]
+    prefill_s: float = 0.0
 
 
 TextEvent = Ready | TokenChunk | Finished | HandedOver

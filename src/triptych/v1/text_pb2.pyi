@@ -74,10 +74,12 @@ class SealedSegment(_message.Message):
     def __init__(self, placement: _Optional[_Union[KvPlacement, _Mapping]] = ..., router_lease: _Optional[bytes] = ...) -> None: ...
 
 class HandedOver(_message.Message):
-    __slots__ = ("segments",)
+    __slots__ = ("segments", "prefill_s")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SealedSegment]
-    def __init__(self, segments: _Optional[_Iterable[_Union[SealedSegment, _Mapping]]] = ...) -> None: ...
+    prefill_s: float
+    def __init__(self, segments: _Optional[_Iterable[_Union[SealedSegment, _Mapping]]] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class KvReport(_message.Message):
     __slots__ = ("pulled_tokens", "cached_tokens", "computed_tokens", "nbytes", "pull_s")

@@ -685,7 +685,7 @@ class RequestMachine:
 
     def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
         """If it hands over, the next instance needs the embeddings too: the leases for it are there when the prompt is computed."""
-        self._stats.text_is_ready(ready, now_s)
+        self._stats.text_is_ready(ready)
         self._handed_s = now_s
         if not self._text.hands_over or self._phase is not Phase.DISPATCHING:
             return []
@@ -711,7 +711,7 @@ class RequestMachine:
         if not self._text.hand_over():
             error = InternalError("the answer was handed over again and again")
             return effects + self._end(Phase.FAILED, error, now_s)
-        self._stats.handed_over(now_s)
+        self._stats.handed_over(now_s, event.prefill_s)
         return effects + self._place_missing("the answer was handed over", now_s)
 
     def _place_missing(self, reason: str, now_s: float) -> list[RequestEffect]:

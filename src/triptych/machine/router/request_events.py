@@ -77,6 +77,7 @@ class AnswerHandedOver:
     credit: int
     name: str
     segments: tuple[SealedSegment, ...]
+    prefill_s: float = 0.0
 
 
 @record

@@ -43,14 +43,13 @@ class RequestStats:
     """When its stream broke, until it goes on."""
     _handed_over_s: float | None = None
     """When it was handed over, until it goes on."""
-    _ready_s: float = 0.0
     _handed_prefill_s: float = 0.0
-    """Of the first instance that handed over, as seen from here: from its pulls to its first token."""
+    """Of the first instance that handed over."""
 
-    def text_is_ready(self, ready: Ready, now_s: float) -> None:
+    def text_is_ready(self, ready: Ready) -> None:
         """A text instance has the embeddings. The one that goes on with an answer says of it only how its keys and values came."""
         if self._handed_over_s is None:
-            self.ready, self._ready_s = ready, now_s
+            self.ready = ready
         else:
             self.kv = ready.kv
 
@@ -59,12 +58,11 @@ class RequestStats:
         if self._handed_over_s is None:
             self.ready = None
 
-    def handed_over(self, now_s: float) -> None:
-        """The text instance chosen last has ended its part."""
+    def handed_over(self, now_s: float, prefill_s: float) -> None:
+        """The text instance chosen last has ended its part, of which the first token came ``prefill_s`` after its start."""
         if not self.prefill_instance:
             self.prefill_instance = self.instance_id
-            if self.first_token_s is not None and self.ready is not None:
-                self._handed_prefill_s = max(0.0, self.first_token_s - self._ready_s)
+            self._handed_prefill_s = prefill_s
         if self._handed_over_s is None:
             self._handed_over_s = now_s
 

@@ -53,7 +53,7 @@ class Counts(NoRecord):
         del nbytes
         self.segments[outcome] += count
 
-    def handed_over(self, segments: int) -> None:
+    def handed_over(self, segments: int, prefill_s: float) -> None:
         del segments
         self.hand_overs += 1
 
@@ -287,7 +287,9 @@ def test_without_room_it_is_handed_over_without_segments_and_computed(kv_bytes: 
         async with apart(prefill={"kv_bytes": kv_bytes}) as p:
             asked = await p.asked("what is this?", "cat")
             first, second = await through_both(p, asked)
-            assert first[-1] == HandedOver(())
+            assert isinstance(first[-1], HandedOver)
+            assert first[-1].segments == ()
+            assert first[-1].prefill_s > 0
             assert is_whole(asked, first, second)
 
     under_virtual_time(scenario)

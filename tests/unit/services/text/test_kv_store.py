@@ -107,8 +107,8 @@ def test_segments_and_hand_overs_are_counted() -> None:
     record = TextRecord(metrics, FAKE_MODEL)
     record.kv_segments("sealed", nbytes=100)
     record.kv_segments("computed", 3)
-    record.handed_over(0)
-    record.handed_over(2)
+    record.handed_over(0, 0.5)
+    record.handed_over(2, 0.5)
     text = metrics.render().decode()
     for line in (
         'triptych_kv_segments_total{outcome="sealed"} 1.0',
@@ -116,5 +116,6 @@ def test_segments_and_hand_overs_are_counted() -> None:
         'triptych_kv_segment_bytes_total{outcome="sealed"} 100.0',
         'triptych_kv_hand_overs_total{with_segments="no"} 1.0',
         'triptych_kv_hand_overs_total{with_segments="yes"} 1.0',
+        'triptych_text_stage_seconds_sum{stage="prefill"} 1.0',
     ):
         assert line in text
