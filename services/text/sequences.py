@@ -69,6 +69,11 @@ class Sequences:
         unread = self._choices[choice]
         return unread.first_token_s, unread.last_token_s
 
+    def prefill_s(self, choice: int) -> float:
+        """From the start of the computation to the first token of a choice; 0 before that."""
+        first_s = self._choices[choice].first_token_s
+        return 0.0 if first_s is None or self.joined_s is None else first_s - self.joined_s
+
     def preempted(self, choice: int) -> tuple[int, float]:
         """How often a choice was preempted, and the gaps between tokens in which it was, in seconds."""
         unread = self._choices[choice]

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -222,7 +222,8 @@ class TextService:
                 if events := self._events(job, answers, ready_tokens, sequences, record):
                     yield events
                 if is_last and answers and answered.issuperset(answers):
-                    async with aclosing(self._hand_over(job, answers, _prefill_s(answers, sequences))) as last:
+                    prefill_s = max(sequences.prefill_s(choice) for choice in answers)
+                    async with aclosing(self._hand_over(job, answers, prefill_s)) as last:
                         async for one in last:
                             yield one
                     return
@@ -619,17 +620,10 @@ def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -
         answer.replay(begun[choice])
 
 
-def _prefill_s(choices: Iterable[int], sequences: Sequences) -> float:
-    """From the start of the computation to the last of the first tokens of these choices."""
-    joined_s, firsts_s = sequences.joined_s, [sequences.times_s(choice)[0] for choice in choices]
-    return max(
-        (first_s - joined_s for first_s in firsts_s if first_s is not None and joined_s is not None), default=0.0
-    )
-
-
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:
     (first_s, last_s), joined_s = sequences.times_s(choice), sequences.joined_s
     if first_s is None or last_s is None or joined_s is None:
         return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0, choice=choice)
     preemptions, preempted_s = sequences.preempted(choice)
-    return Finished(reason, completion_tokens, first_s - joined_s, last_s - first_s, choice, preemptions, preempted_s)
+    prefill_s = sequences.prefill_s(choice)
+    return Finished(reason, completion_tokens, prefill_s, last_s - first_s, choice, preemptions, preempted_s)
