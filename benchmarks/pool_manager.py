@@ -132,7 +132,7 @@ class Member:
                     self._sequence, self._call, self.registered_s = 0, call, time.perf_counter()
                     while await call.read() is not grpc.aio.EOF:
                         """The order does not matter here."""
-                except grpc.aio.AioRpcError:
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     """Open another stream."""
                 finally:
                     self._call, self.registered_s = None, 0.0
@@ -209,13 +209,14 @@ class Site:
         await self._channel.close()
 
     async def until_all_are_there(self) -> None:
-        """Every member is registered, and every watcher knows all of them."""
-        async with asyncio.timeout(_START_S):
-            while not (  # noqa: ASYNC110 - other tasks change it
-                all(one.registered_s for one in self.members)
-                and all(len(one.seen) == len(self.members) for one in self.watchers)
-            ):
-                await asyncio.sleep(0.02)
+        """Every member is registered, and every watcher knows all of them. Raises TimeoutError, which says who is missing."""
+        end_s = time.perf_counter() + _START_S
+        while (absent := sum(not one.registered_s for one in self.members)) | (
+            behind := sum(len(one.seen) != len(self.members) for one in self.watchers)
+        ):
+            if time.perf_counter() > end_s:
+                raise TimeoutError(f"{absent} members are not registered, {behind} watchers do not know all of them")
+            await asyncio.sleep(0.02)
 
     async def status(self) -> tuple[int, int]:
         """Heartbeats handled on the current streams, and suspected members."""
@@ -232,7 +233,8 @@ class Site:
 @contextlib.contextmanager
 def managing(site: Site, cores: Sequence[int]) -> Iterator[None]:
     """The manager's process, on these cores."""
-    command = child_command("services.pool_manager", "--port", str(site.port), "--log-level", "ERROR")
+    options = ("--log-level", "ERROR", "--remove-s", str(_START_S))  # members that wait for others send no heartbeats
+    command = child_command("services.pool_manager", "--port", str(site.port), *options)
     own_cores = os.sched_getaffinity(0)
     with TemporaryFile() as log:
         os.sched_setaffinity(0, cores)  # the child inherits it
