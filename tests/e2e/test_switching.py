@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,8 @@ from tests.e2e.reference import Question
 from tests.e2e.test_answers import assert_no_stacks
 from tests.e2e.test_continuations import timeline
 from triptych.cli.cluster import LocalCluster
-from triptych.domain.stage import Role
+from triptych.domain.pool import MemberStatus
+from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
 
@@ -36,7 +36,7 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     async with LocalCluster(roles="E:1,P:1,D:1,PD:1", options=switchable, log_dir=logs) as cluster:
         manager = PoolManagerStub(cluster.manager_target)
         async with rest(cluster.url) as client:
-            _, whole = await stream(client, lambda _: None)
+            _, whole = await stream(client)
             assert whole
             got = await streams_while_it_switches(client, manager)
             told = [await timeline(client, request_id) for request_id, _ in got]
@@ -55,15 +55,11 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
 
 async def streams_while_it_switches(client: httpx.AsyncClient, manager: PoolManagerStub) -> list[tuple[str, str]]:
     """The id and the text of each stream."""
-    begun = asyncio.Event()
-
-    def seen(chunks: int) -> None:
-        if chunks >= TOKENS // 10:
-            begun.set()
-
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(stream(client, seen)) for _ in range(STREAMS)]
-        await begun.wait()
+        tasks = [group.create_task(stream(client)) for _ in range(STREAMS)]
+        async with asyncio.timeout(60):
+            while not await answers(manager):  # noqa: ASYNC110 - the manager is asked
+                await asyncio.sleep(0.1)
         for role in ROLES:
             await manager.switch_instance("text-1", role, force=False)
             async with asyncio.timeout(60):
@@ -74,21 +70,29 @@ async def streams_while_it_switches(client: httpx.AsyncClient, manager: PoolMana
     return [task.result() for task in tasks]
 
 
-async def stream(client: httpx.AsyncClient, seen: Callable[[int], None]) -> tuple[str, str]:
-    """The request's id and the text of its answer. ``seen`` gets the number of chunks so far."""
-    text, chunks = "", 0
+async def stream(client: httpx.AsyncClient) -> tuple[str, str]:
+    """The request's id and the text of its answer."""
+    text = ""
     async with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
                 assert "error" not in chunk, chunk
-                chunks += 1
                 text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
-                seen(chunks)
         return response.headers["x-request-id"], text
 
 
-async def serves(manager: PoolManagerStub, role: Role) -> bool:
+async def text_1(manager: PoolManagerStub) -> MemberStatus:
     members = [one for pool in (await manager.status()).pools for one in pool.members]
-    return any(one.registration.instance_id == "text-1" and one.open == role.stages for one in members)
+    return next(one for one in members if one.registration.instance_id == "text-1")
+
+
+async def serves(manager: PoolManagerStub, role: Role) -> bool:
+    return (await text_1(manager)).open == role.stages
+
+
+async def answers(manager: PoolManagerStub) -> bool:
+    """Whether it has answers under way that it will have to hand over."""
+    decoding = (await text_1(manager)).load.stages.get(Stage.DECODE)
+    return decoding is not None and decoding.pending > 0

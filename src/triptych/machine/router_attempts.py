@@ -8,6 +8,8 @@ MOST_BREAKS = 4
 """How often a request goes on after its router was lost: it may be what kills them."""
 RETURN_S = 10.0
 """How long a request looks for a router after it has lost one, which may come back itself."""
+RESTART_S = 3.0
+"""How long it looks for one while some cannot be reached and the others are unavailable: one ends, and the one before it begins."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 0.5
 
@@ -21,8 +23,9 @@ class Next(Enum):
 
 
 class RouterAttempts:
-    """Two cases: a request that routers refuse is offered to each of them once. One that was sent and lost is offered to all
-    of them again and again, until one takes it or ``RETURN_S`` has passed.
+    """Three cases: a request that all routers refuse, or that reaches none, is offered to each of them once. Where some refuse it and
+    others are not reached, as when routers are restarted one by one, it is offered to all of them again for ``RESTART_S``. One that
+    was sent and lost is offered to all of them again and again, until one takes it or ``RETURN_S`` has passed.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -32,10 +35,13 @@ class RouterAttempts:
         """Some of the answer came in this attempt."""
         self._until_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._refusal: Unavailable | None = None
+        self._unreached = False
+        """The connection to a router was refused."""
         self.tried: set[str] = set()
         """Addresses."""
         self.error: TriptychError | None = None
-        """Why the last router was lost, while no other has taken the request."""
+        """Why it looks for a router, while none has taken the request: the last one was lost, or refused it."""
 
     def left_s(self, now_s: float) -> float:
         return max(0.0, self._deadline_s - now_s)
@@ -58,14 +64,27 @@ class RouterAttempts:
             self._breaks += 1
             if self._breaks > MOST_BREAKS:
                 return Next.FAIL
-            self.error, self.tried = error, {address}
-            self._until_s, self._pause_s = min(now_s + RETURN_S, self._deadline_s), _FIRST_PAUSE_S
-            return Next.ANY
+            self.tried = {address}
+            return self._any_until(now_s + RETURN_S, error)
         if had_output or (isinstance(error, InstanceLost) and not lost):  # it has had its attempts at text instances
             return Next.FAIL
         if self.error is not None:
             return Next.ANY if _is_refusal(error) else Next.FAIL
-        return Next.OTHER if isinstance(error, Unavailable) else Next.FAIL
+        return self._not_taken(error, now_s, unreached=lost) if isinstance(error, Unavailable) else Next.FAIL
+
+    def _not_taken(self, error: Unavailable, now_s: float, *, unreached: bool) -> Next:
+        if unreached:
+            self._unreached = True
+        else:
+            self._refusal = error
+        if not self._unreached or self._refusal is None:
+            return Next.OTHER
+        return self._any_until(now_s + RESTART_S, self._refusal)
+
+    def _any_until(self, until_s: float, error: TriptychError) -> Next:
+        self.error = error
+        self._until_s, self._pause_s = min(until_s, self._deadline_s), _FIRST_PAUSE_S
+        return Next.ANY
 
     def pause_s(self, now_s: float) -> float | None:
         """All routers were tried: the time until they are tried again, or None once it is enough."""

@@ -10,7 +10,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S, Next, RouterAttempts
+from triptych.machine.router_attempts import MOST_BREAKS, RESTART_S, RETURN_S, Next, RouterAttempts
 
 LOST = InstanceLost("the connection broke")
 REPORTED = InstanceLost("a text instance was lost")
@@ -41,6 +41,20 @@ def test_before_any_output(error: TriptychError, refused: bool, follows: Next) -
     assert failed(attempts, error, refused=refused) is follows
     assert attempts.tried == {"a"}
     assert (attempts.error is LOST) is (follows is Next.ANY)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_where_one_router_ends_and_another_is_not_there_yet_both_are_asked_again(order: int) -> None:
+    attempts, draining = RouterAttempts(60.0), Unavailable("draining")
+    follows = [
+        failed(attempts, error, 5.0, address=address, refused=error is LOST)
+        for address, error in (("a", draining), ("b", LOST))[::order]
+    ]
+    assert follows == [Next.OTHER, Next.ANY]
+    assert (attempts.error, attempts.tried) == (draining, {"a", "b"})
+    assert attempts.pause_s(5.0) == pytest.approx(0.1)
+    assert failed(attempts, draining, 5.0 + RESTART_S) is Next.ANY
+    assert attempts.pause_s(5.0 + RESTART_S) is None
 
 
 @pytest.mark.parametrize(
