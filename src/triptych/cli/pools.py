@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -79,21 +79,7 @@ async def drain(
     console.print(line, soft_wrap=True)
     if not wait_s:
         return
-    fault = ""
-    try:
-        async with asyncio.timeout(wait_s):
-            while True:
-                try:
-                    if not await managers.call(partial(_is_busy, instance_id)):
-                        break
-                    fault = ""
-                except CliError as error:  # a manager that is away may come back
-                    if error.caller:
-                        raise
-                    fault = f": {error}"
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise CliError(f"{instance_id} has not finished within {in_words(wait_s)}{fault}", caller=False) from None
+    await _until(partial(_is_idle, instance_id), managers, wait_s, f"{instance_id} has not finished")
     console.print(f"{instance_id} has finished", soft_wrap=True)
 
 
@@ -120,23 +106,37 @@ async def switch(
     console.print(f"{instance_id} is to serve role {role.value}, until another order or its end", soft_wrap=True)
     if not wait_s:
         return
-    try:
-        async with asyncio.timeout(wait_s):
-            while True:
-                if await managers.call(is_done):
-                    break
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise CliError(f"{instance_id} has not switched within {in_words(wait_s)}", caller=False) from None
+    await _until(is_done, managers, wait_s, f"{instance_id} has not switched")
     console.print(f"{instance_id} serves role {role.value}", soft_wrap=True)
 
 
-async def _is_busy(instance_id: str, manager: PoolManagerStub) -> bool:
-    """Whether this member has not drained, or may not have: one that has left has, but not one that may still register."""
+async def _until(
+    done: Callable[[PoolManagerStub], Awaitable[bool]], managers: Managers, wait_s: float, unfinished: str
+) -> None:
+    """Wait until a manager says that it is done. Raises CliError after ``wait_s``, with what is ``unfinished``."""
+    fault = ""
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    if await managers.call(done):
+                        return
+                    fault = ""
+                except CliError as error:  # a manager that is away may come back
+                    if error.caller:
+                        raise
+                    fault = f": {error}"
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise CliError(f"{unfinished} within {in_words(wait_s)}{fault}", caller=False) from None
+
+
+async def _is_idle(instance_id: str, manager: PoolManagerStub) -> bool:
+    """Whether this member has drained: one that has left has, but not one that may still register."""
     told = await manager.status()
     members = [member for pool in told.pools for member in pool.members]
     found = next((one for one in members if one.registration.instance_id == instance_id), None)
-    return told.up_s < _REGISTERED_S if found is None else found.condition is not MemberCondition.DRAINED
+    return told.up_s >= _REGISTERED_S if found is None else found.condition is MemberCondition.DRAINED
 
 
 def _ids(pool: PoolStatus) -> set[str]:

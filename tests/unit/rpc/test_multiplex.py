@@ -30,7 +30,7 @@ from triptych.v1 import calls_pb2, calls_pb2_grpc, text_pb2, text_pb2_grpc
 from triptych.wire.bounds import MAX_CALL_NBYTES
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 30.0
 MOST_WRITES = 500
 CALLS = 400
 END = Finished(FinishReason.STOP, 1, 0.0, 0.0)
