@@ -122,7 +122,8 @@ def test_a_forked_child_gets_an_error_of_the_tree(target: str, scenario: str, ch
 def test_ctrl_c_ends_a_pending_call(target: str, router: ScriptedRouter) -> None:
     router.scripts = ((asyncio.Event(),),)
     script = (
-        "import sys\nfrom triptych import Client\n"
+        "import signal\nfrom triptych import Client\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it is ignored where tests run in the background
         f"with Client({target!r}) as client:\n"
         "    client.models()\n    print('asking', flush=True)\n"
         "    try:\n        client.chat('Hi')\n"
