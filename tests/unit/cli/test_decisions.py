@@ -1,4 +1,4 @@
-"""Decisions on sizes, as ``triptych up`` tells them."""
+"""Decisions on sizes and roles, as ``triptych up`` tells them."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,9 @@ from triptych.domain.decision import (
     ScalingStatus,
     Why,
 )
-from triptych.domain.pool import ManagerStatus, PoolStatus
+from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import ManagerStatus, MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
 from triptych.errors import Unavailable
@@ -82,6 +84,22 @@ def test_another_manager_counts_from_the_start() -> None:
     changes = Changes()
     changes.news(status(GROWTH))
     assert len(changes.news(status(replace(GROWTH, number=1), incarnation=2))) == 1
+
+
+def encoder(serves: Role, wanted: Role | None = None) -> ManagerStatus:
+    told = Registration(MemberKind.INSTANCE, "encoder-1", 1, "127.0.0.1:1", "m", role=Role.E, switchable=Role.EPD)
+    load = InstanceLoad(dict.fromkeys(serves.stages, StageLoad(0, 0)))
+    one = MemberStatus(told, MemberCondition.ACTIVE, False, load, 1.0, 0.1, wanted)
+    return ManagerStatus(1, 1, 9.0, 0, (PoolStatus("m", Role.E, (one,)),))
+
+
+def test_a_switch_is_told_when_it_is_complete() -> None:
+    changes = Changes()
+    assert changes.news(encoder(Role.E)) == []
+    assert changes.news(encoder(Role.E, wanted=Role.D)) == changes.news(encoder(Role.ED, wanted=Role.D)) == []
+    assert changes.news(encoder(Role.D, wanted=Role.D)) == ["encoder-1 serves role D now"]
+    assert changes.news(encoder(Role.D, wanted=Role.D)) == []
+    assert changes.news(encoder(Role.E)) == ["encoder-1 serves role E now"], "it was started again"
 
 
 class Scripted:
