@@ -9,15 +9,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.client import rest
+from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question
 from tests.e2e.test_answers import assert_no_stacks
 from tests.e2e.test_continuations import timeline
 from triptych.cli.cluster import LocalCluster
+from triptych.cli.model import Model
+from triptych.cli.placement import placed
+from triptych.cli.scaling import options_of
 from triptych.domain.pool import MemberStatus
 from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -28,6 +33,11 @@ BODY = Question("What digits are shown?", ("9_c",), max_tokens=TOKENS).body(
     temperature=1.2, seed=11, ignore_eos=True, stream=True
 )
 ROLES = (Role.P, Role.D, Role.PD)
+GAP_S, TBT_S = 0.25, 0.05
+SHIFT = [4] * 8 + [60] * 28
+"""Output tokens of the requests, one after the other. Of the long ones four come per second, and one instance bears less than two: it
+decodes four at a time within the TBT objective.
+"""
 
 
 async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_path: Path) -> None:
@@ -96,3 +106,38 @@ async def answers(manager: PoolManagerStub) -> bool:
     """Whether it has answers under way that it will have to hand over."""
     decoding = (await text_1(manager)).load.stages.get(Stage.DECODE)
     return decoding is not None and decoding.pending > 0
+
+
+async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Path) -> None:
+    """Encoders have little to do, and one decode instance is short of room: an encoder goes there."""
+    profiles, logs = tmp_path / "profiles", tmp_path / "logs"
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.01, prefill_token_s=0.0001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    roles, slo = "E:2,P:1,D:1", f"ttft=4s,tbt={TBT_S:g}s"
+    flags = options_of([Model.named("demo")], placed(roles), switch_roles=True, delay_profile=profiles, slo=slo)
+    async with LocalCluster(roles=roles, switch_roles=True, options=flags, log_dir=logs) as cluster:
+        manager = PoolManagerStub(cluster.manager_target)
+        async with rest(cluster.url) as client, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(sleeping(client, GAP_S * number, tokens)) for number, tokens in enumerate(SHIFT)]
+            async with asyncio.timeout(60):
+                while not await encoders_that_decode(manager):
+                    assert not all(task.done() for task in tasks), "nothing has switched"
+                    await asyncio.sleep(0.2)
+        await manager.close()
+    assert_no_stacks(logs)
+    got = [task.result() for task in tasks]
+    assert [tokens for tokens, _ in got] == SHIFT
+    assert len(set(got)) == len(set(SHIFT)), "answers of one length are equal"
+
+
+async def sleeping(client: httpx.AsyncClient, at_s: float, tokens: int) -> tuple[int, str]:
+    """The number of tokens and the text of an answer that is asked for later."""
+    await asyncio.sleep(at_s)
+    response = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=tokens))
+    return response.json()["usage"]["completion_tokens"], text_of(response)
+
+
+async def encoders_that_decode(manager: PoolManagerStub) -> list[str]:
+    members = [one for pool in (await manager.status()).pools for one in pool.members if pool.role is Role.E]
+    return [one.registration.instance_id for one in members if one.open == Role.D.stages]

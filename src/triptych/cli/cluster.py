@@ -194,10 +194,12 @@ class LocalCluster:
         of_model = f" for {plan.model.model_id}" if plan.model is not None and plan.model.prefix else ""
         if plan.role is None:
             return f"requests{of_model} fail until the {ended.name} is back"
-        left = [self._plans[name] for name in self.processes]
-        served = {
-            stage for one in left if one.role is not None and one.model == plan.model for stage in one.role.stages
-        }
+        left = [
+            one for name in self.processes if (one := self._plans[name]).model == plan.model and one.role is not None
+        ]
+        if left and self._plan.switches_roles:
+            return ""  # they may serve other stages than at first
+        served = {stage for one in left if one.role is not None for stage in one.role.stages}
         lost = without(plan.role.stages - served, of_model)
         return "" if lost is None else f"that was the last {lost[0]}: {lost[1]} until there is one"
 
@@ -369,6 +371,7 @@ class LocalCluster:
             manager=self.manager_target,
             threads=self._threads,
             options=self._options,
+            switches=self._plan.switches_roles,
             admin_port=admin_port,
         )
 

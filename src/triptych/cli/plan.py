@@ -37,6 +37,10 @@ class ClusterShape(TypedDict, total=False):
     """The first of all admin ports, in the order of ``LocalCluster.admin_urls``."""
     mount_router: bool
     """The router runs in the gateway's process, where its options apply too."""
+    switch_roles: bool
+    """Instances can serve every stage, and the pool manager lets them switch. Encoders are text processes then, with the options of
+    mounted encoders.
+    """
 
 
 _DEFAULT: ClusterShape = {
@@ -45,6 +49,7 @@ _DEFAULT: ClusterShape = {
     "router_port": 0,
     "admin_port": 0,
     "mount_router": False,
+    "switch_roles": False,
 }
 
 
@@ -59,7 +64,7 @@ class ProcessPlan:
     options: tuple[str, ...]
     admin_port: int = 0
     role: Role | None = None
-    """The stages it serves; None for the others."""
+    """The stages it serves at first; None for the others."""
     model: Model | None = None
     """What it serves; None for the gateway and the pool manager."""
 
@@ -93,6 +98,7 @@ class ClusterPlan:
     router_ports: Mapping[str, int]
     """By model."""
     mounts_router: bool
+    switches_roles: bool
     scaler_port: int | None
     """Where the scaler is served to the pool manager, if it is."""
 
@@ -112,9 +118,12 @@ class ClusterPlan:
             raise TypeError(f"a cluster has no {', '.join(sorted(unknown))}; its shape has {', '.join(_DEFAULT)}")
         told: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
-        mount_router = told["mount_router"]
+        mount_router, switch_roles = told["mount_router"], told["switch_roles"]
         refuse_impossible(models, mount_router=mount_router)
-        roles = [role for role, size in placed(told["roles"]).items() for _ in range(size)]
+        sizes = placed(told["roles"])
+        if switch_roles:
+            refuse_unswitchable(sizes)
+        roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         chosen = ports.free(processes + 1, asked_for)
@@ -122,10 +131,20 @@ class ClusterPlan:
         manager_port, scaler_port = next(taking), next(taking)
         at = ports.address(manager_port)
         acting = ("--autoscale",) if autoscale else ()
-        scaling = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
-        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, scaling, tuple(options.get("pool_manager", ())))
+        own = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
+        own += ("--switch-roles",) if switch_roles else ()
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, own, tuple(options.get("pool_manager", ())))
         engines = [
-            engine(model, role, _name(model, role, number), next(taking), manager=at, threads=threads, options=options)
+            engine(
+                model,
+                role,
+                _name(model, role, number),
+                next(taking),
+                manager=at,
+                threads=threads,
+                options=options,
+                switches=switch_roles,
+            )
             for model in models
             for role, number in _numbered(roles)
         ]
@@ -137,7 +156,7 @@ class ClusterPlan:
         front = (gateway,) if mount_router else (*routers, gateway)
         plans = _with_admin_ports((manager, *engines, *front), admin_port, {*chosen, *asked_for})
         by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
-        return cls(plans, by_model, mount_router, scaler_port if scaled else None)
+        return cls(plans, by_model, mount_router, switch_roles, scaler_port if scaled else None)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
         """Every port to listen on; those chosen by flags first."""
@@ -170,6 +189,14 @@ def refuse_impossible(models: Sequence[Model], *, mount_router: bool) -> None:
         raise ClusterError(text, caller=True)
 
 
+def refuse_unswitchable(sizes: Mapping[Role, int]) -> None:
+    """Raises ClusterError if the pool manager could switch no instance: it moves those that serve one stage, between such stages."""
+    alone = [role for role in sizes if len(role.stages) == 1]
+    if len(alone) < 2:
+        text = "--switch-roles moves instances between roles E, P and D, of which it needs two: such as --roles E:2,P:1,D:1"
+        raise ClusterError(f"{text}; there will be {', '.join(role.value for role in sizes)}", caller=True)
+
+
 def engine(
     model: Model,
     role: Role,
@@ -179,16 +206,18 @@ def engine(
     manager: str,
     threads: int,
     options: Mapping[str, Sequence[str]],
+    switches: bool,
     admin_port: int = 0,
 ) -> ProcessPlan:
-    """An instance, which registers with the pool manager at the address ``manager``."""
-    service = "encoder" if role is Role.E else "text"
+    """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
+    widest = Role.EPD if switches else role
+    service = "encoder" if widest is Role.E else "text"
+    told: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
+    if switches:
+        told += ("--switchable", widest.value)
+    if service == "text" and widest.serves(Stage.ENCODE):
+        told += _mounted(options)
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    told = (
-        ()
-        if service == "encoder"
-        else ("--role", role.value, *(_mounted(options) if role.serves(Stage.ENCODE) else ()))
-    )
     own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
     return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
 

@@ -30,6 +30,8 @@ class Preset:
     """
     lending: str = "always"
     """When instances that encode as well get text requests. ``idle``: items go first there."""
+    switching: str = ""
+    """Objectives by which instances switch roles, where ``--slo`` gives none; empty: no instance switches."""
 
     def options(self, slo: str | None = None) -> dict[str, tuple[str, ...]]:
         """Flags by service. ``slo`` are the objectives of ``triptych up``, which are valid."""
@@ -52,7 +54,7 @@ class Preset:
 PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
     {
         "modserve": Preset("E:2,PD:1", "least-loaded", "never", "slo", None),
-        "epd": Preset("E:2,P:1,D:1", "least-loaded", "earliest-end", "first-come", None),
+        "epd": Preset("E:2,P:1,D:1", "least-loaded", "earliest-end", "first-come", None, switching="ttft=5x,tbt=5x"),
         "hydra-ep-d": Preset("EP:1,D:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-ed-p": Preset("P:1,ED:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-e-p-d": Preset("E:2,P:1,D:1", "least-loaded", "never", "first-come", 0.08),

@@ -10,7 +10,7 @@ from triptych.cli.presets import Preset
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.profile import BadProfile
 from triptych.domain.scaling import PoolName
-from triptych.domain.slo import Slo
+from triptych.domain.slo import Metric, Slo
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.runtime.profiles import KnownProfiles, the_profile
 
@@ -25,6 +25,7 @@ def options_of(
     *,
     preset: Preset | None = None,
     autoscale: bool = False,
+    switch_roles: bool = False,
     delay_profile: Path | None = None,
     profiles: Path | None = None,
     max_instances: int | None = None,
@@ -39,12 +40,15 @@ def options_of(
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Flags by service, and of the encoders mounted in text processes. ``sizes`` are those of each model's pools at the
-    start; ``measure`` makes profiles if none are named, once everything else is known to be right. Raises CliError.
+    start; ``measure`` makes profiles if none are named, once everything else is known to be right. A preset that switches roles has
+    objectives, where ``slo`` has none. Raises CliError.
     """
     delays = delay_profile is not None
     mounting = {role for role in sizes if role.serves(Stage.ENCODE) and role is not Role.E}
-    of_text = _of_engine("", engine, vllm_args, mounting, delays=delays)
-    of_encoder = _of_engine("encoder-", encoder_engine, encoder_vllm_args, mounting, delays=delays)
+    of_text = _of_engine("", engine, vllm_args, mounting, delays=delays, switches=switch_roles)
+    of_encoder = _of_engine(
+        "encoder-", encoder_engine, encoder_vllm_args, mounting, delays=delays, switches=switch_roles
+    )
     kept = _kept(embedding_files, embedding_files_bytes)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
@@ -52,11 +56,7 @@ def options_of(
         raise CliError(f"--max-instances {most}: a pool begins with {begins} instances", caller=True)
     bounds = () if pool_sizes is None else tuple(entry.strip() for entry in pool_sizes.split(","))
     _check_bounds(bounds, models, sizes, autoscale=autoscale)
-    if slo is not None:
-        try:
-            Slo.parse(slo.split(","))
-        except ValueError as error:
-            raise CliError(f"--{error}", caller=True) from None
+    slo = _objectives(slo, preset, switches=switch_roles)
     try:
         if delay_profile is not None:
             for part in ModelPart:
@@ -68,6 +68,8 @@ def options_of(
     except BadProfile as error:
         raise CliError(f"--profiles {profiles}: {error}", caller=True) from None
     known = profiles or delay_profile or (None if measure is None else measure())
+    if switch_roles:
+        _check_parts(KnownProfiles.read(known))
     delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
     profiled = () if known is None else ("--profiles", str(known.absolute()))
     mounted = {"mounted_encoder": kept} if kept else {}
@@ -86,7 +88,9 @@ def options_of(
     }
 
 
-def _of_engine(prefix: str, engine: str, vllm_args: str, others: AbstractSet[Role], *, delays: bool) -> tuple[str, ...]:
+def _of_engine(
+    prefix: str, engine: str, vllm_args: str, others: AbstractSet[Role], *, delays: bool, switches: bool
+) -> tuple[str, ...]:
     """The flags of text processes or of encoders for an engine; ``prefix`` is that of their options. Of the roles there will
     be, ``others`` are those that only the own engine can have. Raises CliError.
     """
@@ -95,6 +99,8 @@ def _of_engine(prefix: str, engine: str, vllm_args: str, others: AbstractSet[Rol
         if vllm_args:
             raise CliError(f"--{prefix}vllm-args is for {option} vllm", caller=True)
         return ()
+    if switches:
+        raise CliError(f"{option} {engine} cannot switch roles; --no-switch-roles does without", caller=True)
     if others:
         names = ", ".join(sorted(role.value for role in others))
         raise CliError(
@@ -103,6 +109,34 @@ def _of_engine(prefix: str, engine: str, vllm_args: str, others: AbstractSet[Rol
     if delays:
         raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
+
+
+def _objectives(slo: str | None, preset: Preset | None, *, switches: bool) -> str | None:
+    """Those that were named, else those of a preset that switches roles. Raises CliError if they are wrong, or the pool manager could
+    not tell by them when a stage is short of instances.
+    """
+    if slo is None and switches and preset is not None:
+        slo = preset.switching or None
+    try:
+        told = set() if slo is None else {metric for _, metric in Slo.parse(slo.split(",")).objectives}
+    except ValueError as error:
+        raise CliError(f"--{error}", caller=True) from None
+    if switches and not told >= {Metric.TTFT, Metric.TBT}:
+        text = (
+            "to switch roles takes objectives for the time to the first token and between tokens: --slo ttft=5x,tbt=5x"
+        )
+        raise CliError(f"{text}; --no-switch-roles does without", caller=True)
+    return slo
+
+
+def _check_parts(known: KnownProfiles) -> None:
+    """Whether the pool manager can tell what an instance bears in each stage. Raises CliError."""
+    told = {one.identity.part for one in known.own}
+    if lacking := [part.value for part in ModelPart if part not in told]:
+        text = (
+            f"to switch roles takes profiles of the model's {' and '.join(lacking)}: --profiles DIR (triptych profile)"
+        )
+        raise CliError(f"{text}; --no-switch-roles does without", caller=True)
 
 
 def _kept(directory: Path | None, nbytes: int) -> tuple[str, ...]:

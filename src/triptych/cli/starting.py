@@ -22,6 +22,7 @@ EXAMPLES = (
     "- `triptych up --engine vllm --model ~/models/qwen --vllm-args='--max-model-len 8192'` generates with vLLM\n\n"
     "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
     "- `triptych up --autoscale --pool-sizes E=1-6,PD=1-2` lets the pools follow the load\n\n"
+    "- `triptych up --roles E:2,P:1,D:1 --switch-roles --slo ttft=5x,tbt=5x` lets instances serve the stage that is short\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 _PORTS = "Ports"
@@ -51,7 +52,7 @@ def up(
     preset: Annotated[
         PresetName | None,
         typer.Option(
-            help="A published architecture: its roles, and its policies of routing, sharding, order and budgets.",
+            help="A published architecture: its roles, its policies of routing, sharding, order and budgets, and whether it switches roles.",
             show_default=False,
             rich_help_panel=_SIZES,
         ),
@@ -145,10 +146,21 @@ def up(
             rich_help_panel=_SIZES,
         ),
     ] = False,
+    switch_roles: Annotated[
+        bool | None,
+        typer.Option(
+            "--switch-roles/--no-switch-roles",
+            help="Let instances serve another stage as the load needs it; needs --slo with TTFT and TBT, and profiles.",
+            show_default="as the preset does",
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
     reprofile: Annotated[
         bool,
         typer.Option(
-            "--reprofile", help="With --autoscale: measure the demo model's costs again.", rich_help_panel=_SIZES
+            "--reprofile",
+            help="With --autoscale or --switch-roles: measure the demo model's costs again.",
+            rich_help_panel=_SIZES,
         ),
     ] = False,
     max_instances: Annotated[
@@ -195,7 +207,7 @@ def up(
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.model import Model
-    from triptych.cli.plan import refuse_impossible, refuse_tls
+    from triptych.cli.plan import refuse_impossible, refuse_tls, refuse_unswitchable
     from triptych.cli.scaling import options_of
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
@@ -209,14 +221,20 @@ def up(
         if preset is not None and chosen is not None:
             chosen.placed_as(roles, preset)
         refuse_impossible(models, mount_router=mount_router)
-        measures = autoscale and profiles is None and delay_profile is None and model in (None, ["demo"])
+        switches = bool(chosen is not None and chosen.switching) if switch_roles is None else switch_roles
+        if switches:
+            refuse_unswitchable(sizes)
+        decides = autoscale or switches
+        measures = decides and profiles is None and delay_profile is None and model in (None, ["demo"])
         if reprofile and not measures:
-            raise CliError("--reprofile is for --autoscale with the demo model, without other profiles", caller=True)
+            text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
+            raise CliError(text, caller=True)
         options = options_of(
             models,
             sizes,
             preset=chosen,
             autoscale=autoscale,
+            switch_roles=switches,
             delay_profile=delay_profile,
             profiles=profiles,
             max_instances=max_instances,
@@ -241,6 +259,7 @@ def up(
             router_port=router_port,
             admin_port=admin_port,
             mount_router=mount_router,
+            switch_roles=switches,
             threads=threads,
             log_dir=log_dir,
             restart=True,

@@ -40,6 +40,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         *,
         roles: str = "E:2,PD:1",
         mount_router: bool = False,
+        switch_roles: bool = False,
         admin_port: int = 0,
         start_timeout_s: float = 120,
         restart: bool = False,
@@ -54,6 +55,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
             drain_s=0.1,
             admin_port=admin_port,
             mount_router=mount_router,
+            switch_roles=switch_roles,
             start_timeout_s=start_timeout_s,
             restart=restart,
             autoscale=autoscale,
@@ -126,6 +128,11 @@ async def test_the_consequence_of_losing_a_hybrid_process_depends_on_the_remaini
 def test_a_cluster_without_a_stage_is_refused(make: Make) -> None:
     with pytest.raises(ClusterError, match="--roles E:1,P:1: nothing would decode"):
         make(roles="E:1,P:1")
+
+
+def test_a_cluster_in_which_nothing_could_switch_is_refused(make: Make) -> None:
+    with pytest.raises(ClusterError, match=r"--switch-roles moves instances .*; there will be E, PD$"):
+        make(roles="E:1,PD:1", switch_roles=True)
 
 
 async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -> None:
@@ -350,6 +357,28 @@ async def test_the_manager_of_an_autoscaled_cluster_starts_and_stops_instances_a
     assert running.result() == 0
     assert "was killed" not in out.getvalue()
     assert cluster.processes == {}
+
+
+async def test_instances_that_switch_are_started_again_and_joined_by_others_like_them(make: Make) -> None:
+    told = ("--instances", "encoder-1,encoder-2,prefill-1,decode-1")
+    async with (
+        asyncio.timeout(50),
+        make(roles="E:2,P:1,D:1", switch_roles=True, autoscale=True, gateway=told) as cluster,
+    ):
+        before = cluster.processes["encoder-1"]
+        manager = psutil.Process(cluster.processes["pool-manager"]).cmdline()
+        assert "--switch-roles" in manager
+        scaler = ScalerStub(manager[manager.index("--scaler") + 1])
+        await scaler.scale(PoolName(demo.MODEL_ID, Role.E), 3, 1)
+        await scaler.close()
+        cluster.kill("encoder-1")
+        while cluster.processes.get("encoder-1", before) == before or "encoder-3" not in cluster.processes:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for name in ("encoder-1", "encoder-2", "encoder-3"):
+            command = psutil.Process(cluster.processes[name]).cmdline()
+            assert command[command.index("--role") :][:4] == ["--role", "E", "--switchable", "EPD"]
+        event = await cluster.next_exit()
+        assert cluster.consequence(event) == "", "others may encode by now"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.scaling import options_of
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_profiles
 
 DEMO = [Model.named("demo")]
 OTHER: dict[str, Any] = {
@@ -29,30 +31,43 @@ OTHER: dict[str, Any] = {
     "ordering": "deadline",
     "tpot_slo_s": 0.5,
     "lending": "idle",
+    "switching": "ttft=2s,tbt=50ms",
 }
 """Another value for each column than any preset's that is tested with it."""
+PLAIN = replace(PRESETS["modserve"], roles="E:2,P:1,D:1")
+"""Of roles that can switch."""
 PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
 
 
-def started(preset: Preset, slo: str | None = None) -> list[tuple[str, ...]]:
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("profiles")
+    for one in synthetic_profiles(MODEL_DIR):
+        write_profile(directory / one.file_name, one)
+    return directory
+
+
+def started(preset: Preset, profiles: Path, slo: str | None = None) -> list[tuple[str, ...]]:
     """Name and flags of each process, without its ports."""
-    sizes = placed(preset.roles)
-    options = options_of(DEMO, sizes, preset=preset, slo=slo)
-    made = ClusterPlan.made(DEMO, scaled=False, autoscale=False, threads=1, options=options, roles=preset.roles)
-    return [(one.name, *(() if one.role is None else (one.role.value,)), *one.options) for one in made.processes]
+    sizes, switches = placed(preset.roles), bool(preset.switching)
+    options = options_of(DEMO, sizes, preset=preset, profiles=profiles, slo=slo, switch_roles=switches)
+    made = ClusterPlan.made(
+        DEMO, scaled=False, autoscale=False, threads=1, options=options, roles=preset.roles, switch_roles=switches
+    )
+    flags = {"--role", "--switchable", "--switch-roles"}
+    return [(one.name, one.service, *sorted(flags.intersection(one.arguments)), *one.options) for one in made.processes]
 
 
-def test_no_two_presets_start_the_same() -> None:
+def test_no_two_presets_start_the_same(profiles: Path) -> None:
     assert set(PRESETS) == set(get_args(PresetName))
     for (one, first), (other, second) in combinations(PRESETS.items(), 2):
-        assert started(first) != started(second), (one, other)
+        assert started(first, profiles) != started(second, profiles), (one, other)
 
 
 @pytest.mark.parametrize("column", [one.name for one in fields(Preset)])
-def test_each_column_has_an_effect_on_what_is_started(column: str) -> None:
-    plain = PRESETS["modserve"]
-    assert getattr(plain, column) != OTHER[column]
-    assert started(replace(plain, **{column: OTHER[column]})) != started(plain)
+def test_each_column_has_an_effect_on_what_is_started(column: str, profiles: Path) -> None:
+    assert getattr(PLAIN, column) != OTHER[column]
+    assert started(replace(PLAIN, **{column: OTHER[column]}), profiles) != started(PLAIN, profiles)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -67,10 +82,21 @@ def test_the_services_accept_what_a_preset_tells_them(name: PresetName) -> None:
     assert text.encode_first is (router.policies.lending == "idle")
 
 
-def test_an_objective_in_seconds_replaces_that_of_the_preset() -> None:
+def test_an_objective_in_seconds_replaces_that_of_the_preset(profiles: Path) -> None:
     preset = PRESETS["hydra-e-p-d"]
-    assert ("--tpot-slo-s", "0.08") in [one[-2:] for one in started(preset, "tbt=5x")]
-    assert ("--tpot-slo-s", "0.03") in [one[-2:] for one in started(preset, "ttft=1s,tbt=30ms")]
+    assert ("--tpot-slo-s", "0.08") in [one[-2:] for one in started(preset, profiles, "tbt=5x")]
+    assert ("--tpot-slo-s", "0.03") in [one[-2:] for one in started(preset, profiles, "ttft=1s,tbt=30ms")]
+
+
+def test_a_preset_that_switches_has_objectives_for_it_which_others_replace(profiles: Path) -> None:
+    sizes, epd = placed(PRESETS["epd"].roles), PRESETS["epd"]
+    assert epd.switching
+    for slo, told in ((None, epd.switching), ("ttft=2s,tbt=50ms", "ttft=2s,tbt=50ms")):
+        router = options_of(DEMO, sizes, preset=epd, profiles=profiles, slo=slo, switch_roles=True)["router"]
+        assert router[router.index("--slo") + 1] == told
+    assert "--slo" not in options_of(DEMO, sizes, preset=epd, profiles=profiles)["router"], "without switching"
+    with pytest.raises(CliError, match="to switch roles takes objectives"):
+        options_of(DEMO, sizes, preset=epd, profiles=profiles, slo="ttft=2s", switch_roles=True)
 
 
 def test_another_count_of_the_same_roles_may_be_asked_for() -> None:
@@ -80,24 +106,37 @@ def test_another_count_of_the_same_roles_may_be_asked_for() -> None:
     assert caught.value.caller
 
 
-def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch, profiles: Path) -> None:
+    seen: list[list[Any]] = []
 
     def made(models: object, **shape: Any) -> LocalCluster:
-        seen.append([shape["roles"], *shape["options"]["router"][-2:]])
+        seen.append([shape["roles"], shape["switch_roles"], *shape["options"]["router"][-2:]])
         raise CliError("enough", caller=True)
 
     monkeypatch.setattr("triptych.cli.cluster.LocalCluster", made)
-    for arguments in (["--preset", "hetero"], ["--preset", "hetero", "--roles", "EPD:5,PD:2"], []):
+    known = ["--profiles", str(profiles)]
+    for arguments in (
+        ["--preset", "hetero"],
+        ["--preset", "hetero", "--roles", "EPD:5,PD:2"],
+        [],
+        ["--preset", "epd", *known],
+        ["--preset", "epd", "--no-switch-roles"],
+        ["--preset", "hydra-e-p-d", "--switch-roles", "--slo", "ttft=5x,tbt=5x", *known],
+    ):
         assert CliRunner().invoke(app, ["up", *arguments]).stderr == "triptych: enough\n"
-    assert seen[0] == ["EPD:2,PD:1", "--ordering", "first-come"]
-    assert seen[1] == ["EPD:5,PD:2", "--ordering", "first-come"]
-    assert seen[2] == ["E:2,PD:1"]
+    assert seen == [
+        ["EPD:2,PD:1", False, "--ordering", "first-come"],
+        ["EPD:5,PD:2", False, "--ordering", "first-come"],
+        ["E:2,PD:1", False],
+        ["E:2,P:1,D:1", True, "--ordering", "first-come"],
+        ["E:2,P:1,D:1", False, "--ordering", "first-come"],
+        ["E:2,P:1,D:1", True, "--ordering", "first-come"],
+    ]
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
     rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
-    shown = {row[0]: row[1:7] for row in rows if row and row[0] in PRESETS}
+    shown = {row[0]: row[1:8] for row in rows if row and row[0] in PRESETS}
     assert shown == {
         name: [
             one.roles,
@@ -106,6 +145,7 @@ def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
             one.ordering,
             "" if one.tpot_slo_s is None else f"{one.tpot_slo_s:g} s",
             "" if one.lending == "always" else one.lending,
+            one.switching,
         ]
         for name, one in PRESETS.items()
     }

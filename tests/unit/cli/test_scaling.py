@@ -82,6 +82,58 @@ def test_files_of_embeddings_are_those_of_all_encoders(tmp_path: Path) -> None:
     assert not [one for one in lines["text-1"] if "embedding" in one]
 
 
+APART = {Role.E: 2, Role.P: 1, Role.D: 1}
+
+
+def test_what_switches_is_told_objectives_and_profiles(profiles: Path) -> None:
+    made = options_of(DEMO, APART, switch_roles=True, delay_profile=profiles, slo="image:ttft=2s,tbt=5x")
+    assert made["router"] == ("--profiles", str(profiles), "--slo", "image:ttft=2s,tbt=5x")
+    assert made["text"] == ("--delay-profile", str(profiles))
+    measured = options_of(DEMO, APART, switch_roles=True, slo="ttft=5x,tbt=5x", measure=lambda: profiles)
+    assert measured["pool_manager"][:2] == ("--profiles", str(profiles))
+
+
+def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None:
+    flags = {"text": ("--t",), "encoder": ("--e",), "mounted_encoder": ("--arena-bytes", "8 MiB")}
+    plans = ClusterPlan.made(
+        DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1,EPD:1", switch_roles=True
+    ).processes
+    lines = {plan.name: plan.command(1.0) for plan in plans}
+    assert list(lines) == ["pool-manager", "encoder-1", "prefill-1", "decode-1", "hybrid-1", "router", "gateway"]
+    for name, role in (("encoder-1", "E"), ("prefill-1", "P"), ("decode-1", "D"), ("hybrid-1", "EPD")):
+        line = lines[name]
+        assert line[line.index("--role") :][:4] == ["--role", role, "--switchable", "EPD"]
+        assert [one for one in line if "arena" in one] == ["--mount-encoder=--arena-bytes '8 MiB'"]
+        assert (line[0].endswith("services.text"), line[-1]) == (True, "--t")
+    assert "--switch-roles" in lines["pool-manager"]
+    assert {plan.name: str(plan.pool) for plan in plans if plan.pool is not None}["encoder-1"] == f"{MODEL_ID}/E"
+    plain = ClusterPlan.made(DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1")
+    assert not [one for plan in plain.processes for one in plan.command(1.0) if one.startswith("--switch")]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "to switch roles takes objectives for the time to the first token and between tokens: --slo ttft=5x"),
+        ({"slo": "ttft=5x,e2e=9s"}, "to switch roles takes objectives"),
+        ({"slo": "ttft=5x,tbt=5x"}, "profiles of the model's encoder and decoder: --profiles DIR"),
+        ({"engine": "vllm"}, "--engine vllm cannot switch roles; --no-switch-roles does without"),
+        ({"encoder_engine": "vllm"}, "--encoder-engine vllm cannot switch roles"),
+    ],
+)
+def test_switching_without_what_it_takes_is_refused(told: dict[str, Any], said: str) -> None:
+    with pytest.raises(CliError, match=said) as caught:
+        options_of(DEMO, APART, switch_roles=True, **told)
+    assert caught.value.caller
+
+
+def test_switching_takes_profiles_of_both_parts(tmp_path: Path) -> None:
+    encoder, _ = synthetic_profiles(MODEL_DIR)
+    write_profile(tmp_path / encoder.file_name, encoder)
+    with pytest.raises(CliError, match="to switch roles takes profiles of the model's decoder: --profiles DIR"):
+        options_of(DEMO, APART, switch_roles=True, slo="ttft=5x,tbt=5x", profiles=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
@@ -162,8 +214,12 @@ def test_nothing_is_measured_before_the_rest_is_known_to_be_right(tmp_path: Path
         (("--model", "a=demo", "--model", "b=demo", "--mount-router"), "--mount-router serves one model"),
         (("--admin-port", "65535"), "--admin-port 65535: 6 processes need as many"),
         (("--roles", "E:3,PD:1", "--pool-sizes", "E=1-2"), "--roles E:3: --pool-sizes lets"),
-        (("--reprofile",), "--reprofile is for --autoscale with the demo model"),
-        (("--reprofile", "--autoscale", "--model", "a=demo"), "--reprofile is for --autoscale with the demo model"),
+        (("--reprofile",), "--reprofile is for --autoscale or --switch-roles with the demo model"),
+        (("--reprofile", "--autoscale", "--model", "a=demo"), "--reprofile is for --autoscale or --switch-roles with"),
+        (("--switch-roles",), "--switch-roles moves instances between roles E, P and D, of which it needs two"),
+        (("--preset", "hydra-ep-d", "--switch-roles"), "--switch-roles moves instances between roles E, P and D"),
+        (("--roles", "E:1,P:1,D:1", "--switch-roles"), "to switch roles takes objectives"),
+        (("--preset", "epd", "--model", "a=demo"), "to switch roles takes profiles of the model's encoder and decoder"),
     ],
 )
 def test_mistakes_at_up_are_one_line_with_status_2(arguments: tuple[str, ...], said: str) -> None:
