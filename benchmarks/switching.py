@@ -12,28 +12,50 @@ embeddings, move at once; weights are resident.
 ``alternating`` loads change back and forth every minute, between many images with short answers and few with long ones; ``steady`` does not.
 
 Equal seeds give equal results, on any machine.
+
+With ``--processes`` the load ``shift`` is also replayed at local clusters of real processes (``triptych up --switch-roles``) whose engines sleep for the
+same times (``--delay-profile``); the clients run in the benchmark's own process. That takes as long as the answers do, and depends on the machine.
 """
 
 import argparse
 import asyncio
+import os
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import fsum
+from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import Any
 
-from benchmarks import machine
+import psutil
+import uvloop
+
+from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import MIB, Engines, SimCluster, World, running
 from tests.simulation.scaling import profile_of_decoder, profile_of_encoder
 from tests.simulation.workload import Ask, Reply, play
+from triptych.cli.bench import load as bench
+from triptych.cli.bench.payload import Style
 from triptych.cli.bench.report import percentile
+from triptych.cli.bench.workload import Planned, Size
+from triptych.cli.cluster import LocalCluster
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.media import Modality
+from triptych.domain.profile import PrefillRow
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
+from triptych.errors import TriptychError
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.switching import SwitchLimits
+from triptych.rpc.stubs import PoolManagerStub
+from triptych.runtime.profiles import write_profile
 from triptych.testing import virtual_time
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+from triptych.testing.delay_models import Attention, write_delay_model
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, FakeFamily
@@ -41,7 +63,16 @@ from triptych.testing.model import WORDS, FakeFamily
 _SIDE_PX, _IMAGE_TOKENS = 56, 16
 _PROMPT_TOKENS = 25
 _MAX_SEQUENCES = 128
+_PREPARE_WORKERS = 8
 _TIMEOUT_S = 1800.0
+_PATIENCE_S = 600.0
+"""Of real clients and gateways, which allow no more."""
+_MODEL = "shift"
+_LEAST_PROMPT = 64
+"""Tokens of the real prompts, or fewer: each costs the same."""
+_ENCODER = ("--max-batch-items", "1", "--prepare-threads", str(_PREPARE_WORKERS), "--arena-bytes", str(64 << 20))
+_TEXT = ("--max-sequences", str(_MAX_SEQUENCES), "--image-cache-bytes", str(64 << 20))
+_POLL_S = 0.25
 _SETTLE_S = 2.0
 """Before the first request, so that all have registered."""
 
@@ -94,9 +125,12 @@ LOADS = (
 class Settings:
     loads: tuple[Load, ...] = LOADS
     seed: int = 3
+    rows: tuple[str, ...] = (FIXED, SWITCHING, FROM_START)
+    """Of loads that shift."""
 
 
 QUICK = Settings((Load("shift", (Kind(3, 1, 5), Kind(3, 1, 300)), counts=(10, 30)),))
+QUICK_PROCESSES = Settings((Load("shift", (Kind(3, 1, 5), Kind(3, 1, 30)), counts=(4, 8)),), rows=(SWITCHING,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +146,10 @@ class Row:
     tpot_s: float
     switched: tuple[tuple[float, str], ...]
     """When, in seconds after the start, instances opened other stages, and to which role."""
+
+
+Times = tuple[float, float, float]
+"""Of a request: latency, time to the first token, time per token after it."""
 
 
 def engines(costs: EngineCosts) -> Engines:
@@ -135,7 +173,7 @@ def engines(costs: EngineCosts) -> Engines:
         FakeFamily(),
         encoder_profile=profile_of_encoder(0.0, image_token_s),
         decoder_profile=profile_of_decoder(costs.step_s, prompt_token_s, costs.sequence_s),
-        prepare_workers=8,
+        prepare_workers=_PREPARE_WORKERS,
     )
 
 
@@ -195,11 +233,10 @@ async def _watch(cluster: SimCluster, begun_s: float, switched: list[tuple[float
 
 def measured(load: Load, row: str, seed: int) -> Row:
     """Raises AssertionError if a request failed, or something is left of one."""
-    roles = TWO_FIVE if row == FROM_START else FIVE_TWO
 
     async def main() -> Row:
         switched: list[tuple[float, str]] = []
-        async with running(world(roles, seed, switches=row == SWITCHING)) as cluster:
+        async with running(world(_roles(row), seed, switches=row == SWITCHING)) as cluster:
             await asyncio.sleep(_SETTLE_S)
             begun_s = cluster.clock()
             async with asyncio.TaskGroup() as group:
@@ -213,19 +250,24 @@ def measured(load: Load, row: str, seed: int) -> Row:
 
 
 def _row(load: Load, row: str, replies: Sequence[Reply], begun_s: float, switched: Sequence[tuple[float, str]]) -> Row:
-    latencies, firsts, gaps = list[float](), list[float](), list[float]()
+    times: list[Times] = []
     for reply in replies:
         wanted = reply.ask.request.sampling.max_tokens or 0
         got = len(reply.answers[0].token_ids)
         if reply.error is not None or reply.first_s is None or got != wanted:
             raise AssertionError(f"{reply.ask.request.request_id}: {got} of {wanted} tokens, {reply.error!r}")
-        latencies.append(reply.ended_s - begun_s - reply.ask.at_s)
-        firsts.append(reply.first_s - begun_s - reply.ask.at_s)
-        gaps.append((reply.ended_s - reply.first_s) / max(1, wanted - 1))
+        due_s = begun_s + reply.ask.at_s
+        gap_s = (reply.ended_s - reply.first_s) / max(1, wanted - 1)
+        times.append((reply.ended_s - due_s, reply.first_s - due_s, gap_s))
+    return summary(load, row, times, switched)
+
+
+def summary(load: Load, row: str, times: Sequence[Times], switched: Sequence[tuple[float, str]]) -> Row:
+    latencies, firsts, gaps = zip(*times, strict=True)
     return Row(
         load.name,
         row,
-        len(replies),
+        len(times),
         round(fmean(latencies), 2),
         round(percentile(latencies, 95), 2),
         round(fmean(firsts), 2),
@@ -234,13 +276,123 @@ def _row(load: Load, row: str, replies: Sequence[Reply], begun_s: float, switche
     )
 
 
+# --- real processes ------------------------------------------------------------------------------------------------------
+
+
+def write_profiles(directory: Path, costs: EngineCosts) -> None:
+    """The same costs as those of ``engines``, for engines that sleep."""
+    encoder = synthetic_encoder_profile(pass_s=costs.image_s, token_s=0.0, prepare_s=costs.prepare_s, load_s=0.1)
+    decoder = synthetic_decoder_profile(
+        step_s=costs.step_s, sequence_s=costs.sequence_s, prefill_token_s=0.0, load_s=0.1
+    )
+    # The token that is computed when an answer is taken over costs as much as one that is decoded.
+    sizes = ((1, costs.sequence_s), (_LEAST_PROMPT, costs.prompt_s), (65536, costs.prompt_s))
+    prefill = tuple(PrefillRow(new, cached, took_s) for new, took_s in sizes for cached in (0, 65536))
+    write_profile(directory / "encoder.json", encoder)
+    write_profile(directory / "decoder.json", replace(decoder, prefill=prefill))
+
+
+def planned(load: Load) -> list[Planned]:
+    """The requests of ``asks_of``, for a load that shifts."""
+    in_turn = [kind for kind, count in zip(load.kinds, load.counts, strict=True) for _ in range(count)]
+    due_s, found = 0.0, list[Planned]()
+    for kind in in_turn:
+        due_s += 1 / kind.per_s
+        found.append(Planned(due_s, 3, (Size(_SIDE_PX, _SIDE_PX),) * kind.images, kind.output_tokens))
+    return found
+
+
+async def _watch_processes(manager: PoolManagerStub, begun_s: float, switched: list[tuple[float, str]]) -> None:
+    """Note which instances open other stages, until cancelled."""
+    before: dict[str, Role] = {}
+    while True:
+        with suppress(TriptychError):
+            for pool in (await manager.status()).pools:
+                for one in pool.members:
+                    if pool.role is None or not one.open:
+                        continue
+                    name, role = one.registration.instance_id, Role.of(one.open)
+                    if role is not before.get(name, pool.role):
+                        switched.append((round(asyncio.get_running_loop().time() - begun_s, 1), role.value))
+                    before[name] = role
+        await asyncio.sleep(_POLL_S)
+
+
+async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict[str, Any]]:
+    """The row, and how busy the machine was. Raises AssertionError if a request failed."""
+    roles = ",".join(f"{role.value}:{sum(one is role for one in _roles(row))}" for role in (Role.E, Role.P, Role.D))
+    records: list[bench.Record] = []
+    switched: list[tuple[float, str]] = []
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        model, profiles = write_delay_model(Path(folder) / "model", Attention.DECODER_ONLY), Path(folder) / "profiles"
+        write_profiles(profiles, COSTS)
+        delayed, known = ("--delay-profile", str(profiles)), ("--profiles", str(profiles))
+        options = {
+            "encoder": (*delayed, *_ENCODER),
+            "mounted_encoder": _ENCODER,
+            "text": (*delayed, *_TEXT),
+            "router": (*known, "--slo", ",".join(SLO)),
+            "pool_manager": known,
+            "gateway": ("--request-timeout-s", f"{_PATIENCE_S:g}"),
+        }
+        async with LocalCluster(
+            f"{_MODEL}={model}", roles=roles, switch_roles=row == SWITCHING, options=options
+        ) as cluster:
+            manager = PoolManagerStub(cluster.manager_target)
+            endpoint = bench.Endpoint(cluster.url, timeout_s=_PATIENCE_S)
+            await asyncio.sleep(_SETTLE_S)
+            begun_s, used_s = asyncio.get_running_loop().time(), _cpu_s(cluster)
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(_watch_processes(manager, begun_s, switched), name="watch-roles")
+                await bench.run(endpoint, planned(load), Style(_MODEL, ignore_eos=True), Random(seed), records.append)
+                watching.cancel()
+            took_s = asyncio.get_running_loop().time() - begun_s
+            cores = (_cpu_s(cluster) - used_s) / took_s
+            await manager.close()
+    times: list[Times] = []
+    for one in records:
+        wanted = one.planned.output_tokens
+        if not one.ok or one.ttft_s is None or one.tokens != wanted:
+            raise AssertionError(f"{one.tokens} of {wanted} tokens, {one.error!r}")
+        times.append((one.end_s, one.ttft_s, one.tpot_s or 0.0))
+    late_s = percentile([one.sent_late_s for one in records], 99)
+    busy = {"row": row, "cores_used": round(cores, 2), "load_average": os.getloadavg()[0], "sent_late_p99_s": late_s}
+    return summary(load, row, times, switched), busy
+
+
+def _cpu_s(cluster: LocalCluster) -> float:
+    """Of all processes of the cluster, and of this one, which has the clients."""
+    spent = [psutil.Process(pid).cpu_times() for pid in (*cluster.processes.values(), os.getpid())]
+    return fsum(one.user + one.system for one in spent)
+
+
+def _roles(row: str) -> tuple[Role, ...]:
+    return TWO_FIVE if row == FROM_START else FIVE_TWO
+
+
+def differences(virtual: Sequence[Row], real: Sequence[Row]) -> list[dict[str, Any]]:
+    """By how much the processes' means differ from those in virtual time."""
+    of = {(row.load, row.row): row for row in virtual}
+    found: list[dict[str, Any]] = []
+    for row in real:
+        other = of[row.load, row.row]
+        pairs = {
+            "latency": (row.latency_s, other.latency_s),
+            "ttft": (row.ttft_s, other.ttft_s),
+            "tpot": (row.tpot_s, other.tpot_s),
+        }
+        found.append({"row": row.row} | {name: round(mine / theirs - 1, 3) for name, (mine, theirs) in pairs.items()})
+    return found
+
+
 def show(rows: Sequence[Row]) -> None:
     fixed = {row.load: row for row in rows if row.row == FIXED}
     print(f"{'load':>20} {'':>15} {'latency':>8} {'P95':>8} {'TTFT':>7} {'TPOT':>8}")
     for row in rows:
         print(
             f"{row.load:>20} {row.row:>15} {row.latency_s:>7.2f}s {row.latency_p95_s:>7.2f}s {row.ttft_s:>6.2f}s {1e3 * row.tpot_s:>6.1f}ms"
-            f"   {fixed[row.load].latency_s / row.latency_s:.2f} times better than fixed, {len(row.switched)} changes of stages"
+            f"   {f'{fixed[row.load].latency_s / row.latency_s:.2f} times better than fixed, ' if row.load in fixed else ''}"
+            f"{len(row.switched)} changes of stages"
         )
 
 
@@ -250,23 +402,52 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one shift with short answers: shows that it works")
     parser.add_argument("--seed", type=int, default=Settings().seed)
     parser.add_argument("--loads", help="of those above, separated by semicolons")
+    parser.add_argument(
+        "--processes", action="store_true", help="the load shift, in virtual time and with real processes"
+    )
     arguments = parser.parse_args()
-    settings = replace(QUICK if arguments.quick else Settings(), seed=arguments.seed)
+    ending.by_sigterm()
+    quick = QUICK_PROCESSES if arguments.processes else QUICK
+    settings = replace(quick if arguments.quick else Settings(), seed=arguments.seed)
+    if arguments.processes:
+        settings = replace(settings, loads=tuple(one for one in settings.loads if one.counts))
     if arguments.loads:
         settings = replace(settings, loads=tuple(one for one in LOADS if one.name in arguments.loads.split(";")))
     described = machine.describe()
     print(f"{described['cpu']}, {described['cores']} cores; {COSTS}; {', '.join(SLO)}; {SwitchLimits()}", flush=True)
     rows: list[Row] = []
     for load in settings.loads:
-        for name in (FIXED, SWITCHING, FROM_START) if load.counts else (FIXED, SWITCHING):
+        for name in settings.rows if load.counts else (FIXED, SWITCHING):
             rows.append(measured(load, name, settings.seed))
             print(rows[-1], flush=True)
     show(rows)
-    said = {"costs": asdict(COSTS), "objectives": SLO, "limits": asdict(SwitchLimits())}
+    said: dict[str, Any] = {"costs": asdict(COSTS), "objectives": SLO, "limits": asdict(SwitchLimits())}
+    if arguments.processes:
+        said |= of_processes(settings, rows)
     write_figures(
         arguments.json,
         {"machine": described, "settings": asdict(settings), **said, "rows": [asdict(row) for row in rows]},
     )
+
+
+def of_processes(settings: Settings, virtual: Sequence[Row]) -> dict[str, Any]:
+    """The figures of real processes, beside those in virtual time."""
+    real: list[Row] = []
+    busy: list[dict[str, Any]] = []
+    for load in settings.loads:
+        for name in settings.rows:
+            row, how_busy = uvloop.run(measured_processes(load, name, settings.seed))
+            real.append(row)
+            busy.append(how_busy)
+            print(row, how_busy, flush=True)
+    print("real processes:")
+    show(real)
+    compared = differences(virtual, real)
+    for one in compared:
+        print(
+            f"{one['row']:>20}: latency {one['latency']:+.1%}, TTFT {one['ttft']:+.1%}, TPOT {one['tpot']:+.1%} against virtual time"
+        )
+    return {"processes": [asdict(row) for row in real], "differences": compared, "busy": busy}
 
 
 if __name__ == "__main__":
