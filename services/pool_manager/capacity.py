@@ -108,7 +108,10 @@ class Capacities:
             missing += ("capacities of other instances of the pool: all count like the commonest",)
         if not agreed:
             missing += ("objectives of some routers: all count like the commonest",)
-        return replace(found, missing=missing, start_s=_start_s(name.role, profiles))
+        starts = _start_s(
+            profiles, encoder=encodes or kind.encoder is not None, text=generates or kind.decoder is not None
+        )
+        return replace(found, missing=missing, start_s=starts)
 
     def advice(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> tuple[str, ...]:
         """The best batch and tensor-parallel degree of the pool's instances under this mix, and how hosts are filled (ModServe
@@ -196,15 +199,14 @@ def _tables(degrees: Mapping[int, Profiles], part: ModelPart, table: str) -> Ite
         yield from () if costs is None else getattr(costs.profile, table)
 
 
-def _start_s(role: Role, profiles: Profiles) -> float | None:
-    """From the start of a process until it serves: with a second part, that part's weights are loaded as well."""
-    encoder, text = profiles.encoder, profiles.text
-    if role is Role.E:
-        seconds = 0.0 if encoder is None else encoder.start_s().value
+def _start_s(profiles: Profiles, *, encoder: bool, text: bool) -> float | None:
+    """From the start of a process with these parts until it serves: with a second part, that part's weights are loaded as well."""
+    if not text:
+        seconds = 0.0 if profiles.encoder is None else profiles.encoder.start_s().value
     else:
-        seconds = 0.0 if text is None else text.start_s().value
-        if seconds and role.serves(Stage.ENCODE) and encoder is not None:
-            seconds += encoder.profile.measured.load_s
+        seconds = 0.0 if profiles.text is None else profiles.text.start_s().value
+        if seconds and encoder and profiles.encoder is not None:
+            seconds += profiles.encoder.profile.measured.load_s
     return seconds or None
 
 

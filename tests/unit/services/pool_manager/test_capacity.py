@@ -83,6 +83,10 @@ def test_a_hybrid_loads_the_weights_of_both_parts_before_it_serves() -> None:
     made = capacities(HYBRIDS, ENCODERS, ROUTERS, profiles=(encoder, DECODER))
     assert made.facts(EPD)({}).start_s == 7.0
     assert made.facts(E)({}).start_s == 5.0
+    switching = [pool(member(role.value, role, ENCODER_PART, DECODER_PART)) for role in (Role.E, Role.D)]
+    made = capacities(*switching, ROUTERS, profiles=(encoder, DECODER))
+    for role in (Role.E, Role.D):
+        assert made.facts(PoolName("m", role))({}).start_s == 7.0, "it can switch, and has both"
 
 
 def test_a_pool_of_one_stage_of_text_has_the_facts_of_that_stage() -> None:
