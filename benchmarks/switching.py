@@ -21,6 +21,8 @@ import argparse
 import asyncio
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +30,7 @@ from math import fsum
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import uvloop
@@ -73,6 +75,8 @@ _LEAST_PROMPT = 64
 _ENCODER = ("--max-batch-items", "1", "--prepare-threads", str(_PREPARE_WORKERS), "--arena-bytes", str(64 << 20))
 _TEXT = ("--max-sequences", str(_MAX_SEQUENCES), "--image-cache-bytes", str(64 << 20))
 _POLL_S = 0.25
+_SLEEP_S = 0.1
+"""About as long as a step."""
 _SETTLE_S = 2.0
 """Before the first request, so that all have registered."""
 
@@ -318,6 +322,29 @@ async def _watch_processes(manager: PoolManagerStub, begun_s: float, switched: l
         await asyncio.sleep(_POLL_S)
 
 
+class Sleeper:
+    """Sleeps in a thread as an engine does, and notes by how much it wakes up late: what else runs makes engines slower."""
+
+    def __init__(self) -> None:
+        self.late_s: list[float] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sleep)
+
+    def _sleep(self) -> None:
+        while not self._ended.is_set():
+            began_s = time.perf_counter()
+            time.sleep(_SLEEP_S)
+            self.late_s.append(time.perf_counter() - began_s - _SLEEP_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
 async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict[str, Any]]:
     """The row, and how busy the machine was. Raises AssertionError if a request failed."""
     roles = ",".join(f"{role.value}:{sum(one is role for one in _roles(row))}" for role in (Role.E, Role.P, Role.D))
@@ -342,10 +369,13 @@ async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict
             endpoint = bench.Endpoint(cluster.url, timeout_s=_PATIENCE_S)
             await asyncio.sleep(_SETTLE_S)
             begun_s, used_s = asyncio.get_running_loop().time(), _cpu_s(cluster)
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(_watch_processes(manager, begun_s, switched), name="watch-roles")
-                await bench.run(endpoint, planned(load), Style(_MODEL, ignore_eos=True), Random(seed), records.append)
-                watching.cancel()
+            with Sleeper() as sleeper:
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(_watch_processes(manager, begun_s, switched), name="watch-roles")
+                    await bench.run(
+                        endpoint, planned(load), Style(_MODEL, ignore_eos=True), Random(seed), records.append
+                    )
+                    watching.cancel()
             took_s = asyncio.get_running_loop().time() - begun_s
             cores = (_cpu_s(cluster) - used_s) / took_s
             await manager.close()
@@ -355,8 +385,14 @@ async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict
         if not one.ok or one.ttft_s is None or one.tokens != wanted:
             raise AssertionError(f"{one.tokens} of {wanted} tokens, {one.error!r}")
         times.append((one.end_s, one.ttft_s, one.tpot_s or 0.0))
-    late_s = percentile([one.sent_late_s for one in records], 99)
-    busy = {"row": row, "cores_used": round(cores, 2), "load_average": os.getloadavg()[0], "sent_late_p99_s": late_s}
+    busy = {
+        "row": row,
+        "cores_used": round(cores, 2),
+        "load_average": round(os.getloadavg()[1], 1),
+        "sent_late_p99_s": round(percentile([one.sent_late_s for one in records], 99), 3),
+        "sleep_late_mean_s": round(fmean(sleeper.late_s), 4),
+        "sleep_late_p99_s": round(percentile(sleeper.late_s, 99), 4),
+    }
     return summary(load, row, times, switched), busy
 
 
