@@ -75,8 +75,8 @@ soak: soak-transport soak-simulation soak-processes  ## Everything below that ta
 soak-transport: $(STAMP)  ## Pull for half an hour while encoders die and links break
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
 
-soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, and three large clusters for an hour of their time
-	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 -p no:schemathesis tests/simulation/test_random_faults.py
+soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, 120 of faults while pools scale, and three large clusters for an hour of their time
+	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 -p no:schemathesis tests/simulation/test_random_faults.py tests/simulation/test_control_plane.py
 	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s -n 2 tests/simulation/test_soak.py
 
 soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, replace all of them, and open 2,000 streams
