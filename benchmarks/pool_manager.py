@@ -211,9 +211,11 @@ class Site:
     async def until_all_are_there(self) -> None:
         """Every member is registered, and every watcher knows all of them. Raises TimeoutError, which says who is missing."""
         end_s = time.perf_counter() + _START_S
-        while (absent := sum(not one.registered_s for one in self.members)) | (
-            behind := sum(len(one.seen) != len(self.members) for one in self.watchers)
-        ):
+        while True:
+            absent = sum(not one.registered_s for one in self.members)
+            behind = sum(len(one.seen) != len(self.members) for one in self.watchers)
+            if not absent and not behind:
+                return
             if time.perf_counter() > end_s:
                 raise TimeoutError(f"{absent} members are not registered, {behind} watchers do not know all of them")
             await asyncio.sleep(0.02)

@@ -23,7 +23,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import fsum
@@ -200,20 +200,25 @@ def world(roles: tuple[Role, ...], seed: int, *, switches: bool) -> World:
 
 
 def asks_of(load: Load, seed: int) -> list[Ask]:
-    rng, asks, now_s = Random(f"{seed} {load.name}"), list[Ask](), 0.0
-    in_turn = [kind for kind, count in zip(load.kinds, load.counts, strict=False) for _ in range(count)]
+    rng = Random(f"{seed} {load.name}")
+    return [Ask(at_s, _request(f"r{number}", kind, rng)) for number, (at_s, kind) in enumerate(_arrivals(load, rng))]
+
+
+def _arrivals(load: Load, rng: Random) -> Iterator[tuple[float, Kind]]:
+    """When each request comes, in seconds after the start, and of which kind it is."""
+    now_s = 0.0
+    if load.counts:
+        for kind, count in zip(load.kinds, load.counts, strict=True):
+            for _ in range(count):
+                now_s += 1 / kind.per_s
+                yield now_s, kind
+        return
     while True:
-        if load.counts:
-            if len(asks) == len(in_turn):
-                return asks
-            kind = in_turn[len(asks)]
-            now_s += 1 / kind.per_s
-        else:
-            kind = load.kinds[int(now_s // 60) % len(load.kinds)]
-            now_s += rng.expovariate(kind.per_s)
-            if now_s >= 60 * load.minutes:
-                return asks
-        asks.append(Ask(now_s, _request(f"r{len(asks)}", kind, rng)))
+        kind = load.kinds[int(now_s // 60) % len(load.kinds)]
+        now_s += rng.expovariate(kind.per_s)
+        if now_s >= 60 * load.minutes:
+            return
+        yield now_s, kind
 
 
 def _request(request_id: str, kind: Kind, rng: Random) -> ChatRequest:
@@ -296,14 +301,12 @@ def write_profiles(directory: Path, costs: EngineCosts) -> None:
     write_profile(directory / "decoder.json", replace(decoder, prefill=prefill))
 
 
-def planned(load: Load) -> list[Planned]:
-    """The requests of ``asks_of``, for a load that shifts."""
-    in_turn = [kind for kind, count in zip(load.kinds, load.counts, strict=True) for _ in range(count)]
-    due_s, found = 0.0, list[Planned]()
-    for kind in in_turn:
-        due_s += 1 / kind.per_s
-        found.append(Planned(due_s, 3, (Size(_SIDE_PX, _SIDE_PX),) * kind.images, kind.output_tokens))
-    return found
+def planned(load: Load, seed: int) -> list[Planned]:
+    """The requests of ``asks_of`` for real clients, of a load that shifts."""
+    image = Size(_SIDE_PX, _SIDE_PX)
+    return [
+        Planned(at_s, 3, (image,) * kind.images, kind.output_tokens) for at_s, kind in _arrivals(load, Random(seed))
+    ]
 
 
 async def _watch_processes(manager: PoolManagerStub, begun_s: float, switched: list[tuple[float, str]]) -> None:
@@ -373,7 +376,7 @@ async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict
                 async with asyncio.TaskGroup() as group:
                     watching = group.create_task(_watch_processes(manager, begun_s, switched), name="watch-roles")
                     await bench.run(
-                        endpoint, planned(load), Style(_MODEL, ignore_eos=True), Random(seed), records.append
+                        endpoint, planned(load, seed), Style(_MODEL, ignore_eos=True), Random(seed), records.append
                     )
                     watching.cancel()
             took_s = asyncio.get_running_loop().time() - begun_s

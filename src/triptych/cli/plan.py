@@ -119,10 +119,8 @@ class ClusterPlan:
         told: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
         mount_router, switch_roles = told["mount_router"], told["switch_roles"]
-        refuse_impossible(models, mount_router=mount_router)
         sizes = placed(told["roles"])
-        if switch_roles:
-            refuse_unswitchable(sizes)
+        refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switch_roles)
         roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
@@ -182,17 +180,16 @@ def refuse_tls() -> None:
         raise ClusterError(text, caller=True)
 
 
-def refuse_impossible(models: Sequence[Model], *, mount_router: bool) -> None:
-    """Raises ClusterError if the router cannot be mounted."""
+def refuse_impossible(
+    models: Sequence[Model], sizes: Mapping[Role, int], *, mount_router: bool, switch_roles: bool
+) -> None:
+    """Raises ClusterError if the router cannot be mounted, or the pool manager could switch no instance: it moves those that serve one
+    stage, between such stages.
+    """
     if mount_router and len(models) > 1:
         text = "--mount-router serves one model: a router of its own serves each of several"
         raise ClusterError(text, caller=True)
-
-
-def refuse_unswitchable(sizes: Mapping[Role, int]) -> None:
-    """Raises ClusterError if the pool manager could switch no instance: it moves those that serve one stage, between such stages."""
-    alone = [role for role in sizes if len(role.stages) == 1]
-    if len(alone) < 2:
+    if switch_roles and sum(len(role.stages) == 1 for role in sizes) < 2:
         text = "--switch-roles moves instances between roles E, P and D, of which it needs two: such as --roles E:2,P:1,D:1"
         raise ClusterError(f"{text}; there will be {', '.join(role.value for role in sizes)}", caller=True)
 

@@ -207,7 +207,7 @@ def up(
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.model import Model
-    from triptych.cli.plan import refuse_impossible, refuse_tls, refuse_unswitchable
+    from triptych.cli.plan import refuse_impossible, refuse_tls
     from triptych.cli.scaling import options_of
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
@@ -220,10 +220,8 @@ def up(
         sizes = placed(roles)
         if preset is not None and chosen is not None:
             chosen.placed_as(roles, preset)
-        refuse_impossible(models, mount_router=mount_router)
         switches = bool(chosen is not None and chosen.switching) if switch_roles is None else switch_roles
-        if switches:
-            refuse_unswitchable(sizes)
+        refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switches)
         decides = autoscale or switches
         measures = decides and profiles is None and delay_profile is None and model in (None, ["demo"])
         if reprofile and not measures:

@@ -9,7 +9,9 @@ MOST_BREAKS = 4
 RETURN_S = 10.0
 """How long a request looks for a router after it has lost one, which may come back itself."""
 RESTART_S = 3.0
-"""How long it looks for one while some cannot be reached and the others are unavailable: one ends, and the one before it begins."""
+"""How long it looks for one while some cannot be reached and the others are unavailable, as in a rolling restart: one drains while the one
+that was restarted before it is not connected yet.
+"""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 0.5
 

@@ -20,8 +20,6 @@ from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.scaling import options_of
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role
-from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_profiles
 
 DEMO = [Model.named("demo")]
 OTHER: dict[str, Any] = {
@@ -37,14 +35,6 @@ OTHER: dict[str, Any] = {
 PLAIN = replace(PRESETS["modserve"], roles="E:2,P:1,D:1")
 """Of roles that can switch."""
 PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("profiles")
-    for one in synthetic_profiles(MODEL_DIR):
-        write_profile(directory / one.file_name, one)
-    return directory
 
 
 def started(preset: Preset, profiles: Path, slo: str | None = None) -> list[tuple[str, ...]]:

@@ -26,14 +26,6 @@ def sizes(encoders: int = 2, text: int = 1) -> dict[Role, int]:
     return {Role.E: encoders, Role.PD: text}
 
 
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("profiles")
-    for one in synthetic_profiles(MODEL_DIR):
-        write_profile(directory / one.file_name, one)
-    return directory
-
-
 def test_flags_of_scaling_are_those_of_the_services(profiles: Path) -> None:
     plain = options_of(DEMO, sizes())
     assert plain == {"encoder": (), "text": (), "router": (), "pool_manager": ("--max-instances", "8")}
