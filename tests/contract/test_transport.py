@@ -238,7 +238,9 @@ async def test_pulls_from_a_closed_holder_fail_fast(holder: Site, reader: Site, 
     await holder.transport.close()
     async with asyncio.timeout(MAX_PULL_S / 2):
         with pytest.raises(TransferFailed):
-            await peer.pull(ticket, reader.arena.base)
+            while True:  # NIXL's own thread of the reader learns that the holder is gone: a read may come before
+                await peer.pull(ticket, reader.arena.base)
+                await asyncio.sleep(0.001)
 
 
 async def test_a_restarted_holder_and_its_earlier_incarnation_can_both_be_read(kit: Kit, reader: Site) -> None:
