@@ -348,8 +348,8 @@ class Sleeper:
         self._thread.join()
 
 
-async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict[str, Any]]:
-    """The row, and how busy the machine was. Raises AssertionError if a request failed."""
+async def measured_processes(load: Load, row: str, seed: int, logs: Path | None) -> tuple[Row, dict[str, Any]]:
+    """The row, and how busy the machine was; the processes' logs go to ``logs``. Raises AssertionError if a request failed."""
     roles = ",".join(f"{role.value}:{sum(one is role for one in _roles(row))}" for role in (Role.E, Role.P, Role.D))
     records: list[bench.Record] = []
     switched: list[tuple[float, str]] = []
@@ -366,7 +366,7 @@ async def measured_processes(load: Load, row: str, seed: int) -> tuple[Row, dict
             "gateway": ("--request-timeout-s", f"{_PATIENCE_S:g}"),
         }
         async with LocalCluster(
-            f"{_MODEL}={model}", roles=roles, switch_roles=row == SWITCHING, options=options
+            f"{_MODEL}={model}", roles=roles, switch_roles=row == SWITCHING, options=options, log_dir=logs
         ) as cluster:
             manager = PoolManagerStub(cluster.manager_target)
             endpoint = bench.Endpoint(cluster.url, timeout_s=_PATIENCE_S)
@@ -440,6 +440,7 @@ def main() -> None:
     add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="one shift with short answers: shows that it works")
     parser.add_argument("--seed", type=int, default=Settings().seed)
+    parser.add_argument("--logs", type=Path, help="with --processes: a new directory for their logs")
     parser.add_argument("--loads", help="of those above, separated by semicolons")
     parser.add_argument(
         "--processes", action="store_true", help="the load shift, in virtual time and with real processes"
@@ -462,20 +463,20 @@ def main() -> None:
     show(rows)
     said: dict[str, Any] = {"costs": asdict(COSTS), "objectives": SLO, "limits": asdict(SwitchLimits())}
     if arguments.processes:
-        said |= of_processes(settings, rows)
+        said |= of_processes(settings, rows, arguments.logs)
     write_figures(
         arguments.json,
         {"machine": described, "settings": asdict(settings), **said, "rows": [asdict(row) for row in rows]},
     )
 
 
-def of_processes(settings: Settings, virtual: Sequence[Row]) -> dict[str, Any]:
+def of_processes(settings: Settings, virtual: Sequence[Row], logs: Path | None) -> dict[str, Any]:
     """The figures of real processes, beside those in virtual time."""
     real: list[Row] = []
     busy: list[dict[str, Any]] = []
     for load in settings.loads:
         for name in settings.rows:
-            row, how_busy = uvloop.run(measured_processes(load, name, settings.seed))
+            row, how_busy = uvloop.run(measured_processes(load, name, settings.seed, logs and logs / name))
             real.append(row)
             busy.append(how_busy)
             print(row, how_busy, flush=True)

@@ -29,7 +29,8 @@ PREFILL, DECODE = {"prefill-1", "prefill-2"}, {"decode-1", "decode-2"}
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """With a spare of each that is killed. What was killed is started again."""
     logs = tmp_path_factory.mktemp("logs")
-    async with LocalCluster(roles="E:1,P:2,D:2", restart=True, log_dir=logs) as running:
+    options = {"text": ("--hand-over-on-drain",)}
+    async with LocalCluster(roles="E:1,P:2,D:2", restart=True, options=options, log_dir=logs) as running:
         yield running
     assert_no_stacks(logs)
 
@@ -96,29 +97,35 @@ async def test_a_stream_goes_on_when_one_of_its_instances_is_killed(
         assert told["continuations"] == 1
 
 
-async def test_a_decode_pool_shrinks_without_a_word_lost(
+async def test_a_decode_pool_that_shrinks_hands_its_answers_over(
     cluster: LocalCluster, http: httpx.AsyncClient, whole: Streamed
 ) -> None:
     manager = PoolManagerStub(cluster.manager_target)
+    begun: set[str] = set()
     ordered: list[str] = []
 
     async def shrink(request_id: str, tokens: int) -> None:
+        begun.add(request_id)
         if tokens >= TOKENS // 5 and not ordered:
             ordered.append(request_id)
             await manager.set_size(ManualSize(MODEL_ID, Role.D, 1, 600.0))
 
-    async def nothing(request_id: str, tokens: int) -> None: ...
+    async def note(request_id: str, tokens: int) -> None:
+        begun.add(request_id)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(sampled(http, called)) for called in (shrink, nothing, nothing)]
+        tasks = [group.create_task(sampled(http, called)) for called in (shrink, note, note)]
     await manager.close()
     for task in tasks:
         assert_equal(task.result(), whole)
     async with asyncio.timeout(60):
         while True:
-            if len(DECODE & cluster.processes.keys()) == 1:
+            if len(left := DECODE & cluster.processes.keys()) == 1:
                 break
             await asyncio.sleep(0.1)
+    told = [await timeline_by_id(http, request_id) for request_id in begun]
+    assert {one["text_instance"] for one in told} == left, "what ran at the instance that drained goes on at the other"
+    assert not any(one["continuations"] for one in told), "no answer was lost with its instance"
 
 
 async def test_instances_with_prefill_or_decode_may_encode_as_well(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ _AHEAD = 32
 """Request bodies prepared ahead."""
 _NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MOST_NAMES = 8
+_MAX_ERROR_CHARS = 200
 NOT_SENT = "not sent: too many in flight"
 
 
@@ -179,7 +180,7 @@ class _Answer:
         self._chunks = 0
         self._counted = 0
         self._done = False
-        self._failed = False
+        self._failure = ""
 
     @property
     def completion_tokens(self) -> int:
@@ -188,8 +189,8 @@ class _Answer:
 
     @property
     def error(self) -> str:
-        if self._failed:
-            return "error in the stream"
+        if self._failure:
+            return self._failure
         return "" if self._done and self.ttft_s is not None else "broke off"
 
     def take(self, line: str, at_s: float) -> None:
@@ -201,7 +202,7 @@ class _Answer:
             return
         event = json.loads(data)
         if "error" in event:
-            self._failed = True
+            self._failure = f"error in the stream: {event['error']['message']}"[:_MAX_ERROR_CHARS]
             return
         if usage := event.get("usage"):
             self.prompt_tokens = int(usage.get("prompt_tokens") or 0)

@@ -110,7 +110,9 @@ async def test_requests_are_sent_without_waiting_for_earlier_ones() -> None:
     ("answer", "error"),
     [
         ((b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n",), "HTTP 429"),
-        ((OK, chunk("a"), event({"error": {"message": "x"}}), DONE), "error in the stream"),
+        ((OK, chunk("a"), event({"error": {"message": "x"}}), DONE), "error in the stream: x"),
+        ((OK, chunk("a"), event({"error": {"message": "x" * 1000}}), DONE), f"error in the stream: {'x' * 179}"),
+        ((OK, event({"error": "x"})), "not an OpenAI stream"),
         ((OK, chunk("a")), "broke off"),
         ((OK, DONE), "broke off"),
         ((OK, b"data: {\n\n"), "not an OpenAI stream"),
