@@ -236,11 +236,16 @@ def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_pulls_from_a_closed_holder_fail_fast(holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     await holder.transport.close()
+
+    async def pull_until_noticed() -> None:
+        """The reader's NIXL learns in a thread of its own that the holder is gone. A read that comes before succeeds."""
+        while True:
+            await peer.pull(ticket, reader.arena.base)
+            await asyncio.sleep(0.001)
+
     async with asyncio.timeout(MAX_PULL_S / 2):
         with pytest.raises(TransferFailed):
-            while True:  # NIXL's own thread of the reader learns that the holder is gone: a read may come before
-                await peer.pull(ticket, reader.arena.base)
-                await asyncio.sleep(0.001)
+            await pull_until_noticed()
 
 
 async def test_a_restarted_holder_and_its_earlier_incarnation_can_both_be_read(kit: Kit, reader: Site) -> None:
