@@ -49,7 +49,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import fastest_s
+from triptych.engine.timing import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.telemetry import Telemetry

@@ -44,10 +44,10 @@ def checkpoint() -> Checkpoint:
 def own(kv: KvOptions | None = None, **options: Any) -> TransformersTextEngine:
     return TransformersTextEngine(
         checkpoint(),
-        EngineOptions(**({"kv_cache_bytes": 16 << 20, "packed_weight_bytes": 0} | options)),
+        EngineOptions(**({"kv_cache_bytes": 16 << 20} | options)),
         model_id=MODEL_ID,
         max_embedding_bytes=MAX_EMBEDDING_BYTES,
-        compute=ComputeOptions(),
+        compute=ComputeOptions(packed_weight_bytes=0),
         kv=kv,
     )
 

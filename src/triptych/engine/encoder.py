@@ -22,7 +22,9 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
+from triptych.engine.packed_weights import pack
 from triptych.engine.tensors import is_finite, to_bytes
+from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
@@ -30,6 +32,8 @@ from triptych.ports import StopSignal
 
 _NBYTES_PER_VALUE = 4
 _CHANNELS = 3
+_LEAST_ROWS = 33
+"""Products of fewer rows hardly count: an image has at least some tens of patches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +173,11 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         compute: ComputeOptions,
         decoding: Decoding | None = None,
     ) -> None:
-        torch.set_num_threads(compute.torch_threads)
+        prepare_torch(compute)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
         dtype = DTYPES[compute.dtype]
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=dtype, device=torch.device(compute.device))
         adapter = adapters.encoder(model, checkpoint)
+        pack(model, most_nbytes=compute.packed_weight_bytes, least_rows=_LEAST_ROWS)
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)

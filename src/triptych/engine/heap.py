@@ -1,4 +1,4 @@
-"""Tunes the C library's heap for the memory that decoder passes free."""
+"""Tunes the C library's heap for the memory that passes free."""
 
 import ctypes
 from typing import Any

@@ -1,7 +1,8 @@
 """Measures, at start, how much the encoder may do between two decode steps on the same device."""
 
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe, fastest_s
+from triptych.engine.measuring import EncoderProbe
+from triptych.engine.timing import fastest_s
 from triptych.policy.batching import largest_within
 from triptych.policy.iteration import ImageBudget
 

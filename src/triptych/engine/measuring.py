@@ -16,6 +16,7 @@ from PIL import Image
 
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.timing import timed_s
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.ports import EngineRequest, TextEngine
@@ -23,17 +24,6 @@ from triptych.ports import EngineRequest, TextEngine
 PROBE_SIDE_PX = 448
 _SOUND_S = 10
 _SAMPLE_RATE_HZ = 16_000
-
-
-def timed_s(work: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s
-
-
-def fastest_s(work: Callable[[], object]) -> float:
-    """The shorter of two runs: disturbances only lengthen a measurement."""
-    return min(timed_s(work) for _ in range(2))
 
 
 @dataclass(frozen=True, slots=True)

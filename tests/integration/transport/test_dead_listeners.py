@@ -38,7 +38,7 @@ async def test_an_instance_ends_when_a_listening_socket_is_dead(
     if kind == "encoder":
         opened: Any = encoder_app(EncoderSettings(**shared, arena_bytes=MIB))
     else:
-        engine = EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0)
+        engine = EngineOptions(kv_cache_bytes=MIB)
         opened = text_app(TextSettings(**shared, image_cache_bytes=MIB, engine=engine))
     async with opened as running:
         assert len(bound) == arenas

@@ -6,7 +6,7 @@ import torch
 
 from triptych.domain.kv_segment import KvSegment
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.measuring import fastest_s
+from triptych.engine.timing import fastest_s
 from triptych.machine.text.host_copies import CopyIn, CopyOut
 from triptych.machine.text.running_batch import Move
 

@@ -32,9 +32,6 @@ class EngineOptions:
     cross_cache_bytes: Count = 1 << 30
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""
-    packed_weight_bytes: Count = 2 << 30
-    """CPU, float32: memory for a second, packed copy of weights, with which small batches run up to twice as fast. The
-    largest layers come first; 0 packs none."""
     enforce_eager: bool = False
     """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding."""
 

@@ -20,15 +20,15 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
-from triptych.engine.decoder.packed_weights import pack
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
-from triptych.engine.heap import keep_freed
 from triptych.engine.measuring import TextProbe
+from triptych.engine.packed_weights import pack
 from triptych.engine.request_checks import RequestLimits
+from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import BadModel
@@ -70,8 +70,7 @@ class TransformersTextEngine:
         ``kv``: layout of KV memory; None is the device's default.
         """
         max_sequences, token_budget = options.max_sequences, options.token_budget
-        torch.set_num_threads(compute.torch_threads)
-        keep_freed()
+        prepare_torch(compute)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
         self._device = torch.device(compute.device)
@@ -79,7 +78,7 @@ class TransformersTextEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self._adapter = adapters.decoder(model, checkpoint)
-        pack(model, most_nbytes=options.packed_weight_bytes)
+        pack(model, most_nbytes=compute.packed_weight_bytes)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder

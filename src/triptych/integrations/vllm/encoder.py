@@ -14,6 +14,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder import AdapterEncoderEngine
 from triptych.engine.media.item import Decoding
+from triptych.engine.torch_process import prepare_torch
 from triptych.integrations.vllm.arguments import ENCODER_ARGUMENTS, encoder_args
 from triptych.integrations.vllm.families import encoder_adapter
 from triptych.integrations.vllm.release import SUPPORTED
@@ -39,7 +40,7 @@ class VllmEncoderEngine(AdapterEncoderEngine):
     ) -> None:
         """``arguments`` is a command line of vLLM's engine arguments."""
         adapter = encoder_adapter(checkpoint.family)
-        torch.set_num_threads(compute.torch_threads)
+        prepare_torch(compute)
         told = encoder_args(arguments, checkpoint, model_id=model_id, compute=compute)
         values = _values(told)
         options = " ".join(f"{name}={value}" for name, value in values.items())

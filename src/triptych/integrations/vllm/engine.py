@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from prometheus_client.core import Metric
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import RequestStatus
@@ -19,6 +18,7 @@ from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.engine.torch_process import prepare_torch
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.integrations.vllm.connector import TriptychConnector
 from triptych.integrations.vllm.families import item_adapter
@@ -88,7 +88,7 @@ class VllmTextEngine:
         dtype = DTYPES[compute.dtype]
         self._adapter = item_adapter(checkpoint.family, dtype)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
-        torch.set_num_threads(compute.torch_threads)
+        prepare_torch(compute)
         self._started = started = start(
             arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over
         )

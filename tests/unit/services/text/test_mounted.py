@@ -65,7 +65,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
     settings = told(
         **small,
         mount_encoder=f"--arena-bytes {MIB}",
-        engine=EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0, tpot_slo_s=0.05, max_sequences=4),
+        engine=EngineOptions(kv_cache_bytes=MIB, tpot_slo_s=0.05, max_sequences=4),
     )
     async with app(settings) as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
         stub = InstanceStub(f"127.0.0.1:{running.port}")
@@ -95,7 +95,7 @@ async def test_the_process_fails_when_either_service_fails(side: str, monkeypatc
     small = {
         "image_cache_bytes": MIB,
         "transfers": TransferOptions(("shm",)),
-        "engine": EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0),
+        "engine": EngineOptions(kv_cache_bytes=MIB),
     }
 
     def broken() -> None:

@@ -1,0 +1,12 @@
+"""Prepares torch for the engines of a process."""
+
+import torch
+
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.heap import keep_freed
+
+
+def prepare_torch(compute: ComputeOptions) -> None:
+    """Before a model is loaded. Of the process as a whole: the engine that is opened last decides on the threads."""
+    torch.set_num_threads(compute.torch_threads)
+    keep_freed()
