@@ -3,6 +3,7 @@
 Float32 and greedy, token for token; prompts are built as the router builds them and equal the processor's.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -155,6 +156,20 @@ def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
+def test_drawn_choices_go_on_in_another_engine(case: Case) -> None:
+    """By seed, with the keys and values of one prompt for both."""
+    request = case.request("drawn", case.question(9, 2), ANSWER_TOKENS)
+    sampling = replace(request.sampling, temperature=0.8, top_p=0.95, seed=7, n=2)
+    request = replace(request, sampling=sampling)
+    source, target = case.engine(kv=KvOptions(48, contiguous=False)), case.engine(kv=KvOptions(16, contiguous=True))
+    source.add(request)
+    whole = by_choice(run_out(source))
+    begun, packed = prefill(source, request)
+    outputs = [*begun, *go_on(target, request, by_choice(begun), dict.fromkeys(range(2), packed)), *run_out(target)]
+    assert by_choice(outputs) == whole
+    assert whole[0] != whole[1]
+
+
 def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case: Case) -> None:
     """One after the other, while those before are decoded; a segment of every third is lost."""
     prefills = case.engine(kv=KvOptions(48, contiguous=False), token_budget=4 * case.tiny.chunk_tokens)
@@ -233,3 +248,18 @@ def first_token(engine: TransformersTextEngine, name: str) -> list[int]:
 
 def test_every_family_is_tested() -> None:
     assert {tiny.model_type for tiny in TINIES.values()} == set(ADAPTERS)
+
+
+def run_out(engine: TransformersTextEngine) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def by_choice(outputs: Iterable[EngineOutput]) -> dict[int, list[int]]:
+    """The tokens of a single request."""
+    found: dict[int, list[int]] = {}
+    for one in outputs:
+        found.setdefault(one.choice, []).extend(one.token_ids)
+    return found
