@@ -17,6 +17,7 @@ from triptych.store.memory import MemoryStore
 from triptych.wire.documents import manager_document
 
 from .gauges import watch
+from .record import ManagerRecord
 from .service import PoolManagerService
 from .servicer import SERVICE_NAME, PoolManagerServicer
 from .settings import PoolManagerSettings
@@ -53,6 +54,7 @@ async def app(
             scaler=scaler,
             owner=owner,
             profiles=known_profiles(settings.profiles),
+            record=ManagerRecord(telemetry.metrics),
         )
         watch(telemetry.metrics, service)
 

@@ -330,6 +330,14 @@ class Control:
         pool = self.pools.get(PoolName(model, role))
         return () if pool is None else pool.machine.records(self._clock())
 
+    def pressures(self) -> dict[tuple[str, ...], float]:
+        """By model and stage, as ``SwitchMachine.pressures``; empty where this manager decides on no switches."""
+        return {
+            (model, stage.value): pressure
+            for model, machine in self._switches.items()
+            for stage, pressure in machine.pressures.items()
+        }
+
     def sizes(self) -> dict[PoolName, ScalingStatus]:
         """The size of each pool, without advice."""
         return {name: pool.machine.status(self._clock()) for name, pool in self.pools.items()}

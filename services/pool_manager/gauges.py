@@ -30,6 +30,10 @@ class State(Protocol):
 
     def members_by_state(self) -> dict[tuple[str, ...], int]: ...
 
+    def instances_by_stage(self) -> dict[tuple[str, ...], int]: ...
+
+    def switches_pending_s(self) -> dict[tuple[str, ...], float]: ...
+
 
 def watch(metrics: Metrics, state: State) -> None:
     """Read ``state`` at every scrape."""
@@ -49,10 +53,33 @@ def watch(metrics: Metrics, state: State) -> None:
         yield gauge("triptych_pool_manager_leads", "1 if this manager decides on sizes", float(leads))
         yield gauge("triptych_pool_store_up", "0 while the store does not answer", float(not store_fault))
         yield gauge("triptych_pool_scaler_up", "0 while the scaler does not answer", float(not control.scaled.fault))
+        yield from _stages(state)
         yield from _sizes(control)
         yield from _counts(control)
 
     metrics.watch(read)
+
+
+def _stages(state: State) -> Iterable[Metric]:
+    of_stage = ("model_name", "stage")
+    yield gauge(
+        "triptych_pool_serving_instances",
+        "Active instances that serve the stage, by their last reports",
+        state.instances_by_stage(),
+        of_stage,
+    )
+    yield gauge(
+        "triptych_pool_stage_pressure",
+        "What the stage is going to hold over what its instances may hold within their objectives; above 1 it is short",
+        state.control.pressures(),
+        of_stage,
+    )
+    yield gauge(
+        "triptych_pool_switch_pending_seconds",
+        "Age of the oldest order to switch that is not obeyed; 0 without one",
+        state.switches_pending_s(),
+        ("model_name",),
+    )
 
 
 def _sizes(control: Control) -> Iterable[Metric]:

@@ -25,7 +25,7 @@ from triptych.domain.pool import (
 from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import WindowReport
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.pool_manager.member_events import (
@@ -39,6 +39,7 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchEnded,
     SwitchWanted,
     Tick,
 )
@@ -55,6 +56,7 @@ from triptych.store.memory import MemoryStore
 
 from .capacity import Capacities
 from .control import Control
+from .record import NO_RECORD, Record
 from .settings import PoolManagerSettings
 from .sharing import SharedProfiles
 
@@ -116,6 +118,7 @@ class PoolManagerService:
         owner: str = "",
         profiles: KnownProfiles | None = None,
         hour: Clock = hours,
+        record: Record = NO_RECORD,
     ) -> None:
         """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
 
@@ -123,6 +126,7 @@ class PoolManagerService:
         time in hours since the beginning of 1970.
         """
         self._settings = settings
+        self._record = record
         self._clock = clock
         self._scope = scope
         self._began_s = clock()
@@ -198,6 +202,22 @@ class PoolManagerService:
                 key = ("" if pool.role is None else pool.role.value, state)
                 found[key] = found.get(key, 0) + 1
         return found
+
+    def instances_by_stage(self) -> dict[tuple[str, ...], int]:
+        """Number of active instances that serve a stage, by model and stage, those that are suspected left out."""
+        found: dict[tuple[str, ...], int] = {}
+        for pool in self._machine.pools(self._clock()):
+            if pool.role is None:
+                continue
+            for stage in Stage:
+                key = (pool.model, stage.value)
+                there = (one for one in pool.members if one.condition is MemberCondition.ACTIVE and not one.suspected)
+                found[key] = found.get(key, 0) + sum(stage in one.open for one in there)
+        return found
+
+    def switches_pending_s(self) -> dict[tuple[str, ...], float]:
+        """By model, the age of the oldest order to switch that is not obeyed; 0 without one."""
+        return {(model,): age_s for model, age_s in self._machine.switches_pending_s(self._clock()).items()}
 
     @property
     def silences(self) -> Mapping[tuple[str, ...], int]:
@@ -376,5 +396,7 @@ class PoolManagerService:
                     self._changes.notify()
                 case Logged(instance_id, what):
                     logger.info("%s %s", instance_id, what)
+                case SwitchEnded():
+                    self._record.switch_ended(effect)
                 case _:
                     """The stream is gone."""

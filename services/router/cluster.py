@@ -36,6 +36,7 @@ from triptych.machine.router.cluster_events import (
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.lenders import LendingCounts
 from triptych.machine.router.shared_events import CreditReturned, Granted, Moved, Refused, TextPoolLost
 from triptych.policy.policies import Policies
 from triptych.policy.routing import Pool
@@ -151,6 +152,11 @@ class Cluster:
     def waiting_for_kv(self) -> int:
         """Requests waiting for KV memory where their answers will go on."""
         return self._machine.waiting_for_kv
+
+    @property
+    def lending(self) -> LendingCounts:
+        """Encoders that lend, and the requests that they get."""
+        return self._machine.lending
 
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest time that a request has waited for that room."""

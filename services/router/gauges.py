@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MembershipSnapshot
+from triptych.machine.router.lenders import LendingCounts
 from triptych.runtime.managed_membership import membership_gauges
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 
@@ -38,6 +39,9 @@ class ClusterState(Protocol):
 
     @property
     def outstanding_credits(self) -> int: ...
+
+    @property
+    def lending(self) -> LendingCounts: ...
 
     def longest_waits_s(self) -> dict[int, float]: ...
 
@@ -104,8 +108,30 @@ def watch(metrics: Metrics, state: State) -> None:
             {(outcome,): count for outcome, count in cluster.hints_followed.items()},
             ("outcome",),
         )
-
+        yield from _lending(cluster.lending)
         yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
         yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)
 
     metrics.watch(read)
+
+
+def _lending(counts: LendingCounts) -> Iterable[Metric]:
+    yield gauge(
+        "triptych_lenders",
+        "Encoders that can lend, by whether they take text requests now",
+        {(state.value,): number for state, number in counts.lenders.items()},
+        ("state",),
+    )
+    yield gauge("triptych_requests_lent", "Text requests at these encoders now, from this router", counts.requests)
+    yield total(
+        "triptych_lent_requests",
+        "Text requests given to encoders that lend, by where they come from",
+        {(how,): number for how, number in counts.lent.items()},
+        ("how",),
+    )
+    yield total(
+        "triptych_lent_requests_taken_back",
+        "Text requests without a token that were given to another instance again",
+        {(reason,): number for reason, number in counts.taken_back.items()},
+        ("reason",),
+    )

@@ -33,7 +33,7 @@ from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
-from triptych.runtime.metrics import Read
+from triptych.runtime.metrics import Metrics, Read
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.registrar import SetStages
@@ -55,9 +55,9 @@ from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler, VisionEncoder
 from .engine_loop import handing_engine
-from .gauges import KvMemory, watch
+from .gauges import KvMemory, watch, watch_stages
 from .kv_store import KvStore
-from .record import TextRecord
+from .record import MeteredSwitches, TextRecord
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
@@ -131,7 +131,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 running,
                 telemetry=telemetry,
                 tls=tls,
-                set_stages=switches(states, running.service),
+                set_stages=switches(states, telemetry.metrics, running.service),
             ),
         ):
             yield running
@@ -332,9 +332,12 @@ def states_of(settings: TextSettings) -> StageStates | None:
     return None if settings.switchable is None else StageStates(settings.role, settings.switchable)
 
 
-def switches(states: StageStates | None, *services: SwitchingService) -> SetStages | None:
+def switches(states: StageStates | None, metrics: Metrics, *services: SwitchingService) -> SetStages | None:
     """What switches an instance of these services, if it can."""
-    return None if states is None else Switching(states, services, clock=monotonic).set_stages
+    if states is None:
+        return None
+    watch_stages(metrics, states, monotonic)
+    return Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics)).set_stages
 
 
 def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:

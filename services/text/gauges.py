@@ -1,4 +1,4 @@
-"""The text instance's gauges, read at every scrape: queue, batch, KV memory, embeddings, pulls, connections."""
+"""The text instance's gauges, read at every scrape: queue, batch, KV memory, embeddings, pulls, connections, open stages."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
 from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.stage_states import StageStates
+from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 from triptych.transport.receiver import TensorReceiver
@@ -115,6 +117,20 @@ def watch(
         yield gauge("triptych_connections", "Connections to holders' memory", connections(), ("backend",))
         chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
         yield gauge("triptych_transport_preferred", "The backend that the settings prefer", chosen, ("backend",))
+
+    metrics.watch(read)
+
+
+def watch_stages(metrics: Metrics, states: StageStates, clock: Clock) -> None:
+    """Read the stages of an instance that switches at every scrape."""
+
+    def read() -> Iterable[Metric]:
+        found: dict[tuple[str, ...], float] = {
+            (stage.value,): float(stage in states.open) for stage in Stage if stage in states.widest.stages
+        }
+        yield gauge("triptych_stage_open", "1 if the instance takes work of this stage", found, ("stage",))
+        text = "Since the last order to switch; 0 once it is carried out"
+        yield gauge("triptych_switch_pending_seconds", text, states.pending_s(clock()))
 
     metrics.watch(read)
 

@@ -126,7 +126,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             async with beside as text:
                 both = TextWithEncoder(text, encoder)
                 whole = HybridInstance(text.service, encoder.service, settings)
-                set_stages = switches(states, text.service, encoder.service)
+                set_stages = switches(states, telemetry.metrics, text.service, encoder.service)
                 async with instance_registered(
                     settings, whole, both, telemetry=telemetry, tls=tls, set_stages=set_stages
                 ):

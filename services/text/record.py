@@ -1,4 +1,4 @@
-"""Observability of requests and pulls: metrics, and stages on the request's trace."""
+"""Observability of requests, pulls and switches: metrics, and stages on the request's trace."""
 
 from typing import Protocol
 
@@ -36,8 +36,10 @@ class Record(PullRecord, Protocol):
         """
         ...
 
-    def handed_over(self, segments: int, prefill_s: float) -> None:
-        """An answer goes on elsewhere, with so many segments. Its first token came so long after the start."""
+    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+        """An answer goes on elsewhere, with so many segments. Its first token came so long after the start. ``why``: ``asked`` for by
+        the request, ``drain``, ``switch``, or ``held_up`` by items that go first.
+        """
         ...
 
 
@@ -59,11 +61,62 @@ class NoRecord(NoPullRecord):
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         del outcome, count, nbytes
 
-    def handed_over(self, segments: int, prefill_s: float) -> None:
-        del segments, prefill_s
+    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+        del segments, prefill_s, why
 
 
 NO_RECORD = NoRecord()
+
+
+class SwitchRecord(Protocol):
+    """Receives what becomes of orders to switch."""
+
+    def switched(self, took_s: float) -> None:
+        """All is as the last order wants it, so long after it."""
+        ...
+
+    def overtaken(self) -> None:
+        """A newer order came before that."""
+        ...
+
+    def refused(self) -> None:
+        """The order is older than the last one, or cannot be obeyed."""
+        ...
+
+
+class NoSwitchRecord:
+    """A ``SwitchRecord`` that does nothing."""
+
+    def switched(self, took_s: float) -> None:
+        del took_s
+
+    def overtaken(self) -> None: ...
+
+    def refused(self) -> None: ...
+
+
+NO_SWITCH_RECORD = NoSwitchRecord()
+
+
+class MeteredSwitches:
+    """A ``SwitchRecord`` that writes to metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        orders = metrics.counter("triptych_switches", "Orders to switch to another role", ("outcome",))
+        self._done, self._overtaken, self._refused = map(orders.labels, ("done", "overtaken", "refused"))
+        self._seconds = metrics.histogram(
+            "triptych_switch_seconds", "From an order to switch until the other stages are closed"
+        )
+
+    def switched(self, took_s: float) -> None:
+        self._done.inc()
+        self._seconds.observe(took_s)
+
+    def overtaken(self) -> None:
+        self._overtaken.inc()
+
+    def refused(self) -> None:
+        self._refused.inc()
 
 
 class TextRecord:
@@ -88,7 +141,7 @@ class TextRecord:
             "triptych_kv_segments", "Segments of keys and values of requests that are handed over", ("outcome",)
         )
         self._kv_bytes = counter("triptych_kv_segment_bytes", "Bytes of these segments", ("outcome",))
-        self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments",))
+        self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments", "why"))
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
         )
@@ -141,8 +194,8 @@ class TextRecord:
         self._kv_segments.labels(outcome).inc(count)
         self._kv_bytes.labels(outcome).inc(nbytes)
 
-    def handed_over(self, segments: int, prefill_s: float) -> None:
-        self._hand_overs.labels("yes" if segments else "no").inc()
+    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+        self._hand_overs.labels("yes" if segments else "no", why).inc()
         self._stages["prefill"].observe(prefill_s)
         if (span := tracing.recording()) is not None:
             span.stages({"prefill": prefill_s})

@@ -81,6 +81,8 @@ class _Job:
     """It is moved for that once, as it may be held up anywhere."""
     is_leaving: bool = False
     """The instance drains, a stage closes, or items hold it up: it goes on elsewhere if it can."""
+    why_leaving: str = ""
+    """As in ``Record.handed_over``."""
 
     @property
     def needs(self) -> frozenset[Stage]:
@@ -213,6 +215,7 @@ class TextService:
                     ready_tokens = []
                 if sequences.longest_gap_s > self._tolerated_gap_s and not (request.continued or job.has_been_held_up):
                     job.is_leaving = job.has_been_held_up = True
+                    job.why_leaving = "held_up"
                 is_last = request.hands_over
                 if job.is_leaving and not is_last and answered.issuperset(answers):
                     is_last = await self._pause(job, answers)
@@ -284,9 +287,9 @@ class TextService:
         self, job: _Job, choices: Collection[int], prefill_s: float
     ) -> AsyncGenerator[Sequence[TextEvent]]:
         """``HandedOver``, once what can be handed over is sealed."""
-        handing = job.handing
+        handing, why = job.handing, "asked" if job.request.hands_over else job.why_leaving
         if handing is None:
-            self._record.handed_over(0, prefill_s)
+            self._record.handed_over(0, prefill_s, why)
             yield (HandedOver((), prefill_s),)
             return
         handing.end()
@@ -298,7 +301,7 @@ class TextService:
         try:
             yield (handed_over,)
             is_taken = True
-            self._record.handed_over(len(handed_over.segments), prefill_s)
+            self._record.handed_over(len(handed_over.segments), prefill_s, why)
         finally:
             if not is_taken:
                 handing.take_back(handed_over)
@@ -389,16 +392,16 @@ class TextService:
         self._watched_load.notify()
         if self._settings.hand_over_on_drain and self._kv is not None:
             for job in self._jobs.values():
-                self._leave(job)
+                self._leave(job, "drain")
         await self._watched_load.wait_until(
             lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
         )
 
-    def _leave(self, job: _Job) -> None:
+    def _leave(self, job: _Job, why: str) -> None:
         """It ends with Unavailable if it has not begun, else it is handed over if that can be."""
         if job.has_begun and job.handing is not None:
             return  # it is handed over already, or will be
-        job.is_leaving = True
+        job.is_leaving, job.why_leaving = True, why
         if job.limit is not None and not job.limit.expired():
             job.limit.reschedule(asyncio.get_running_loop().time())
 
@@ -409,7 +412,7 @@ class TextService:
         for job in self._jobs.values():
             closed = job.needs - self._open
             if closed and (not job.has_begun or Stage.DECODE in closed):
-                self._leave(job)
+                self._leave(job, "switch")
         self._watched_load.notify()
 
     def is_idle(self, stage: Stage) -> bool:

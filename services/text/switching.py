@@ -10,6 +10,7 @@ from triptych.machine.stage_states import (
     Emptied,
     Open,
     Opened,
+    OrderOvertaken,
     Refuse,
     StageStates,
     Switched,
@@ -17,6 +18,8 @@ from triptych.machine.stage_states import (
     SwitchWanted,
 )
 from triptych.ports import Clock
+
+from .record import NO_SWITCH_RECORD, SwitchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,15 @@ class SwitchingService(Protocol):
 class Switching:
     """All that the stages need is resident, so that they open at once."""
 
-    def __init__(self, states: StageStates, services: Sequence[SwitchingService], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        states: StageStates,
+        services: Sequence[SwitchingService],
+        *,
+        clock: Clock,
+        record: SwitchRecord = NO_SWITCH_RECORD,
+    ) -> None:
+        self._record = record
         self._states = states
         self._services = services
         self._clock = clock
@@ -70,8 +81,12 @@ class Switching:
                 case Close():
                     pass  # the services are told of all changes together
                 case Refuse(error):
+                    self._record.refused()
                     raise error
+                case OrderOvertaken():
+                    self._record.overtaken()
                 case Switched(took_s):
+                    self._record.switched(took_s)
                     logger.info("has switched within %.3f s", took_s)
 
     def validate(self) -> None:

@@ -160,6 +160,13 @@ class MemberCondition(StrEnum):
     """Nothing runs there any more; it can be stopped."""
 
 
+def served(told: Registration, load: InstanceLoad) -> frozenset[Stage]:
+    """The stages that a member serves, by its last report if it can switch."""
+    if told.switchable is not None and load.stages:
+        return frozenset(load.stages)
+    return frozenset() if told.role is None else told.role.stages
+
+
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
     """A member as the manager sees it. Times are in seconds before now."""
@@ -182,10 +189,7 @@ class MemberStatus:
     @property
     def open(self) -> frozenset[Stage]:
         """The stages that it serves, by its last report if it can switch."""
-        told = self.registration
-        if told.switchable is not None and self.load.stages:
-            return frozenset(self.load.stages)
-        return frozenset() if told.role is None else told.role.stages
+        return served(self.registration, self.load)
 
     @property
     def stays_open(self) -> frozenset[Stage]:

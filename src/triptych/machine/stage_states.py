@@ -75,13 +75,18 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderOvertaken:
+    """A newer order is obeyed before all was as the last one wanted it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Switched:
     """All is as the last order wants it, so long after it."""
 
     took_s: float
 
 
-SwitchEffect = Open | Close | Refuse | Switched
+SwitchEffect = Open | Close | Refuse | OrderOvertaken | Switched
 
 
 class StageStates:
@@ -112,6 +117,10 @@ class StageStates:
     def widest(self) -> Role:
         return self._widest
 
+    def pending_s(self, now_s: float) -> float:
+        """Since the last order came; 0 once all is as it wants."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
     def _in(self, state: StageState) -> frozenset[Stage]:
         return frozenset([stage for stage, one in self._states.items() if one is state])
 
@@ -132,10 +141,13 @@ class StageStates:
 
     def handle(self, event: SwitchEvent, now_s: float) -> list[SwitchEffect]:
         """Apply one event and return the effects. Those about what is not so any more are ignored."""
+        effects: list[SwitchEffect] = []
         match event:
             case SwitchWanted(stages, version):
                 if (error := self._why_not(stages, version)) is not None:
                     return [Refuse(error)]
+                if self._since_s is not None:
+                    effects.append(OrderOvertaken())
                 self._wanted, self.version, self._since_s = stages, version, now_s
             case Opened(stage):
                 if self._states[stage] is StageState.OPENING:
@@ -143,7 +155,7 @@ class StageStates:
             case Emptied(stage):
                 if self._states[stage] is StageState.CLOSING:
                     self._states[stage] = StageState.CLOSED
-        return self._advance(now_s)
+        return effects + self._advance(now_s)
 
     def _why_not(self, stages: frozenset[Stage], version: int) -> TriptychError | None:
         if version <= self.version:

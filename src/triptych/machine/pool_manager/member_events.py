@@ -1,6 +1,7 @@
 """Events and effects of the pool manager's members. A *session* is one stream of reports from a member."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from triptych.domain.pool import Heartbeat, Order, Registration
 from triptych.domain.stage import Role
@@ -87,4 +88,25 @@ class Logged:
     what: str
 
 
-MemberEffect = SendOrder | EndSession | MembersChanged | Logged
+class SwitchOutcome(StrEnum):
+    OBEYED = "obeyed"
+    """The member serves the stages of the order."""
+    OVERTAKEN = "overtaken"
+    """This manager, or another one, has ordered something else before that."""
+    LOST = "lost"
+    """The member has left or is lost, or its process was replaced, before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEnded:
+    """What came of an order to switch, so long after it."""
+
+    model: str
+    source: Role
+    """What it served when the order came."""
+    target: Role
+    outcome: SwitchOutcome
+    after_s: float
+
+
+MemberEffect = SendOrder | EndSession | MembersChanged | Logged | SwitchEnded

@@ -25,6 +25,7 @@ from triptych.domain.pool import (
     Registration,
     Removal,
     Watch,
+    served,
 )
 from triptych.domain.stage import Role
 from triptych.machine.pool_manager.member_events import (
@@ -39,6 +40,8 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchEnded,
+    SwitchOutcome,
     SwitchWanted,
     Tick,
 )
@@ -71,11 +74,14 @@ class MemberLimits:
 class _Switch:
     """The last order to switch."""
 
+    source: Role
+    """What the member served then."""
     role: Role
     reason: str
     since_s: float
     version: int = 0
     """0 until it is sent: the member's last version must be known."""
+    obeyed: bool = False
 
 
 @dataclass(slots=True)
@@ -96,6 +102,11 @@ class _Member:
     open_since_s: float = 0.0
     """Of the open stages."""
     switch: _Switch | None = None
+
+    @property
+    def pending(self) -> _Switch | None:
+        """The last order to switch, until it is obeyed."""
+        return None if self.switch is None or self.switch.obeyed else self.switch
 
     @property
     def is_there(self) -> bool:
@@ -207,6 +218,15 @@ class MembersMachine:
             for (model, _), members in sorted(pools.items())
         )
 
+    def switches_pending_s(self, now_s: float) -> dict[str, float]:
+        """By model, how old the oldest order to switch is that is not obeyed; 0 without one. Models of which no member can switch are left out."""
+        found: dict[str, float] = {}
+        for one in self._members.values():
+            if one.registration.switchable is not None:
+                pending_s = 0.0 if one.pending is None else max(0.0, now_s - one.pending.since_s)
+                found[one.registration.model] = max(pending_s, found.get(one.registration.model, 0.0))
+        return found
+
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         addresses = {one.registration.address: name for name, one in self._members.items()}
@@ -233,7 +253,7 @@ class MembersMachine:
             case HeartbeatReceived(session, heartbeat):
                 effects = self._heartbeat(session, heartbeat, now_s)
             case FarewellReceived(session, reason):
-                effects = self._farewell(session, reason)
+                effects = self._farewell(session, reason, now_s)
             case SessionEnded(session):
                 effects = self._session_ended(session)
             case DrainWanted(instance_id, reason):
@@ -260,7 +280,7 @@ class MembersMachine:
             return [EndSession(session, f"there are {self._limits.max_members} members, which is the limit")]
         effects: list[MemberEffect] = []
         if owner != name:
-            self._remove(owner, Departure.LEFT)
+            effects += self._remove(owner, Departure.LEFT, now_s)
             effects.append(Logged(owner, f"replaced at its address by {name}"))
         accepted = SendOrder(session, Order(OrderKind.REGISTERED))
         if old is not None and old.registration == new:
@@ -268,7 +288,7 @@ class MembersMachine:
         if old is not None:
             if old.session not in (None, session):
                 effects.append(EndSession(old.session, "another process has registered with this instance id"))
-            self._remove(name, Departure.LEFT)
+            effects += self._remove(name, Departure.LEFT, now_s)
         member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s, open_since_s=now_s)
         self._by_address[new.address] = name
         self._by_session[session] = name
@@ -303,7 +323,11 @@ class MembersMachine:
         member.sequence, member.load = heartbeat.sequence, heartbeat.load
         effects = self._heard(member, now_s)
         if switch is not None and switch.version and heartbeat.load.stages_version > switch.version:
+            effects += _ended(member, SwitchOutcome.OVERTAKEN, now_s)
             member.switch = None  # another manager has ordered something else since
+        elif switch is not None and _obeys(heartbeat.load, switch):
+            effects += _ended(member, SwitchOutcome.OBEYED, now_s)
+            switch.obeyed = True
         elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
             effects += self._send_switch(member, switch)
         condition = MemberCondition.ACTIVE
@@ -329,12 +353,12 @@ class MembersMachine:
             self._changed(member)
         return [Logged(member.registration.instance_id, f"is {condition}, {why}")]
 
-    def _farewell(self, session: int, reason: str) -> list[MemberEffect]:
+    def _farewell(self, session: int, reason: str, now_s: float) -> list[MemberEffect]:
         name = self._by_session.get(session)
         if name is None:
             return []
-        self._remove(name, Departure.LEFT)
-        return [Logged(name, f"left: {reason}" if reason else "left")]
+        effects = self._remove(name, Departure.LEFT, now_s)
+        return [*effects, Logged(name, f"left: {reason}" if reason else "left")]
 
     def _session_ended(self, session: int) -> list[MemberEffect]:
         """Not a departure yet: the member may open another stream."""
@@ -361,8 +385,10 @@ class MembersMachine:
         if member is None or (widest := member.registration.switchable) is None or not widest.serves(*role.stages):
             return []
         sent = 0 if member.switch is None else member.switch.version
-        member.switch = _Switch(role, reason, now_s)
-        effects: list[MemberEffect] = [Logged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}")]
+        effects = _ended(member, SwitchOutcome.OVERTAKEN, now_s)
+        source = Role.of(served(member.registration, member.load) or widest.stages)
+        member.switch = _Switch(source, role, reason, now_s)
+        effects.append(Logged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
         if member.sequence >= 0:
             member.switch.version = sent
             effects += self._send_switch(member, member.switch)
@@ -385,7 +411,7 @@ class MembersMachine:
         for name, member in list(self._members.items()):
             silent_s = now_s - member.heard_s
             if silent_s >= self._limits.remove_s:
-                self._remove(name, Departure.LOST)
+                effects += self._remove(name, Departure.LOST, now_s)
                 self._count_silence(member, removed=1)
                 effects.append(Logged(name, f"removed after {silent_s:.3g} s silence"))
             elif silent_s >= self._limits.suspect_s and not member.suspected:
@@ -407,7 +433,7 @@ class MembersMachine:
         role = member.registration.role
         self.silences.update({("" if role is None else role.value, what): number for what, number in outcomes.items()})
 
-    def _remove(self, name: str, departure: Departure) -> None:
+    def _remove(self, name: str, departure: Departure, now_s: float) -> list[MemberEffect]:
         member = self._members.pop(name)
         del self._by_address[member.registration.address]
         if member.session is not None:
@@ -417,6 +443,19 @@ class MembersMachine:
             self._forgotten = self._departed[0].version
         told = member.registration
         self._departed.append(_Departed(self._version, told.kind, told.model, Removal(told.address, departure)))
+        return _ended(member, SwitchOutcome.LOST, now_s)
+
+
+def _obeys(load: InstanceLoad, switch: _Switch) -> bool:
+    return bool(switch.version) and load.stages_version == switch.version and load.stages.keys() == switch.role.stages
+
+
+def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[MemberEffect]:
+    """What came of the order to switch that is pending; nothing without one."""
+    if (switch := member.pending) is None:
+        return []
+    after_s = max(0.0, now_s - switch.since_s)
+    return [SwitchEnded(member.registration.model, switch.source, switch.role, outcome, after_s)]
 
 
 def _by_id(status: MemberStatus) -> str:

@@ -32,6 +32,8 @@ class SwitchMachine:
         self._windows = 0
         """How often in a row that was decided."""
         self._switched_s: dict[frozenset[Stage], float] = {}
+        self.pressures: dict[Stage, float] = {}
+        """What each stage is going to hold, over what its instances may hold; for reading."""
 
     def handle(self, stages: Sequence[StageView], now_s: float) -> list[Switch]:
         """What to order now. A stage that does not say how much it serves gets the trend of what it holds as ``arriving``."""
@@ -39,6 +41,7 @@ class SwitchMachine:
             self._seen.popleft()
         viewed = [one if one.served else replace(one, arriving=self._trend(one, now_s)) for one in stages]
         self._seen.append((now_s, {one.stage: one.held for one in stages}))
+        self.pressures = {one.stage: one.pressure(self._limits.switch_ahead_s, one.instances) for one in viewed}
         found = decide(viewed, self._limits)
         pair = None if found is None else (found.source, found.target)
         self._windows = self._windows + 1 if pair == self._agreed else 1
@@ -52,6 +55,7 @@ class SwitchMachine:
         """Another manager decides, or nothing was seen for a while: trends begin anew. What was ordered is remembered."""
         self._seen.clear()
         self._agreed, self._windows = None, 0
+        self.pressures = {}
 
     def _trend(self, one: StageView, now_s: float) -> float:
         """By how much what the stage holds grows per second, less what may be chance."""

@@ -57,7 +57,7 @@ from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instances import ENCODE, Instances
-from triptych.machine.router.lenders import LendingLimits
+from triptych.machine.router.lenders import LendingCounts, LendingLimits
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.shared_events import (
@@ -223,6 +223,10 @@ class ClusterMachine:
     def waiting_for_kv(self) -> int:
         """Requests that wait for KV memory where their answers go on."""
         return len(self._texts.waiting.in_order)
+
+    @property
+    def lending(self) -> LendingCounts:
+        return self._texts.lending
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of the requests that wait for credits has waited (``policy.queueing``)."""

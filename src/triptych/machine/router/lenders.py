@@ -1,6 +1,6 @@
 """The instances that encode first and lend what time is left to text requests (docs/adr/0047), and the requests that wait."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.domain.stage import Stage
@@ -19,6 +19,22 @@ class LendingLimits:
     above: int
     most: int
     patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LendingCounts:
+    """For metrics."""
+
+    lenders: Mapping[LenderState, int]
+    """By state."""
+    requests: int
+    """At them now, from this router."""
+    lent: Mapping[str, int]
+    """Requests that were given to them while they lent: ``new`` ones, ``moved`` from a text instance where they waited, ``continued``
+    after a first token."""
+    taken_back: Mapping[str, int]
+    """Requests that they had, without a token: ``held_up`` by items; and of those moved, on the way: there were ``items``, others had
+    become faster (``slower``), it was not usable any more (``lost``)."""
 
 
 @dataclass(slots=True)
@@ -44,6 +60,8 @@ class Lenders:
         """Since when those that have items have had some."""
         self._placed: dict[int, _Placed] = {}
         """By credit."""
+        self._lent = {"new": 0, "moved": 0, "continued": 0}
+        self._taken_back = {"held_up": 0, "items": 0, "slower": 0, "lost": 0}
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -60,6 +78,15 @@ class Lenders:
         """A request with nothing of its answer has got a place."""
         if self._policy is not None:
             self._placed[credit] = _Placed(wanted, name)
+
+    def lent(self, name: str, how: str) -> None:
+        """A request has got a place here. One that does not lend now has it for want of others: that is not counted."""
+        if self.states.get(name, LenderState.ENCODE_ONLY) is not LenderState.ENCODE_ONLY:
+            self._lent[how] += 1
+
+    def taken_back(self, why: str) -> None:
+        """A request goes elsewhere that had a place at a lender, but no token."""
+        self._taken_back[why] += 1
 
     def started(self, credit: int) -> None:
         """Its text instance has begun to compute it."""
@@ -96,6 +123,12 @@ class Lenders:
     def closed(self) -> frozenset[str]:
         """Those that get nothing now."""
         return frozenset([name for name, state in self.states.items() if state is not LenderState.LENDING])
+
+    def counts(self, requests: int) -> LendingCounts:
+        """``requests`` are at lenders now."""
+        states = list(self.states.values())
+        by_state = {state: states.count(state) for state in LenderState}
+        return LendingCounts(by_state, requests, self._lent, self._taken_back)
 
     def last_waiting(self) -> tuple[int, TextWanted, str] | None:
         """Of the requests that may go to a lender, the one that would be served last: its credit, and where it waits."""

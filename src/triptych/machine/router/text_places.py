@@ -11,7 +11,7 @@ from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import TEXT, Instances
-from triptych.machine.router.lenders import MOST_MOVES, Lenders, LendingLimits
+from triptych.machine.router.lenders import MOST_MOVES, Lenders, LendingCounts, LendingLimits
 from triptych.machine.router.shared_events import Grant, Granted, Moved, Refused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
 from triptych.policy.backlog import Work
@@ -107,15 +107,16 @@ class TextPlaces:
         """
         lenders = self.lenders
         lenders.update(now_s, len(self.waiting.in_order))
-        effects = [
-            Moved(wanted.request, credit, None, "items go first where it waits")
-            for credit, wanted in lenders.held_up(now_s)
-        ]
+        effects: list[Moved] = []
+        for credit, wanted in lenders.held_up(now_s):
+            effects.append(Moved(wanted.request, credit, None, "items go first where it waits"))
+            lenders.taken_back("held_up")
         while (last := lenders.last_waiting() if lenders.lending else None) is not None:
             credit, wanted, name = last
             if (grant := self._lend(wanted, name, now_s)) is None:
                 break
             effects.append(Moved(wanted.request, credit, grant, f"it waits at {name}, and an encoder is idle"))
+            lenders.lent(grant.name, "moved")
             lenders.gone(credit)
             lenders.update(now_s, len(self.waiting.in_order))
         for one in effects:
@@ -144,23 +145,33 @@ class TextPlaces:
         or has to encode, or another would have computed the whole prompt before that one has computed the rest.
         """
         credit = self._credits.by_number.get(number)
-        instance = None if credit is None else self._instances.by_name[credit.name]
-        if instance is None or not instance.usable or instance.info is None or not instance.serves(TEXT):
+        if credit is None:
             return None
+        instance = self._instances.by_name[credit.name]
+        info, why = instance.info, self._why_not_kept(instance, event, now_s)
+        if info is None or why:
+            if instance.name in self.lenders.states:
+                self.lenders.taken_back(why)
+            return None
+        self.lenders.placed(number, event, instance.name)
+        return Grant(number, None, instance.name, info.instance_id, "its place was kept there")
+
+    def _why_not_kept(self, instance: Instance, event: TextWanted, now_s: float) -> str:
+        """As in ``LendingCounts.taken_back``; empty if it is."""
+        if not instance.usable or not instance.serves(TEXT):
+            return "lost"
         self.lenders.update(now_s, len(self.waiting.in_order))
         states, closed = self.lenders.states, self.lenders.closed
         if states.get(instance.name) is LenderState.ENCODE_ONLY:
-            return None
+            return "items"
         texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
         others = [
             one.pending_tokens(TEXT[0])
             for one in texts
             if one.usable and one is not instance and one.name not in closed
         ]
-        if others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens:
-            return None
-        self.lenders.placed(number, event, instance.name)
-        return Grant(number, None, instance.name, instance.info.instance_id, "its place was kept there")
+        slower = others and min(others) + event.tokens < instance.pending_tokens(TEXT[0]) - event.kept_tokens
+        return "slower" if slower else ""
 
     def _place(self, event: TextWanted, now_s: float, *, overtakes: bool) -> Grant | None:
         """``overtakes``: no other prompt waits for KV memory before it."""
@@ -190,6 +201,7 @@ class TextPlaces:
         grant = self._credits.grant(place, None, now_s)
         if not event.early:
             self.lenders.placed(grant.credit, event, chosen)
+            self.lenders.lent(chosen, "new")
         return replace(grant, hands_over=True) if hands_over else grant
 
     def _waits(self, event: TextWanted) -> bool:
@@ -248,6 +260,7 @@ class TextPlaces:
             stage, tokens = Stage.DECODE, max(0, event.tokens - event.covered_tokens)
         elif instances.backlogs is not None:
             instances.backlogs.prompted(event.tokens)
+        self.lenders.lent(chosen, "continued")
         return self._credits.grant(self._credit(event, chosen, stage, tokens, each_tokens), None, now_s)
 
     def _others(self, receivers: Collection[Instance], kv_tokens: int) -> Iterator[frozenset[str]]:
@@ -304,6 +317,12 @@ class TextPlaces:
         return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)
 
     # --- readers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def lending(self) -> LendingCounts:
+        lenders = self.lenders.states
+        there = (one for one in self._credits.by_number.values() if one.name in lenders)
+        return self.lenders.counts(sum(one.stage is not Stage.ENCODE for one in there))
 
     def answers_of(self, credit: Credit, tokens: int, *, by_itself: bool) -> None:
         """An answer of this credit's request has ended."""

@@ -53,8 +53,8 @@ class Counts(NoRecord):
         del nbytes
         self.segments[outcome] += count
 
-    def handed_over(self, segments: int, prefill_s: float) -> None:
-        del segments
+    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+        del segments, why
         self.hand_overs += 1
 
 

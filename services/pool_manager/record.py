@@ -1,0 +1,42 @@
+"""Metrics of orders to switch, as they end."""
+
+from typing import Protocol
+
+from triptych.machine.pool_manager.member_events import SwitchEnded, SwitchOutcome
+from triptych.runtime.metrics import Metrics
+
+
+class Record(Protocol):
+    """Receives what becomes of orders to switch."""
+
+    def switch_ended(self, switch: SwitchEnded) -> None: ...
+
+
+class NoRecord:
+    """A ``Record`` that does nothing."""
+
+    def switch_ended(self, switch: SwitchEnded) -> None:
+        del switch
+
+
+NO_RECORD = NoRecord()
+
+
+class ManagerRecord:
+    """A ``Record`` that writes to metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._switches = metrics.counter(
+            "triptych_pool_switches",
+            "Orders to an instance to switch to another role, by what came of them",
+            ("model_name", "from_role", "to_role", "outcome"),
+        )
+        self._seconds = metrics.histogram(
+            "triptych_pool_switch_seconds",
+            "From an order to switch until the instance reports that it serves the new role",
+        )
+
+    def switch_ended(self, switch: SwitchEnded) -> None:
+        self._switches.labels(switch.model, switch.source.value, switch.target.value, switch.outcome.value).inc()
+        if switch.outcome is SwitchOutcome.OBEYED:
+            self._seconds.observe(switch.after_s)
