@@ -62,6 +62,11 @@ def share(part: str, whole: str) -> str:
     return f"sum({part}) / sum({whole})"
 
 
+def _p95_of_hour(metric: str) -> str:
+    """Of what is rare, and may not have happened: then 0."""
+    return f"histogram_quantile(0.95, sum by (le) (increase({metric}_bucket[1h]))) >= 0 or vector(0)"
+
+
 def quantiles(metric: str, labels: str = "") -> dict[str, str]:
     return {"P50": quantile(0.5, metric, labels), "P99": quantile(0.99, metric, labels)}
 
@@ -386,7 +391,7 @@ def pools() -> schema.Dashboard:
         board(
             "triptych-pools",
             "Triptych: pools and objectives",
-            "Whether objectives are met, which stage misses them, and what the pool manager does about it.",
+            "Whether objectives are met, which stage misses them, and what is done about it: sizes, roles, lending.",
         ),
         {
             "Objectives": [
@@ -485,6 +490,71 @@ def pools() -> schema.Dashboard:
                     "What each pool is doing. Frozen: nothing is ordered, docs/operations.md says what to do.",
                     "{{model_name}} {{role}} {{state}}",
                     f"triptych_pool_state{{{_MODEL}}} == 1 {_LEADER}",
+                ),
+            ],
+            "Switching and lending": [
+                graph(
+                    "Instances that serve a stage",
+                    "Whatever role they started with. One with several stages counts at each.",
+                    "short",
+                    {
+                        "{{stage}}": f"sum by (stage) (max by (model_name, stage) (triptych_pool_serving_instances{{{_MODEL}}}))"
+                    },
+                ),
+                graph(
+                    "Pressure",
+                    "What a stage is going to hold, over what its instances may hold within the objectives. Above 1 it gets instances, if others can spare them. 0 where the manager switches no roles.",
+                    "short",
+                    {
+                        stage: f'max(triptych_pool_stage_pressure{{{_MODEL}, stage="{stage}"}}) or vector(0)'
+                        for stage in ("encode", "prefill", "decode")
+                    },
+                ),
+                graph(
+                    "Switches",
+                    "Orders to switch within an hour, by what came of them, and those that instances refused.",
+                    "short",
+                    {
+                        outcome: f'sum(increase(triptych_pool_switches_total{{{_MODEL}, outcome="{outcome}"}}[1h])) or vector(0)'
+                        for outcome in ("obeyed", "overtaken", "lost")
+                    }
+                    | {"refused": 'sum(increase(triptych_switches_total{outcome="refused"}[1h])) or vector(0)'},
+                ),
+                graph(
+                    "Time of a switch",
+                    "Longest 5 % within an hour: until the instance serves the new stages, and until the old ones are closed; and the age of the oldest that is not carried out.",
+                    "s",
+                    {
+                        "serves": _p95_of_hour("triptych_pool_switch_seconds"),
+                        "closed": _p95_of_hour("triptych_switch_seconds"),
+                        "not obeyed": f"max(triptych_pool_switch_pending_seconds{{{_MODEL}}}) or vector(0)",
+                        "not closed": "max(triptych_switch_pending_seconds) or vector(0)",
+                    },
+                ),
+                graph(
+                    "Handed over",
+                    "Answers per second that go on at another instance, by why.",
+                    "ops",
+                    {
+                        why: per_s("triptych_kv_hand_overs_total", f'why="{why}"') + " or vector(0)"
+                        for why in ("asked", "switch", "drain", "held_up")
+                    },
+                    stacked=True,
+                ),
+                graph(
+                    "Lent now",
+                    "Text requests at encoders that lend, and these encoders by state, as the routers see them.",
+                    "short",
+                    {"requests": "sum(triptych_requests_lent)", "{{state}}": "max by (state) (triptych_lenders)"},
+                ),
+                graph(
+                    "Lent and taken back",
+                    "Requests given to encoders that lend, by where they come from; and taken back without a token, by why.",
+                    "reqps",
+                    {
+                        "{{how}}": per_s("triptych_lent_requests_total", by="how"),
+                        "back: {{reason}}": per_s("triptych_lent_requests_taken_back_total", by="reason"),
+                    },
                 ),
             ],
             "Queues": [

@@ -13,6 +13,7 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question
 from tests.e2e.test_answers import assert_no_stacks
 from tests.e2e.test_continuations import timeline
+from tests.e2e.test_metrics import scraped
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.model import Model
 from triptych.cli.placement import placed
@@ -53,6 +54,8 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
         await manager.switch_instance("prefill-1", Role.D, force=False)
         with pytest.raises(FailedPrecondition, match="text-1 is the last prefill instance"):
             await manager.switch_instance("text-1", Role.D, force=False)
+        async with rest(cluster.url) as client:
+            metrics = await scraped(cluster, client)
         await manager.close()
     assert_no_stacks(logs)
     assert {text for _, text in got} == {whole}
@@ -61,6 +64,16 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     took_s = re.findall(r"has switched within ([\d.]+) s", (logs / "text-1.log").read_text())
     assert len(took_s) == len(ROLES)
     sys.stdout.write(f"switches took {', '.join(took_s)} s\n")
+    assert metrics.total("triptych_switches_total", "text-1", outcome="done") == len(ROLES)
+    assert metrics.total("triptych_switch_seconds_sum", "text-1") == pytest.approx(sum(map(float, took_s)), abs=0.01)
+    assert metrics.total("triptych_switch_pending_seconds", "text-1") == 0
+    assert metrics.total("triptych_stage_open", "text-1") == len(ROLES[-1].stages)
+    assert metrics.total("triptych_kv_hand_overs_total", "text-1", why="switch") > 0
+    for source, target in (("PD", "P"), ("P", "D"), ("D", "PD")):
+        orders = {"from_role": source, "to_role": target, "outcome": "obeyed"}
+        assert metrics.total("triptych_pool_switches_total", **orders) >= 1, orders
+    assert metrics.total("triptych_pool_switches_total", outcome="overtaken") == 0
+    assert metrics.total("triptych_pool_switch_seconds_count") >= len(ROLES)
 
 
 async def streams_while_it_switches(client: httpx.AsyncClient, manager: PoolManagerStub) -> list[tuple[str, str]]:
@@ -124,11 +137,18 @@ async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Pa
                 while not await encoders_that_decode(manager):
                     assert not all(task.done() for task in tasks), "nothing has switched"
                     await asyncio.sleep(0.2)
+            metrics = await scraped(cluster, client)
         await manager.close()
     assert_no_stacks(logs)
     got = [task.result() for task in tasks]
     assert [tokens for tokens, _ in got] == SHIFT
     assert len(set(got)) == len(set(SHIFT)), "answers of one length are equal"
+    model = {"model_name": "triptych-demo"}
+    moved = metrics.total("triptych_pool_switches_total", from_role="E", to_role="D", outcome="obeyed", **model)
+    assert moved >= 1
+    assert metrics.total("triptych_pool_serving_instances", stage="decode", **model) >= 2
+    assert metrics.total("triptych_pool_stage_pressure", stage="decode", **model) > 0
+    assert metrics.total("triptych_stage_open", "encoder", stage="decode") >= 1
 
 
 async def sleeping(client: httpx.AsyncClient, at_s: float, tokens: int) -> tuple[int, str]:

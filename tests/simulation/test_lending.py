@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.router import gauges
 from tests.simulation.cluster import Engines, SimCluster, World
 from tests.simulation.scaling import profile_of_decoder, profile_of_encoder
 from tests.simulation.test_cluster import check_right, play_while, simulate
@@ -19,6 +20,7 @@ from triptych.machine.router.cluster import ClusterLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.policies import PolicyNames
 from triptych.ports import EngineOutput
+from triptych.runtime.metrics import Metrics
 from triptych.testing import fake_kv, fakes
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png
@@ -70,6 +72,12 @@ def test_encoders_take_what_waits_and_the_answers_are_right(above: int) -> None:
         assert all(one.text_attempts == 1 for one in found)
         started = [link for _, link, method in cluster.decisions if method == "generate" and link.startswith("router")]
         assert (len(started) > len(asks)) is (above != NEVER), "some waited elsewhere before"
+        metrics = Metrics()
+        gauges.watch(metrics, cluster.router)
+        read = metrics.registry.get_sample_value
+        assert bool(read("triptych_lent_requests_total", {"how": "moved"})) is (above != NEVER)
+        assert read("triptych_requests_lent") == 0
+        assert read("triptych_lenders", {"state": "encode only"}) == 1
 
     simulate(beside(above), scenario)
 

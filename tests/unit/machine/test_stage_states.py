@@ -11,6 +11,7 @@ from triptych.machine.stage_states import (
     Emptied,
     Open,
     Opened,
+    OrderOvertaken,
     Refuse,
     StageStates,
     Switched,
@@ -28,13 +29,15 @@ def wanted(role: Role, version: int) -> SwitchWanted:
 
 def test_new_stages_are_open_before_old_ones_close() -> None:
     states = StageStates(Role.P, Role.EPD)
+    assert states.pending_s(1.0) == 0.0
     assert states.handle(wanted(Role.ED, 1), 1.0) == [Open(E), Open(D)]
     assert states.handle(Opened(E), 2.0) == []
     assert states.open == {E, P}
     assert states.handle(Opened(D), 3.0) == [Close(P)]
-    assert (states.open, states.closing) == (Role.ED.stages, Role.P.stages)
+    assert (states.open, states.closing, states.pending_s(4.0)) == (Role.ED.stages, Role.P.stages, 3.0)
     assert states.handle(Emptied(P), 4.5) == [Switched(3.5)]
     assert not states.closing
+    assert states.pending_s(9.0) == 0.0
     assert states.version == 1
 
 
@@ -42,7 +45,8 @@ def test_a_newer_order_may_come_before_the_last_one_is_obeyed() -> None:
     states = StageStates(Role.P, Role.EPD)
     states.handle(wanted(Role.D, 1), 0.0)
     states.handle(Opened(D), 1.0)
-    assert states.handle(wanted(Role.PD, 3), 2.0) == [Open(P)], "it closes, and opens again"
+    assert states.handle(wanted(Role.PD, 3), 2.0) == [OrderOvertaken(), Open(P)], "it closes, and opens again"
+    assert states.pending_s(2.5) == 0.5, "the last order counts"
     assert states.handle(Emptied(P), 2.5) == [], "it is empty, but wanted"
     assert states.handle(Opened(P), 3.0) == [Switched(1.0)]
     assert states.open == {P, D}
@@ -51,7 +55,7 @@ def test_a_newer_order_may_come_before_the_last_one_is_obeyed() -> None:
 def test_what_opens_is_closed_again_once_it_is_open() -> None:
     states = StageStates(Role.P, Role.EPD)
     states.handle(wanted(Role.D, 1), 0.0)
-    assert states.handle(wanted(Role.P, 2), 1.0) == []
+    assert states.handle(wanted(Role.P, 2), 1.0) == [OrderOvertaken()]
     assert states.handle(Opened(D), 2.0) == [Close(D)]
     assert states.handle(Emptied(D), 3.0) == [Switched(2.0)]
 

@@ -31,6 +31,8 @@ from triptych.machine.pool_manager.member_events import (
     Registered,
     SendOrder,
     SessionEnded,
+    SwitchEnded,
+    SwitchOutcome,
     SwitchWanted,
     Tick,
 )
@@ -296,6 +298,17 @@ def switches(effects: list[Any]) -> list[tuple[Role | None, int]]:
     ]
 
 
+def switches_ended(effects: list[Any]) -> list[SwitchEnded]:
+    return [one for one in effects if isinstance(one, SwitchEnded)]
+
+
+def switching(manager: Manager) -> None:
+    """Member a serves PD, and is ordered to serve D."""
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
+    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+
+
 def status_of(manager: Manager) -> Any:
     ((one,),) = [pool.members for pool in manager.machine.pools(manager.now_s)]
     return one
@@ -337,6 +350,54 @@ def test_what_another_manager_ordered_since_counts(manager: Manager) -> None:
     manager.handle(SwitchWanted("a", Role.D, "on purpose"))
     manager.handle(HeartbeatReceived(1, Heartbeat(2, told(Stage.PREFILL, version=2))))
     assert status_of(manager).wanted is None
+
+
+def test_an_order_to_switch_ends_once_when_the_member_reports_the_stages_under_its_version(manager: Manager) -> None:
+    switching(manager)
+    manager.now_s += 2.0
+    assert manager.machine.switches_pending_s(manager.now_s) == {"m": 2.0}
+    for sequence, load in enumerate((told(Stage.DECODE), told(*Role.PD.stages, version=1)), 2):
+        assert not switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(sequence, load)))), (
+            "one of the two is missing"
+        )
+    obeys = told(Stage.DECODE, version=1)
+    found = switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(4, obeys))))
+    assert found == [SwitchEnded("m", Role.PD, Role.D, SwitchOutcome.OBEYED, 2.0)]
+    assert manager.machine.switches_pending_s(manager.now_s) == {"m": 0.0}
+    assert not switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(5, obeys))))
+    assert not switches_ended(manager.handle(SwitchWanted("a", Role.P, "on purpose"))), "the last one had ended"
+    again = switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(6, told(Stage.PREFILL, version=2)))))
+    assert [(one.source, one.target) for one in again] == [(Role.D, Role.P)]
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        (SwitchWanted("a", Role.P, "on purpose"), SwitchOutcome.OVERTAKEN),
+        (HeartbeatReceived(1, Heartbeat(2, told(Stage.DECODE, version=2))), SwitchOutcome.OVERTAKEN),
+        (FarewellReceived(1, "enough"), SwitchOutcome.LOST),
+        (Registered(2, registration(epoch=2, **SWITCHABLE)), SwitchOutcome.LOST),
+        (Registered(2, registration("b", address="a:1")), SwitchOutcome.LOST),
+    ],
+    ids=["order", "another manager", "farewell", "restart", "address"],
+)
+def test_an_order_that_is_not_obeyed_ends_too(manager: Manager, event: Any, outcome: SwitchOutcome) -> None:
+    switching(manager)
+    if isinstance(event, Registered) and event.registration.instance_id == "b":
+        manager.handle(SessionEnded(1))
+    assert switches_ended(manager.handle(event)) == [SwitchEnded("m", Role.PD, Role.D, outcome, 0.0)]
+
+
+def test_an_order_ends_when_its_member_is_silent_for_long(manager: Manager) -> None:
+    switching(manager)
+    manager.now_s += 1.0
+    manager.handle(Tick())
+    found: list[SwitchEnded] = []
+    for _ in range(20):
+        manager.now_s += LIMITS.tick_s
+        found += switches_ended(manager.handle(Tick()))
+    assert [(one.outcome, one.after_s) for one in found] == [(SwitchOutcome.LOST, 10.0)]
+    assert manager.machine.switches_pending_s(manager.now_s) == {}
 
 
 @pytest.mark.parametrize("switchable", [None, Role.PD])

@@ -27,6 +27,8 @@ def test_a_growth_is_acted_upon_when_two_windows_agree() -> None:
     machine = SwitchMachine(LIMITS)
     orders = [ordered(machine, float(at_s), 3.0 * max(0, at_s - 4)) for at_s in range(10)]
     assert orders == [0, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+    assert machine.pressures == {Stage.ENCODE: 0.0, Stage.DECODE: pytest.approx((15 + 5 * (9 / 3)) / 20, rel=0.5)}
+    assert machine.pressures[Stage.DECODE] > 1
 
 
 def test_one_window_alone_is_a_burst() -> None:
@@ -46,6 +48,7 @@ def test_trends_begin_anew_after_an_interruption_and_the_rest_goes_on() -> None:
     assert machine.since_s(0.0) is None
     assert ordered(machine, 0.0, 40.0)
     machine.forget()
+    assert not machine.pressures
     assert not ordered(machine, 9.0, 40.0)
     machine.forget()
     assert not ordered(machine, 30.0, 19.0), "19 more than 21 s ago is no trend"

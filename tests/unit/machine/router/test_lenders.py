@@ -20,6 +20,7 @@ from triptych.machine.router.shared_events import (
     TextStarted,
     TextWanted,
 )
+from triptych.policy.lending import LenderState
 from triptych.policy.policies import Policies, PolicyNames
 
 ABOVE, MOST, PATIENCE_S = 2, 2, 1.0
@@ -52,11 +53,29 @@ def an_item(machine: ClusterMachine, number: int = 90, now_s: float = 0.0) -> Gr
 def test_new_requests_go_to_a_lender_once_enough_wait_up_to_its_most() -> None:
     machine = lending()
     assert [want(machine, number).name for number in range(7)] == ["t", "t", "t", "h", "h", "t", "t"]
+    found = machine.lending
+    assert found.lenders == {LenderState.ENCODE_ONLY: 0, LenderState.LENDING: 0, LenderState.FULL: 1}
+    assert (found.requests, found.lent["new"]) == (2, 2)
+
+
+def test_a_request_is_lent_until_its_call_ends_whatever_it_has_got() -> None:
+    machine = lending()
+    places = [want(machine, number) for number in range(5)]
+    for one in places:
+        machine.handle(TextStarted(one.credit), 0)
+        machine.handle(FirstToken(one.credit), 0)
+    lent = [one for one in places if one.name == "h"]
+    assert machine.lending.requests == 2
+    machine.handle(CreditReturned(lent[0].credit), 0)
+    assert machine.lending.requests == 1
+    an_item(machine)
+    assert machine.lending.requests == 1, "items are none"
 
 
 def test_without_the_policy_it_is_an_instance_like_the_others() -> None:
     machine = lending(policy="always")
     assert sorted(want(machine, number).name for number in range(4)) == ["h", "h", "t", "t"]
+    assert not any([machine.lending.requests, *machine.lending.lent.values(), *machine.lending.lenders.values()])
 
 
 def test_while_it_has_items_it_gets_no_text() -> None:
@@ -78,6 +97,7 @@ def test_those_that_wait_are_taken_from_the_last_on_if_they_have_not_started() -
     assert first.grant is not None
     assert first.grant.name == "h"
     assert not reported(machine), "it is full"
+    assert machine.lending.lent == {"new": 0, "moved": 2, "continued": 0}
 
 
 def test_nothing_is_moved_that_would_not_be_done_earlier() -> None:
@@ -105,6 +125,8 @@ def test_a_moved_request_gets_the_place_that_is_kept_for_it_unless_items_have_co
     again = want(machine, 2, kept_credit=second.grant.credit, moves=1)
     assert again.name == "t"
     assert again.credit != second.grant.credit
+    assert machine.lending.lent["moved"] == 2
+    assert machine.lending.taken_back == {"held_up": 0, "items": 1, "slower": 0, "lost": 0}
 
 
 def test_a_request_is_moved_a_few_times_only() -> None:
@@ -128,6 +150,7 @@ def test_what_has_no_token_goes_elsewhere_when_items_have_come_first_for_long() 
     assert not reported(machine, now_s=0.9 + PATIENCE_S)
     assert [(one.request, one.grant) for one in reported(machine, now_s=1.0 + PATIENCE_S)] == [(4, None)]
     assert not reported(machine, now_s=9.0)
+    assert machine.lending.taken_back == {"held_up": 1, "items": 0, "slower": 0, "lost": 0}
 
 
 def test_a_lender_serves_alone_where_no_other_can() -> None:
@@ -135,8 +158,10 @@ def test_a_lender_serves_alone_where_no_other_can() -> None:
     assert want(machine, 1, avoid=frozenset({"t"})).name == "h"
     an_item(machine)
     machine.handle(MemberLeft("t"), 0)
+    before = dict(machine.lending.lent)
     assert want(machine, 2).name == "h"
     assert want(machine, 3, continues=True).name == "h"
+    assert machine.lending.lent == before, "that is no lending"
 
 
 def test_it_gets_what_its_memory_has_room_for() -> None:

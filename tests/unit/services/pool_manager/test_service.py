@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from services.pool_manager import gauges
+from services.pool_manager.record import ManagerRecord
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
 from tests.loaded import LoadedProcess
@@ -21,6 +23,7 @@ from triptych.machine.membership_view import ViewLimits
 from triptych.machine.pool_manager.members import MemberLimits
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
 from triptych.testing import virtual_time
@@ -66,6 +69,8 @@ class Site:
         self._incarnations = 0
         self.processes: list[Process] = []
         self.watchers = TaskScope("watchers")
+        self.metrics = Metrics()
+        """Of the manager that was started last."""
         for name in managers:
             self.boot(name)
 
@@ -73,13 +78,21 @@ class Site:
         """Start a manager that knows nothing."""
         self._incarnations += 1
         scope = self._scopes[name] = TaskScope(name)
-        service = PoolManagerService(SETTINGS, incarnation=self._incarnations, clock=self.clock, scope=scope)
+        self.metrics = Metrics()
+        record = ManagerRecord(self.metrics)
+        service = PoolManagerService(
+            SETTINGS, incarnation=self._incarnations, clock=self.clock, scope=scope, record=record
+        )
+        gauges.watch(self.metrics, service)
         service.start()
         self.services[name] = service
         if name in self.links:
             self.links[name].restart(service)
         else:
             self.links[name] = Link(name, service)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"triptych_pool_{name}", {"model_name": "model"} | labels)
 
     async def kill(self, name: str = "m1:1") -> None:
         self.links[name].kill()
@@ -471,8 +484,14 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         for process in (stays, moves):
             switchable(process)
         await asyncio.sleep(1)
+        serving = [here.metric("serving_instances", stage=one) for one in ("encode", "prefill", "decode")]
+        assert serving == [0, 2, 2]
         await manager.switch_instance("b", Role.D, force=False)
         await asyncio.sleep(1)
+        assert here.metric("serving_instances", stage="prefill") == 1
+        assert here.metric("switch_pending_seconds") == 0
+        assert here.metric("switches_total", from_role="PD", to_role="D", outcome="obeyed") == 1
+        assert here.metrics.registry.get_sample_value("triptych_pool_switch_seconds_count") == 1
         assert (frozenset(moves.load().stages), moves.stages_version) == (Role.D.stages, 9)
         ((_, told),) = [pool.members for pool in (await manager.status()).pools]
         assert (told.wanted, told.open, told.is_as_wanted) == (Role.D, Role.D.stages, True)
@@ -481,6 +500,22 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         await manager.switch_instance("a", Role.D, force=True)
         await asyncio.sleep(1)
         assert set(stays.load().stages) == Role.D.stages
+
+
+@virtually
+async def test_an_order_that_is_not_obeyed_is_pending_until_its_member_is_lost() -> None:
+    async with site() as here:
+        for process in (here.start("a"), here.start("b")):
+            switchable(process)
+        await asyncio.sleep(1)
+        await here.processes[1].kill()
+        await here.connect("m1:1").switch_instance("b", Role.D, force=False)
+        await asyncio.sleep(5)
+        assert here.metric("switch_pending_seconds") == pytest.approx(5, abs=0.1)
+        await asyncio.sleep(10)
+        assert here.metric("switch_pending_seconds") == 0
+        assert here.metric("switches_total", from_role="PD", to_role="D", outcome="lost") == 1
+        assert here.metrics.registry.get_sample_value("triptych_pool_switch_seconds_count") == 0
 
 
 @virtually

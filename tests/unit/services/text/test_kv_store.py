@@ -107,15 +107,15 @@ def test_segments_and_hand_overs_are_counted() -> None:
     record = TextRecord(metrics, FAKE_MODEL)
     record.kv_segments("sealed", nbytes=100)
     record.kv_segments("computed", 3)
-    record.handed_over(0, 0.5)
-    record.handed_over(2, 0.5)
+    record.handed_over(0, 0.5, "asked")
+    record.handed_over(2, 0.5, "switch")
     text = metrics.render().decode()
     for line in (
         'triptych_kv_segments_total{outcome="sealed"} 1.0',
         'triptych_kv_segments_total{outcome="computed"} 3.0',
         'triptych_kv_segment_bytes_total{outcome="sealed"} 100.0',
-        'triptych_kv_hand_overs_total{with_segments="no"} 1.0',
-        'triptych_kv_hand_overs_total{with_segments="yes"} 1.0',
+        'triptych_kv_hand_overs_total{why="asked",with_segments="no"} 1.0',
+        'triptych_kv_hand_overs_total{why="switch",with_segments="yes"} 1.0',
         'triptych_text_stage_seconds_sum{stage="prefill"} 1.0',
     ):
         assert line in text

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from services.text.gauges import watch_stages
+from services.text.record import MeteredSwitches, NoRecord
 from services.text.switching import Switching
 from tests.unit.services.instances import (
     EncoderInstance,
@@ -24,6 +26,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.errors import Conflict, StageClosed
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
+from triptych.runtime.metrics import Metrics
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
 
@@ -34,6 +37,9 @@ class Switchable:
     encoder: EncoderInstance
     states: StageStates
     switching: Switching
+    metrics: Metrics
+    left: list[str]
+    """Why answers were handed over."""
     version: int = 0
 
     def to(self, role: Role) -> None:
@@ -45,20 +51,36 @@ class Switchable:
         """The stages of the load reports of both services."""
         return frozenset({*self.text.service.load().stages, *self.encoder.service.load().stages})
 
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"triptych_{name}", labels)
+
+
+class Left(NoRecord):
+    """Keeps why answers were handed over."""
+
+    def __init__(self) -> None:
+        self.why = list[str]()
+
+    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+        del segments, prefill_s
+        self.why.append(why)
+
 
 @asynccontextmanager
 async def switchable(role: Role, engine: FakeTextEngine | None = None) -> AsyncIterator[Switchable]:
-    states, network = StageStates(role, Role.EPD), MemoryNetwork()
+    states, network, metrics, left = StageStates(role, Role.EPD), MemoryNetwork(), Metrics(), Left()
     slow = FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, batch_s=1.0)
     async with (
         encoder_instance(
             network=network, engine=slow, states=states, batches=BatchLimits(max_batch_items=1)
         ) as encoder,
-        text_instance(network, [encoder.service], engine=engine, kv_bytes=ROOM, states=states) as text,
+        text_instance(network, [encoder.service], engine=engine, kv_bytes=ROOM, states=states, record=left) as text,
     ):
         clock = asyncio.get_running_loop().time
+        watch_stages(metrics, states, clock)
         services = (text.service, encoder.service)
-        yield Switchable(text, encoder, states, Switching(states, services, clock=clock))
+        switching = Switching(states, services, clock=clock, record=MeteredSwitches(metrics))
+        yield Switchable(text, encoder, states, switching, metrics, left.why)
 
 
 def asked(name: str, *, hands_over: bool = False) -> TextRequest:
@@ -83,9 +105,18 @@ def test_answers_are_handed_over_when_decode_closes(to: Role) -> None:
                     if len(events) == 3:
                         s.to(to)
                         assert s.reported == to.stages, "at once"
+                        assert [s.metric("stage_open", stage=one.value) for one in Stage] == [
+                            one in to.stages for one in Stage
+                        ]
+                        await asyncio.sleep(0.001)
+                        assert s.metric("switch_pending_seconds") == pytest.approx(0.001)
             await give_back(s, events)
             await asyncio.sleep(1)
             assert not s.states.closing
+            assert s.left == ["switch"]
+            assert s.metric("switch_pending_seconds") == 0
+            assert s.metric("switches_total", outcome="done") == s.metric("switch_seconds_count") == 1
+            assert 0.001 <= (s.metric("switch_seconds_sum") or 0) < 1
 
     under_virtual_time(scenario)
 
@@ -114,6 +145,7 @@ def test_a_prompt_whose_answer_goes_elsewhere_is_taken_without_decode() -> None:
             with pytest.raises(StageClosed):
                 await events_of(s.text, asked("what is this?"))
             await give_back(s, await events_of(s.text, asked("what is this?", hands_over=True)))
+            assert s.left == ["asked"]
 
     under_virtual_time(scenario)
 
@@ -129,10 +161,14 @@ def test_a_batch_of_items_ends_when_encode_closes_and_what_waits_is_refused() ->
             s.to(Role.PD)
             with pytest.raises(StageClosed):
                 await encode(encode_request("bird"))
+            s.to(Role.D)
+            s.to(Role.PD)
             await asyncio.wait((running, waits))
             assert isinstance(waits.exception(), StageClosed)
             result = running.result()
             assert not s.states.closing
+            assert s.metric("switches_total", outcome="overtaken") == 2, "the batch was not over"
+            assert s.metric("switches_total", outcome="done") == 1
             there = replace(result, ticket=result.ticket.at(address_of("encoder")))
             asked_of = question("what is it?", [("cat", there)])
             events = await events_of(s.text, replace(asked_of.request, kv_lease_s=LEASE_S))
@@ -154,6 +190,7 @@ def test_old_orders_are_refused() -> None:
                 with pytest.raises(Conflict):
                     s.switching.set_stages(Role.E.stages, version)
             assert (s.reported, s.text.service.load().stages_version) == (Role.D.stages, 4)
+            assert s.metric("switches_total", outcome="refused") == 2
             info = await s.text.service.describe()
             assert (info.role, info.switchable) == (Role.PD, Role.EPD), "what it began with, and can be"
 
