@@ -33,8 +33,8 @@ class LendingCounts:
     """Requests that were given to them while they lent: ``new`` ones, ``moved`` from a text instance where they waited, ``continued``
     after a first token."""
     taken_back: Mapping[str, int]
-    """Requests that they had, without a token: ``held_up`` by items; and of those moved, on the way: there were ``items``, others had
-    become faster (``slower``), it was not usable any more (``lost``)."""
+    """Requests that they had, without a token: ``held_up`` by items; and of those moved, on the way: it lends no more (``closed``),
+    others had become faster (``slower``), it was not usable any more (``lost``)."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Lenders:
         self._placed: dict[int, _Placed] = {}
         """By credit."""
         self._lent = {"new": 0, "moved": 0, "continued": 0}
-        self._taken_back = {"held_up": 0, "items": 0, "slower": 0, "lost": 0}
+        self._taken_back = {"held_up": 0, "closed": 0, "slower": 0, "lost": 0}
 
     # --- events ------------------------------------------------------------------------------------------------------
 

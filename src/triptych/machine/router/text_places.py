@@ -163,7 +163,7 @@ class TextPlaces:
         self.lenders.update(now_s, len(self.waiting.in_order))
         states, closed = self.lenders.states, self.lenders.closed
         if states.get(instance.name) is LenderState.ENCODE_ONLY:
-            return "items"
+            return "closed"
         texts = [self._instances.by_name[name] for name in self._instances.pools[TEXT].members]
         others = [
             one.pending_tokens(TEXT[0])

@@ -126,7 +126,7 @@ def test_a_moved_request_gets_the_place_that_is_kept_for_it_unless_items_have_co
     assert again.name == "t"
     assert again.credit != second.grant.credit
     assert machine.lending.lent["moved"] == 2
-    assert machine.lending.taken_back == {"held_up": 0, "items": 1, "slower": 0, "lost": 0}
+    assert machine.lending.taken_back == {"held_up": 0, "closed": 1, "slower": 0, "lost": 0}
 
 
 def test_a_request_is_moved_a_few_times_only() -> None:
@@ -150,7 +150,7 @@ def test_what_has_no_token_goes_elsewhere_when_items_have_come_first_for_long() 
     assert not reported(machine, now_s=0.9 + PATIENCE_S)
     assert [(one.request, one.grant) for one in reported(machine, now_s=1.0 + PATIENCE_S)] == [(4, None)]
     assert not reported(machine, now_s=9.0)
-    assert machine.lending.taken_back == {"held_up": 1, "items": 0, "slower": 0, "lost": 0}
+    assert machine.lending.taken_back == {"held_up": 1, "closed": 0, "slower": 0, "lost": 0}
 
 
 def test_a_lender_serves_alone_where_no_other_can() -> None:
