@@ -7,6 +7,9 @@ cache. These are three copies and two checksums. ``one by one`` waits for each s
 the sender goes on while the reader pulls.
 
 ``memcpy`` copies the set three times inside the reader, in the same round. Ratios are to it. Rounds alternate all systems.
+
+Then, between two text instances with the real engine, the time from the end of a prompt at one to the first decode step at the other, and how
+much was sealed before that end (``handoff_steps``).
 """
 
 import argparse
@@ -26,8 +29,9 @@ from typing import Any
 import torch
 import uvloop
 
-from benchmarks import ending, identity, machine
+from benchmarks import ending, handoff_steps, identity, machine
 from benchmarks.figures import add_json_option, write_figures
+from benchmarks.handoff_steps import QUICK_STEPS, StepSettings
 from benchmarks.talking_child import talking_child
 from benchmarks.transport import HOST, available_backends, open_transport
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, DType, Ticket
@@ -313,6 +317,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small set, to see that it runs")
     parser.add_argument("--rounds", type=int, help="instead of the default")
     parser.add_argument("--systems", help="comma-separated transports, instead of all that work here")
+    parser.add_argument("--parts", default="copies,steps", help="comma-separated: of the two, instead of both")
     parser.add_argument("--send", help=argparse.SUPPRESS)
     parser.add_argument("--certificate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -323,18 +328,29 @@ def main() -> None:
         return
     if options.rounds:
         settings = replace(settings, rounds=options.rounds)
-    systems = options.systems.split(",") if options.systems else [one for one in available_backends() if one != MEMORY]
-    systems.sort(key=lambda one: one == NIXL)  # threads left by its agents would count against the others
+    steps = QUICK_STEPS if options.quick else StepSettings()
+    parts = options.parts.split(",")
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     said = {**asdict(settings), "kind": asdict(settings.kind) | {"dtype": settings.kind.dtype.value}}
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in said.items()))
-    with identity.certificate() as own:
-        samples = uvloop.run(run(settings, systems, own, quick=options.quick))
+    print("; ".join(f"{key} {value}" for key, value in asdict(steps).items()), flush=True)
+    rows = copied(settings, options.systems, quick=options.quick) if "copies" in parts else []
+    step_rows = uvloop.run(handoff_steps.measure_steps(steps)) if "steps" in parts else []
+    print("\n".join(handoff_steps.shown(step_rows)))
     on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
-    rows = report(samples)
+    figures = {"machine": on, "settings": said, "rows": rows, "step_settings": asdict(steps), "steps": step_rows}
+    write_figures(options.json, figures)
+
+
+def copied(settings: Settings, systems: str | None, *, quick: bool) -> list[dict[str, Any]]:
+    """The rows of the first part, printed."""
+    chosen = systems.split(",") if systems else [one for one in available_backends() if one != MEMORY]
+    chosen.sort(key=lambda one: one == NIXL)  # threads left by its agents would count against the others
+    with identity.certificate() as own:
+        rows = report(uvloop.run(run(settings, chosen, own, quick=quick)))
     show(rows)
-    write_figures(options.json, {"machine": on, "settings": said, "rows": rows})
+    return rows
 
 
 if __name__ == "__main__":

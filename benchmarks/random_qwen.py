@@ -39,6 +39,12 @@ class Shape:
     text_layers: int = 8
     text_width: int = 768
     vocabulary: int = 32_000
+    queries_per_key: int = 3
+    """Query heads of the language model that share a key head, at most."""
+
+
+FIFTY_MILLION = Shape(vision_layers=4, vision_width=256, text_layers=8, text_width=512, vocabulary=16_000)
+"""Parameters, of which the language model has 47 million."""
 
 
 def image_tokens(side_px: int) -> int:
@@ -58,7 +64,7 @@ def make(directory: Path, shape: Shape) -> None:
             "intermediate_size": 4 * shape.text_width,
             "num_hidden_layers": shape.text_layers,
             "num_attention_heads": shape.text_width // HEAD,
-            "num_key_value_heads": max(1, shape.text_width // HEAD // 3),
+            "num_key_value_heads": max(1, shape.text_width // HEAD // shape.queries_per_key),
             "max_position_embeddings": CONTEXT_TOKENS,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
             "bos_token_id": None,

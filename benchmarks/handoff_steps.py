@@ -1,0 +1,217 @@
+"""From the end of a prompt at one text instance to the first decode step at another: a part of ``benchmarks.handoff``.
+
+Two processes with the real engine on one thread each, roles P and D, and this one in place of a router: it sends the prompt to the first,
+and the answer with the tickets of its keys and values on to the second. One prompt at a time, each of other random tokens.
+
+In ``chunks`` a step takes at most so many tokens of a prompt, and what is computed is sealed while later chunks are computed; ``at the end``
+the whole prompt is one step, so that everything is sealed after it. Both alternate. Times are those of the instances themselves, by one clock.
+"""
+
+import random
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks import random_qwen
+from benchmarks.timed_text import STEP, Happened, Options, Timed, timed
+from triptych.demo import MODEL_DIR
+from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.generation import HandedOver, TextEvent, TextRequest, TokenChunk
+from triptych.domain.sampling import SamplingParams
+from triptych.runtime.clock import monotonic
+
+CHUNKS, AT_THE_END = "chunks", "at the end"
+WHOLE_PROMPT = 4096
+_WORDS = range(8, 500)
+"""Ids of tokens that are words in all models here."""
+_LEASE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    prompts: tuple[int, ...]
+    """Their tokens."""
+    shape: random_qwen.Shape | None = None
+    """None for the demo model."""
+
+
+MODELS = (
+    Model("demo", (512, 960)),
+    Model("50 million", (512, 2048), random_qwen.FIFTY_MILLION),
+    Model(
+        "50 million, a key head for each query head",
+        (512, 2048),
+        replace(random_qwen.FIFTY_MILLION, queries_per_key=1),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    models: tuple[Model, ...] = MODELS
+    rounds: int = 7
+    chunk_tokens: int = 256
+    answer_tokens: int = 8
+    transport: str = "shm"
+
+
+QUICK_STEPS = StepSettings(models=(Model("demo", (200,)),), rounds=1, chunk_tokens=64, answer_tokens=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one prompt. Times are seconds after its last step ended at the first instance."""
+
+    chunks: int
+    """Steps of the prompt."""
+    segments: int
+    nbytes: int
+    early_nbytes: int
+    """Sealed before the last step ended."""
+    prefill_s: float
+    """From the begin of the first of its steps to the end of the last."""
+    sealed_s: float
+    handed_over_s: float
+    """The caller has the tickets."""
+    arrived_s: float
+    """All is in the KV cache of the second instance."""
+    decode_s: float
+    """The second instance's first decode step begins ..."""
+    token_s: float
+    """... and the caller has its token."""
+    step_s: float
+    """A later decode step: the median."""
+
+
+async def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for model in settings.models:
+        with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+            if model.shape is not None:
+                random_qwen.make(Path(folder), model.shape)
+            taken = await _of_model(MODEL_DIR if model.shape is None else Path(folder), model, settings)
+        rows += [_row(model.name, tokens, how, times) for (tokens, how), times in taken.items()]
+    return rows
+
+
+async def _of_model(path: Path, model: Model, settings: StepSettings) -> dict[tuple[int, str], list[Times]]:
+    budgets = {CHUNKS: settings.chunk_tokens, AT_THE_END: WHOLE_PROMPT}
+    requests = _requests(settings)
+    taken: dict[tuple[int, str], list[Times]] = defaultdict(list)
+    async with AsyncExitStack() as stack:
+        senders = {
+            how: await stack.enter_async_context(timed(Options(path, "P", budget, settings.transport)))
+            for how, budget in budgets.items()
+        }
+        reader = await stack.enter_async_context(timed(Options(path, "D", WHOLE_PROMPT, settings.transport)))
+        for number in range(settings.rounds + 1):
+            for tokens in model.prompts:
+                for how, sender in senders.items():
+                    one = await _handed_over(sender, reader, requests(tokens))
+                    if number > 0:  # the first round connects, and warms up
+                        taken[tokens, how].append(one)
+    return taken
+
+
+def _requests(settings: StepSettings) -> Callable[[int], TextRequest]:
+    rng, names = random.Random(16), count()
+    sampling = SamplingParams(temperature=0, max_tokens=settings.answer_tokens, ignore_eos=True, seed=1)
+
+    def request(tokens: int) -> TextRequest:
+        prompt = tuple(rng.choice(_WORDS) for _ in range(tokens))
+        return TextRequest(f"r{next(names)}", "random", prompt, (), sampling, 60.0, kv_lease_s=_LEASE_S)
+
+    return request
+
+
+async def _handed_over(sender: Timed, reader: Timed, request: TextRequest) -> Times:
+    await sender.happened()
+    await reader.happened()
+    first = [one async for one in _events(sender, replace(request, hands_over=True))]
+    handed_over_s, handed_over = first[-1]
+    assert isinstance(handed_over, HandedOver), handed_over
+    token_ids = tuple(token for _, one in first if isinstance(one, TokenChunk) for token in one.token_ids)
+    segments = tuple(
+        replace(one.placement, ticket=one.placement.ticket.at(sender.address)) for one in handed_over.segments
+    )
+    goes_on = replace(request, continued=(ContinuedChoice(0, token_ids),), kv_segments=segments)
+    second = [one async for one in _events(reader, goes_on)]
+    await sender.stub.release([one.router_lease for one in handed_over.segments])
+    token_s = next(at_s for at_s, one in second if isinstance(one, TokenChunk))
+    return _times(await sender.happened(), await reader.happened(), handed_over_s, token_s)
+
+
+async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple[float, TextEvent]]:
+    """Each with when it came."""
+    async with aclosing(instance.stub.generate(request)) as stream:
+        async for events in stream:
+            now_s = monotonic()
+            for one in events:
+                yield now_s, one
+
+
+def _times(sent: Sequence[Happened], taken: Sequence[Happened], handed_over_s: float, token_s: float) -> Times:
+    prompt = [one for one in sent if one.what == STEP]
+    sealed = [one for one in sent if one.what == "sealed"]
+    pulled = [one for one in taken if one.what == "pulled"]
+    steps = [one for one in taken if one.what == STEP and one.count]
+    if sum(one.count for one in sealed) != sum(one.count for one in pulled) or not pulled:
+        raise RuntimeError(f"not all keys and values were handed over: {sent}, {taken}")
+    began_s, end_s = prompt[0].began_s, prompt[-1].ended_s
+    return Times(
+        chunks=len(prompt),
+        segments=len(sealed),
+        nbytes=sum(one.count for one in sealed),
+        early_nbytes=sum(one.count for one in sealed if one.ended_s < end_s),
+        prefill_s=end_s - began_s,
+        sealed_s=sealed[-1].ended_s - end_s,
+        handed_over_s=handed_over_s - end_s,
+        arrived_s=pulled[-1].ended_s - end_s,
+        decode_s=steps[0].began_s - end_s,
+        token_s=token_s - end_s,
+        step_s=statistics.median(one.ended_s - one.began_s for one in steps[1:]),
+    )
+
+
+def _row(model: str, tokens: int, how: str, taken: Sequence[Times]) -> dict[str, Any]:
+    """Medians over the rounds."""
+    one = taken[0]
+
+    def ms(name: str) -> float:
+        values: list[float] = [getattr(times, f"{name}_s") for times in taken]
+        return round(1e3 * statistics.median(values), 1)
+
+    return {
+        "model": model,
+        "prompt_tokens": tokens,
+        "how": how,
+        "chunks": one.chunks,
+        "segments": one.segments,
+        "mib": round(one.nbytes / 2**20, 1),
+        "sealed_early": round(statistics.median(times.early_nbytes / times.nbytes for times in taken), 3),
+        **{f"{name}_ms": ms(name) for name in _TIMES},
+    }
+
+
+_TIMES = ("prefill", "sealed", "handed_over", "arrived", "decode", "token", "step")
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "ms after the end of the last chunk at P: all sealed, the caller has the tickets, all in D's cache, D's first decode step begins, its token is here"
+    yield (
+        f"{'model':>42} {'prompt':>6} {'sealed':>10} {'chunks':>6} {'segments':>8} {'MiB':>6} {'before':>6} {'prefill':>8} "
+        f"{'sealed':>7} {'tickets':>7} {'in D':>7} {'decode':>7} {'token':>7}  a step"
+    )
+    for row in rows:
+        yield (
+            f"{row['model']:>42} {row['prompt_tokens']:>6} {row['how']:>10} {row['chunks']:>6} {row['segments']:>8} {row['mib']:>6} "
+            f"{row['sealed_early']:>6.0%} {row['prefill_ms']:>8} {row['sealed_ms']:>7} {row['handed_over_ms']:>7} {row['arrived_ms']:>7} "
+            f"{row['decode_ms']:>7} {row['token_ms']:>7}  {row['step_ms']}"
+        )
