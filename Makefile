@@ -128,6 +128,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
 	$(BIN)/python -m benchmarks.handoff --json benchmarks/results/handoff.json
 	$(BIN)/python -m benchmarks.roles --json benchmarks/results/roles.json
+	$(BIN)/python -m benchmarks.roles --engine real --json benchmarks/results/roles-real.json
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh

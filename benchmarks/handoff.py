@@ -315,7 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a small set, to see that it runs")
-    parser.add_argument("--rounds", type=int, help="instead of the default")
+    parser.add_argument("--rounds", type=int, help="of both parts, instead of the defaults")
     parser.add_argument("--systems", help="comma-separated transports, instead of all that work here")
     parser.add_argument("--parts", default="copies,steps", help="comma-separated: of the two, instead of both")
     parser.add_argument("--send", help=argparse.SUPPRESS)
@@ -329,6 +329,8 @@ def main() -> None:
     if options.rounds:
         settings = replace(settings, rounds=options.rounds)
     steps = QUICK_STEPS if options.quick else StepSettings()
+    if options.rounds:
+        steps = replace(steps, rounds=options.rounds)
     parts = options.parts.split(",")
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     said = {**asdict(settings), "kind": asdict(settings.kind) | {"dtype": settings.kind.dtype.value}}

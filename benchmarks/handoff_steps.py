@@ -7,6 +7,7 @@ In ``chunks`` a step takes at most so many tokens of a prompt, and what is compu
 the whole prompt is one step, so that everything is sealed after it. Both alternate. Times are those of the instances themselves, by one clock.
 """
 
+import asyncio
 import random
 import statistics
 import tempfile
@@ -106,11 +107,10 @@ async def _of_model(path: Path, model: Model, settings: StepSettings) -> dict[tu
     requests = _requests(settings)
     taken: dict[tuple[int, str], list[Times]] = defaultdict(list)
     async with AsyncExitStack() as stack:
-        senders = {
-            how: await stack.enter_async_context(timed(Options(path, "P", budget, settings.transport)))
-            for how, budget in budgets.items()
-        }
-        reader = await stack.enter_async_context(timed(Options(path, "D", WHOLE_PROMPT, settings.transport)))
+        wanted = [Options(path, "P", budget, settings.transport) for budget in budgets.values()]
+        wanted.append(Options(path, "D", WHOLE_PROMPT, settings.transport))
+        *started, reader = await asyncio.gather(*(stack.enter_async_context(timed(one)) for one in wanted))
+        senders = dict(zip(budgets, started, strict=True))
         for number in range(settings.rounds + 1):
             for tokens in model.prompts:
                 for how, sender in senders.items():
@@ -145,7 +145,7 @@ async def _handed_over(sender: Timed, reader: Timed, request: TextRequest) -> Ti
     second = [one async for one in _events(reader, goes_on)]
     await sender.stub.release([one.router_lease for one in handed_over.segments])
     token_s = next(at_s for at_s, one in second if isinstance(one, TokenChunk))
-    return _times(await sender.happened(), await reader.happened(), handed_over_s, token_s)
+    return times_of(await sender.happened(), await reader.happened(), handed_over_s, token_s)
 
 
 async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple[float, TextEvent]]:
@@ -157,7 +157,8 @@ async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple
                 yield now_s, one
 
 
-def _times(sent: Sequence[Happened], taken: Sequence[Happened], handed_over_s: float, token_s: float) -> Times:
+def times_of(sent: Sequence[Happened], taken: Sequence[Happened], handed_over_s: float, token_s: float) -> Times:
+    """From what happened at both instances, and from when the caller had the tickets, and the token after the first."""
     prompt = [one for one in sent if one.what == STEP]
     sealed = [one for one in sent if one.what == "sealed"]
     pulled = [one for one in taken if one.what == "pulled"]

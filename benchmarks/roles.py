@@ -36,7 +36,7 @@ from triptych.cli.bench import load
 from triptych.cli.bench.load import Endpoint, Record
 from triptych.cli.bench.payload import Style
 from triptych.cli.bench.report import Objectives, Report, goodput, summarize
-from triptych.cli.bench.workload import Distribution, Mix, Planned, Size, synthetic
+from triptych.cli.bench.workload import Distribution, Mix, Planned, Size
 from triptych.cli.cluster import LocalCluster
 from triptych.runtime.clock import monotonic
 from triptych.testing.delay_models import Attention
@@ -105,7 +105,7 @@ _TOGETHER = ("EPD", "EPD, budgets", "E+PD")
 _FOR_FIRST = (*_TOGETHER, "E+P+D, more P", "EP+D, more EP", "ED+P, more P")
 _FOR_EACH = (*_TOGETHER, "E+P+D", "EP+D", "ED+P")
 _RATES, _TEXT_RATES = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0), (6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0)
-_REAL_RATES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5)
+_REAL_RATES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 _REAL_IMAGE = Size(224, 224)
 _FIRST, _EACH = (1.2, 0.5), (4.0, 0.05)
 """Objectives of the engines that sleep."""
@@ -190,18 +190,27 @@ async def sent(url: str, requests: Sequence[Planned], rng: random.Random) -> lis
     return records
 
 
+def planned(wanted: Load, rate: float, settings: Settings) -> list[Planned]:
+    """The same for every placement: as many requests as the rate says, at times of a Poisson process that has so many. At a higher
+    rate there are more of them, after the same ones.
+    """
+    arrivals, requests = (
+        random.Random(f"{settings.seed} {wanted.text_tokens} {of}") for of in ("arrivals", "requests")
+    )
+    number = max(1, round(rate * settings.seconds))
+    times = sorted(arrivals.uniform(0, settings.seconds) for _ in range(number))
+    return [wanted.mix.request(at_s, requests) for at_s in times]
+
+
 async def at_rate(url: str, wanted: Load, rate: float, settings: Settings) -> list[Record]:
-    """The same requests for every placement."""
-    rng = random.Random(f"{settings.seed} {rate} {wanted.text_tokens}")
-    plan = synthetic(wanted.mix, rate=rate, duration_s=settings.seconds, burstiness=1.0, rng=rng)
-    return await sent(url, plan.requests, rng)
+    return await sent(url, planned(wanted, rate, settings), random.Random(f"{settings.seed} {rate}"))
 
 
 async def alone(url: str, wanted: Load) -> tuple[float, float]:
     """TTFT and TPOT of one request at a time: medians, in seconds."""
     rng = random.Random(wanted.text_tokens)
-    planned = [wanted.mix.request(number * _ALONE_EVERY_S, rng) for number in range(_ALONE)]
-    records = (await sent(url, planned, rng))[1:]
+    apart = [wanted.mix.request(number * _ALONE_EVERY_S, rng) for number in range(_ALONE)]
+    records = (await sent(url, apart, rng))[1:]
     ttft_s = [one.ttft_s for one in records if one.ttft_s is not None]
     tpot_s = [one.tpot_s for one in records if one.tpot_s is not None]
     if len(ttft_s) < len(records):

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.roles import verdict
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
@@ -14,3 +15,17 @@ def test_the_benchmark_of_roles_gives_every_placement_the_same_requests(tmp_path
         (rate,) = row["rates"]
         assert rate["answered"] == rate["requests"] > 0
     assert together["rates"][0]["prompt_tokens"] == apart["rates"][0]["prompt_tokens"]
+
+
+def test_its_engines_may_compute(tmp_path: Path) -> None:
+    figures = figures_of("roles", tmp_path, "--engine", "real", "--placements", "EP+D")
+    (row,) = figures["rows"]
+    assert row["rates"][0]["answered"] > 0
+    assert figures["objectives"]["first token"]["ttft_s"] > 0
+
+
+def test_it_says_which_placements_win_and_lose() -> None:
+    found = {"EPD": 4.0, "EPD, budgets": 6.0, "E+PD": 8.0, "EP+D": 8.0}
+    said = verdict([{"placement": name, "goodput": goodput} for name, goodput in found.items()])
+    assert said == "best: E+PD; EP+D (8); least: EPD (4); EPD, budgets: 0.75 times the best"
+    assert verdict([{"placement": name, "goodput": 2.0} for name in found]) == "all have 2"
