@@ -47,9 +47,9 @@ DELAYS = Delays(image_s=0.12, prompt_token_s=0.00025, step_s=0.02, load_s=0.2)
 _ONE_IMAGE = ("--max-batch-items", "1", "--arena-bytes", str(64 << 20))
 _BATCHES = ("--max-batch-items", "8", "--arena-bytes", str(64 << 20))
 _UNLIMITED = 8192
-_PATIENCE_S = 20.0
-"""Of a client."""
-_ALONE, _ALONE_EVERY_S = 6, 1.5
+_PATIENCE_S, _LONG_PATIENCE_S = 20.0, 100.0
+"""Of a client under load, and without."""
+_ALONE = 6
 """Requests that are sent one by one to learn what they take, the first of which is not counted."""
 
 
@@ -182,9 +182,11 @@ class Model:
         }
 
 
-async def sent(url: str, requests: Sequence[Planned], rng: random.Random) -> list[Record]:
+async def sent(
+    url: str, requests: Sequence[Planned], rng: random.Random, patience_s: float = _PATIENCE_S
+) -> list[Record]:
     records: list[Record] = []
-    endpoint = Endpoint(url, timeout_s=_PATIENCE_S)
+    endpoint = Endpoint(url, timeout_s=patience_s)
     style = Style(await load.model_to_ask(endpoint, None), ignore_eos=True)
     await load.run(endpoint, requests, style, rng, records.append)
     return records
@@ -209,8 +211,10 @@ async def at_rate(url: str, wanted: Load, rate: float, settings: Settings) -> li
 async def alone(url: str, wanted: Load) -> tuple[float, float]:
     """TTFT and TPOT of one request at a time: medians, in seconds."""
     rng = random.Random(wanted.text_tokens)
-    apart = [wanted.mix.request(number * _ALONE_EVERY_S, rng) for number in range(_ALONE)]
-    records = (await sent(url, apart, rng))[1:]
+    records: list[Record] = []
+    for _ in range(_ALONE):
+        records += await sent(url, [wanted.mix.request(0.0, rng)], rng, _LONG_PATIENCE_S)
+    del records[0]
     ttft_s = [one.ttft_s for one in records if one.ttft_s is not None]
     tpot_s = [one.tpot_s for one in records if one.tpot_s is not None]
     if len(ttft_s) < len(records):
