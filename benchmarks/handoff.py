@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of both parts, instead of the defaults")
     parser.add_argument("--systems", help="comma-separated transports, instead of all that work here")
     parser.add_argument("--parts", default="copies,steps", help="comma-separated: of the two, instead of both")
+    parser.add_argument("--models", help="separated by semicolons: of those of the second part, instead of all")
     parser.add_argument("--send", help=argparse.SUPPRESS)
     parser.add_argument("--certificate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -331,6 +332,9 @@ def main() -> None:
     steps = QUICK_STEPS if options.quick else StepSettings()
     if options.rounds:
         steps = replace(steps, rounds=options.rounds)
+    if options.models:
+        chosen = options.models.split(";")
+        steps = replace(steps, models=tuple(one for one in steps.models if one.name in chosen))
     parts = options.parts.split(",")
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     said = {**asdict(settings), "kind": asdict(settings.kind) | {"dtype": settings.kind.dtype.value}}
@@ -338,8 +342,9 @@ def main() -> None:
     print("; ".join(f"{key} {value}" for key, value in said.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(steps).items()), flush=True)
     rows = copied(settings, options.systems, quick=options.quick) if "copies" in parts else []
-    step_rows = uvloop.run(handoff_steps.measure_steps(steps)) if "steps" in parts else []
-    print("\n".join(handoff_steps.shown(step_rows)))
+    step_rows: list[dict[str, Any]] = []
+    if "steps" in parts:
+        step_rows = uvloop.run(handoff_steps.measure_steps(steps, lambda line: print(line, flush=True)))
     on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
     figures = {"machine": on, "settings": said, "rows": rows, "step_settings": asdict(steps), "steps": step_rows}
     write_figures(options.json, figures)

@@ -12,7 +12,7 @@ import random
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -47,7 +47,7 @@ MODELS = (
     Model("demo", (512, 960)),
     Model("50 million", (512, 2048), random_qwen.FIFTY_MILLION),
     Model(
-        "50 million, a key head for each query head",
+        "50 million, 8 key heads",
         (512, 2048),
         replace(random_qwen.FIFTY_MILLION, queries_per_key=1),
     ),
@@ -91,14 +91,19 @@ class Times:
     """A later decode step: the median."""
 
 
-async def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
+async def measure_steps(settings: StepSettings, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The rows, of which those of each model are noted when they are there."""
+    note(_HEAD)
     rows: list[dict[str, Any]] = []
     for model in settings.models:
         with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
             if model.shape is not None:
                 random_qwen.make(Path(folder), model.shape)
             taken = await _of_model(MODEL_DIR if model.shape is None else Path(folder), model, settings)
-        rows += [_row(model.name, tokens, how, times) for (tokens, how), times in taken.items()]
+        of_model = [_row(model.name, tokens, how, times) for (tokens, how), times in taken.items()]
+        for row in of_model:
+            note(_line(row))
+        rows += of_model
     return rows
 
 
@@ -204,15 +209,16 @@ def _row(model: str, tokens: int, how: str, taken: Sequence[Times]) -> dict[str,
 _TIMES = ("prefill", "sealed", "handed_over", "arrived", "decode", "token", "step")
 
 
-def shown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "ms after the end of the last chunk at P: all sealed, the caller has the tickets, all in D's cache, D's first decode step begins, its token is here"
-    yield (
-        f"{'model':>42} {'prompt':>6} {'sealed':>10} {'chunks':>6} {'segments':>8} {'MiB':>6} {'before':>6} {'prefill':>8} "
-        f"{'sealed':>7} {'tickets':>7} {'in D':>7} {'decode':>7} {'token':>7}  a step"
+_HEAD = (
+    "ms after the end of the last chunk at P: all is sealed, the caller has the tickets, all is in D's cache, D's first decode step begins, "
+    f"its token is here\n{'model':>24} {'prompt':>6} {'sealed':>10} {'chunks':>6} {'segments':>8} {'MiB':>6} {'before':>6} {'prefill':>8} "
+    f"{'sealed':>7} {'tickets':>7} {'in D':>7} {'decode':>7} {'token':>7}  a step"
+)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['model']:>24} {row['prompt_tokens']:>6} {row['how']:>10} {row['chunks']:>6} {row['segments']:>8} {row['mib']:>6} "
+        f"{row['sealed_early']:>6.0%} {row['prefill_ms']:>8} {row['sealed_ms']:>7} {row['handed_over_ms']:>7} {row['arrived_ms']:>7} "
+        f"{row['decode_ms']:>7} {row['token_ms']:>7}  {row['step_ms']}"
     )
-    for row in rows:
-        yield (
-            f"{row['model']:>42} {row['prompt_tokens']:>6} {row['how']:>10} {row['chunks']:>6} {row['segments']:>8} {row['mib']:>6} "
-            f"{row['sealed_early']:>6.0%} {row['prefill_ms']:>8} {row['sealed_ms']:>7} {row['handed_over_ms']:>7} {row['arrived_ms']:>7} "
-            f"{row['decode_ms']:>7} {row['token_ms']:>7}  {row['step_ms']}"
-        )

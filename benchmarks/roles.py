@@ -12,7 +12,7 @@ share the machine's cores. Every placement gets the same requests (Poisson):
 who misses at a rate misses at higher ones. ``EPD`` and ``PD`` have unlimited budgets: a step takes whole prompts, and encodes a batch of
 images beside decodes. With ``budgets`` a step computes few tokens of prompts, and one image is encoded between two steps.
 
-Objectives of the engines that compute are multiples of what ``EPD`` takes for one request at a time, which is measured first.
+Objectives of the engines that compute are multiples of what the first placement (``EPD``) takes for one request at a time.
 A whole run takes at most about twelve minutes with either engine.
 """
 
