@@ -17,13 +17,6 @@ def test_the_benchmark_of_roles_gives_every_placement_the_same_requests(tmp_path
     assert together["rates"][0]["prompt_tokens"] == apart["rates"][0]["prompt_tokens"]
 
 
-def test_its_engines_may_compute(tmp_path: Path) -> None:
-    figures = figures_of("roles", tmp_path, "--engine", "real", "--placements", "EP+D")
-    (row,) = figures["rows"]
-    assert row["rates"][0]["requests"] > 0
-    assert figures["objectives"]["first token"]["ttft_s"] > 0, "taken from answers"
-
-
 def test_it_says_which_placements_win_and_lose() -> None:
     found = {"EPD": 4.0, "EPD, budgets": 6.0, "E+PD": 8.0, "EP+D": 8.0}
     said = verdict([{"placement": name, "goodput": goodput} for name, goodput in found.items()])
