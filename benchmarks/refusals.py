@@ -1,0 +1,295 @@
+"""What a refused request costs: CPU of the gateway and of the router for each.
+
+A real gateway process, and a router process that refuses every request as it would under overload, as its answer would be
+late (``benchmarks.refusing_router``). Clients in this process keep some requests open, over kept connections; all requests
+are different, have a deadline, and are text only or have one image. *Asked* are those that the gateway asks the router
+about; *shed* are those that it refuses by itself, as a router's last refusal came late.
+
+With ``--before DIR``, the root of another working tree, its gateway and router are measured as well, in the same run: all
+in turn, round by round, in changing order. A ratio is that of two such rounds, to ``before``; the median is shown, with the quartiles. CPU time is
+that of all threads of a process, less what it takes without requests. ``shed`` is the share of requests that the gateway refused by itself,
+whatever the row.
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import uvloop
+
+from benchmarks import ending, machine
+from benchmarks.figures import add_json_option, write_figures
+from benchmarks.refusing_router import SLOW
+from triptych.cli.bench.payload import png
+from triptych.cli.bench.workload import Size
+from triptych.testing.fakes import FAKE_MODEL
+
+HERE = Path(__file__).parents[1]
+HOST = "127.0.0.1"
+NOW, BEFORE = "now", "before"
+DEADLINE_S = 4.0
+_WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
+_IMAGE = Size(1024, 768)
+_CPU_CLOCK = 2
+"""Of Linux: the clock of a process that counts the time it was scheduled."""
+_START_S = 60.0
+_SHED = b"more come than can be looked at"
+_BEHIND_S = 0.5
+_GATEWAY = f"""
+import runpy
+from services.gateway import shedding
+shedding.BEHIND_S = {_BEHIND_S}
+runpy.run_module("services.gateway", run_name="__main__", alter_sys=True)
+"""
+"""A gateway that is behind only at a longer delay, as on a busy machine it would shed what it is to ask about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    images: int
+    shed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    rounds: int = 9
+    requests: int = 400
+    """Of a round, for each kind of request."""
+    open: int = 2
+    """Requests that are open at a time."""
+    seed: int = 1
+
+
+QUICK = Settings(rounds=1, requests=20)
+KINDS = (Kind("text", 0), Kind("image", 1), Kind("text, shed", 0, shed=True), Kind("image, shed", 1, shed=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU in us of a refused request; ratios are to ``before``, as median and quartiles."""
+
+    tree: str
+    kind: str
+    body_bytes: int
+    gateway_us: float
+    router_us: float
+    shed: float
+    """Share of the requests."""
+    gateway_ratio: tuple[float, float, float] | None
+    router_ratio: tuple[float, float, float] | None
+
+
+@dataclass(slots=True)
+class System:
+    """A gateway and its router."""
+
+    port: int
+    pids: Mapping[str, int]
+    connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+    def cpu_s(self) -> dict[str, float]:
+        return {name: time.clock_gettime((~pid << 3) | _CPU_CLOCK) for name, pid in self.pids.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    gateway_us: float
+    router_us: float
+    shed: float
+
+
+class Bodies:
+    """Different requests. Images are few, as making them takes long."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        made = (png(_IMAGE, rng) for _ in range(8))
+        self._urls = ["data:image/png;base64," + base64.b64encode(image).decode() for image in made]
+
+    def make(self, images: int, *, priority: int = 0) -> bytes:
+        urls = self._rng.sample(self._urls, images)
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content.append({"type": "text", "text": " ".join(self._rng.choices(_WORDS, k=16))})
+        asked = {"model": FAKE_MODEL.model_id, "messages": [{"role": "user", "content": content}], "temperature": 0}
+        return json.dumps(asked | {"max_tokens": 16} | ({"priority": priority} if priority else {})).encode()
+
+
+async def post(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], body: bytes) -> tuple[int, bytes]:
+    reader, writer = connection
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"x-request-timeout: {DEADLINE_S}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    told = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = next(line for line in told.split(b"\r\n") if line.startswith(b"content-length:"))
+    return int(told.split()[1]), await reader.readexactly(int(length.partition(b":")[2]))
+
+
+@contextlib.asynccontextmanager
+async def running(tree: Path, wanted: int) -> AsyncIterator[System]:
+    """Gateway and router of a working tree, and open connections to the gateway."""
+    with contextlib.ExitStack() as ports:
+        sockets = [ports.enter_context(socket.socket()) for _ in range(2)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        port, router_port = (one.getsockname()[1] for one in sockets)
+    # The script is this tree's, all that it imports is the other one's.
+    router = (str(HERE / "benchmarks" / "refusing_router.py"), str(router_port))
+    gateway = ("-c", _GATEWAY, "--port", str(port), "--router", f"{HOST}:{router_port}")
+    with process(tree, router) as router_pid, process(tree, gateway) as gateway_pid:
+        deadline_s = time.monotonic() + _START_S
+        connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        body = Bodies(random.Random(0)).make(0)
+        while True:
+            try:
+                connections.append(await asyncio.open_connection(HOST, port))
+                status, _ = await post(connections[-1], body)
+                if status == HTTPStatus.TOO_MANY_REQUESTS:
+                    break
+            except (OSError, EOFError):
+                pass
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the gateway of {tree} does not refuse")
+            await asyncio.sleep(0.2)
+        connections = [await asyncio.open_connection(HOST, port) for _ in range(wanted)]
+        yield System(port, {"gateway": gateway_pid, "router": router_pid}, connections)
+        for _, writer in connections:
+            writer.close()
+
+
+@contextlib.contextmanager
+def process(tree: Path, arguments: Sequence[str]) -> Iterator[int]:
+    paths = os.pathsep.join((str(tree / "src"), str(tree)))
+    environment = {**os.environ, "PYTHONPATH": paths}  # noqa: TID251 - passed to the child
+    with TemporaryFile() as log:
+        started = subprocess.Popen((sys.executable, "-P", *arguments), env=environment, stdout=log, stderr=log)
+        try:
+            yield started.pid
+        except Exception:
+            log.seek(0)
+            sys.stderr.write(log.read()[-2000:].decode(errors="replace"))
+            raise
+        finally:
+            started.kill()
+            started.wait()
+
+
+async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodies) -> Round:
+    """One round of a kind. With ``kind.shed`` a request that the router refuses late makes the gateway shed for a while."""
+    left = [bodies.make(kind.images) for _ in range(settings.requests)]
+    shed = 0
+
+    async def slow(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        while (await post(connection, bodies.make(0, priority=SLOW)))[1].find(_SHED) >= 0:
+            await asyncio.sleep(0.1)
+
+    async def client(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], until_s: float) -> None:
+        nonlocal shed
+        while left and time.monotonic() < until_s:
+            status, body = await post(connection, left.pop())
+            assert status == HTTPStatus.TOO_MANY_REQUESTS, f"a request was answered {status}: {body!r}"
+            shed += _SHED in body
+
+    spent = {"gateway": 0.0, "router": 0.0}
+    while left:
+        await (slow(system.connections[0]) if kind.shed else asyncio.sleep(1.2))  # the gateway forgets the last round
+        before, until_s = system.cpu_s(), time.monotonic() + (0.8 * _BEHIND_S if kind.shed else 600.0)
+        async with asyncio.TaskGroup() as group:
+            for connection in system.connections:
+                group.create_task(client(connection, until_s))
+        spent = {name: spent[name] + now_s - before[name] for name, now_s in system.cpu_s().items()}
+    each = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
+    return Round(each["gateway"], each["router"], shed / settings.requests)
+
+
+async def measure(settings: Settings, before: Path | None) -> dict[str, Any]:
+    bodies = Bodies(random.Random(settings.seed))
+    trees = {BEFORE: before, NOW: HERE} if before is not None else {NOW: HERE}
+    rounds: dict[tuple[str, str], list[Round]] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        systems = {
+            name: await stack.enter_async_context(running(tree.resolve(), settings.open))
+            for name, tree in trees.items()
+            if tree is not None
+        }
+        for name, system in systems.items():  # warms up
+            for kind in KINDS:
+                await refusals(system, kind, Settings(requests=min(100, settings.requests)), bodies)
+        for number in range(settings.rounds):
+            for kind in KINDS:
+                for name in sorted(systems, reverse=bool(number % 2)):
+                    found = await refusals(systems[name], kind, settings, bodies)
+                    rounds.setdefault((name, kind.name), []).append(found)
+    rows: list[Cost] = []
+    for kind in KINDS:
+        nbytes = len(bodies.make(kind.images))
+        for name in trees:
+            rows.append(_cost(name, kind, nbytes, rounds[name, kind.name], rounds.get((BEFORE, kind.name), [])))
+            _show(rows[-1])
+    return {"machine": machine.describe(), "settings": asdict(settings), "refusals": [asdict(row) for row in rows]}
+
+
+def _cost(name: str, kind: Kind, nbytes: int, own: Sequence[Round], base: Sequence[Round]) -> Cost:
+    pairs = list(zip(own, base, strict=True)) if base else []
+    return Cost(
+        name,
+        kind.name,
+        nbytes,
+        statistics.median(one.gateway_us for one in own),
+        statistics.median(one.router_us for one in own),
+        statistics.mean(one.shed for one in own),
+        _quartiles([one.gateway_us / other.gateway_us for one, other in pairs]),
+        None if kind.shed else _quartiles([one.router_us / other.router_us for one, other in pairs]),
+    )
+
+
+def _quartiles(ratios: list[float]) -> tuple[float, float, float] | None:
+    ratios.sort()
+    return (statistics.median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]) if ratios else None
+
+
+def _show(row: Cost) -> None:
+    def shown(ratio: tuple[float, float, float] | None) -> str:
+        return "" if ratio is None else f" ({ratio[0]:4.2f}x; {ratio[1]:4.2f} to {ratio[2]:4.2f})"
+
+    print(
+        f"{row.tree:<7} {row.kind:<12} {row.body_bytes:>6} bytes  gateway {row.gateway_us:6.0f} us{shown(row.gateway_ratio)}  "
+        f"router {row.router_us:6.0f} us{shown(row.router_ratio)}  shed {row.shed:.0%}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    ending.by_sigterm()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    add_json_option(parser)
+    parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
+    parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
+    parser.add_argument("--requests", type=int, default=Settings().requests, help="of a round, for each kind")
+    parser.add_argument("--open", type=int, default=Settings().open, help="requests that are open at a time")
+    parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
+    arguments = parser.parse_args()
+    settings = QUICK if arguments.quick else Settings(arguments.rounds, arguments.requests, arguments.open)
+    print(json.dumps(machine.describe()), settings)
+    write_figures(arguments.json, uvloop.run(measure(settings, arguments.before)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Process of ``benchmarks.refusals``: the real router service with one instance, at which every request would be late.
+
+The time that its requests would wait is predicted as ever, and then said to be ``WAIT_S``, so that all that follows is the way
+of a refusal under overload. A request of priority ``SLOW`` is refused after ``SLOW_S``, as by a router that is far behind.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import uvloop
+
+from services.router.membership import FixedMembership
+from services.router.record import RouterRecord
+from services.router.service import RouterService
+from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.settings import RouterSettings
+from triptych.demo import MODEL_DIR
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import ChatEvent
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.stage import Role, Stage
+from triptych.rpc.server import RpcServer
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
+from triptych.testing.fakes import FAKE_MODEL
+
+WAIT_S = 60.0
+SLOW, SLOW_S = 1, 1.0
+
+
+class Idle:
+    """An instance that gets no request."""
+
+    async def describe(self) -> InstanceInfo:
+        return InstanceInfo("idle", 1, Role.EPD, FAKE_MODEL, 1 << 30, (), max_items=64, kv_tokens=1 << 20)
+
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        while True:
+            yield InstanceLoad({stage: StageLoad() for stage in Stage})
+            await asyncio.sleep(1)
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+
+class Refusing(RouterService):
+    """Refuses what it is asked, some of it late."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        predicted = self.attainment.least_s
+
+        def least_s(*asked: Any, **how: Any) -> tuple[float, float]:
+            return WAIT_S, max(1.0, *predicted(*asked, **how))
+
+        self.attainment.least_s = least_s  # type: ignore[method-assign]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+        if request.priority == SLOW:
+            await asyncio.sleep(SLOW_S)
+        async for events in super().chat(request):
+            yield events
+
+
+async def serve(port: int) -> None:
+    """Until it is killed."""
+    settings = RouterSettings(model=str(MODEL_DIR), instances=("idle:1",), port=port)
+    telemetry, offload = Telemetry(), ThreadOffload(1, name="prepare")
+
+    def prepare(*_: object) -> Any:
+        raise AssertionError("a request was admitted")
+
+    async with TaskScope("router") as scope:
+        service = Refusing(
+            FixedMembership(settings.instances),
+            lambda _: Idle(),
+            settings=settings,
+            prepare=prepare,
+            offload=offload,
+            clock=monotonic,
+            scope=scope,
+            rng=random.SystemRandom(),
+            record=RouterRecord(telemetry.metrics),
+        )
+        service.start()
+        async with RpcServer(
+            host="127.0.0.1",
+            port=port,
+            service_names=(SERVICE_NAME,),
+            register=RouterServicer(service).register,
+            telemetry=telemetry,
+        ):
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))
