@@ -1,7 +1,7 @@
 """What a refused request costs: CPU of the gateway and of the router for each.
 
 A real gateway process, and a router process that refuses every request as it would under overload, as its answer would be
-late (``benchmarks.refusing_router``). Clients in this process keep some requests open, over kept connections; all requests
+late (``benchmarks.refusing_router``). Requests come at random (Poisson), over kept connections; all
 are different, have a deadline, and are text only or have one image. *Asked* are those that the gateway asks the router
 about; *shed* are those that it refuses by itself, as a router's last refusal came late.
 
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -35,6 +35,7 @@ import uvloop
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.refusing_router import SLOW
+from services.gateway.shedding import RECENT_S
 from triptych.cli.bench.payload import png
 from triptych.cli.bench.workload import Size
 from triptych.testing.fakes import FAKE_MODEL
@@ -42,12 +43,12 @@ from triptych.testing.fakes import FAKE_MODEL
 HERE = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 NOW, BEFORE = "now", "before"
-DEADLINE_S = 4.0
+DEADLINE_S = 30.0
 _WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
 _IMAGE = Size(1024, 768)
 _CPU_CLOCK = 2
 """Of Linux: the clock of a process that counts the time it was scheduled."""
-_START_S = 60.0
+_START_S = 120.0
 _SHED = b"more come than can be looked at"
 _BEHIND_S = 0.5
 _GATEWAY = f"""
@@ -66,18 +67,26 @@ class Kind:
     shed: bool = False
 
 
+KINDS = {
+    "text": Kind("text", 0),
+    "image": Kind("image", 1),
+    "text-shed": Kind("text-shed", 0, shed=True),
+    "image-shed": Kind("image-shed", 1, shed=True),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    rounds: int = 9
-    requests: int = 400
+    kinds: tuple[str, ...] = tuple(KINDS)
+    rounds: int = 15
+    requests: int = 150
     """Of a round, for each kind of request."""
-    open: int = 2
-    """Requests that are open at a time."""
+    rate: float = 280.0
+    """Requests per second, at random (Poisson), whatever has become of earlier ones."""
     seed: int = 1
 
 
 QUICK = Settings(rounds=1, requests=20)
-KINDS = (Kind("text", 0), Kind("image", 1), Kind("text, shed", 0, shed=True), Kind("image, shed", 1, shed=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,23 @@ class System:
 
     port: int
     pids: Mapping[str, int]
-    connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    """Connections without a request."""
+
+    async def post(self, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        connection = await self._connection()
+        answer = await post(connection, body)
+        self.idle.append(connection)
+        return answer
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():  # the gateway closes idle connections
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(HOST, self.port)
 
     def cpu_s(self) -> dict[str, float]:
         return {name: time.clock_gettime((~pid << 3) | _CPU_CLOCK) for name, pid in self.pids.items()}
@@ -143,8 +168,8 @@ async def post(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], bo
 
 
 @contextlib.asynccontextmanager
-async def running(tree: Path, wanted: int) -> AsyncIterator[System]:
-    """Gateway and router of a working tree, and open connections to the gateway."""
+async def running(tree: Path) -> AsyncIterator[System]:
+    """Gateway and router of a working tree."""
     with contextlib.ExitStack() as ports:
         sockets = [ports.enter_context(socket.socket()) for _ in range(2)]
         for one in sockets:
@@ -154,24 +179,22 @@ async def running(tree: Path, wanted: int) -> AsyncIterator[System]:
     router = (str(HERE / "benchmarks" / "refusing_router.py"), str(router_port))
     gateway = ("-c", _GATEWAY, "--port", str(port), "--router", f"{HOST}:{router_port}")
     with process(tree, router) as router_pid, process(tree, gateway) as gateway_pid:
-        deadline_s = time.monotonic() + _START_S
-        connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        body = Bodies(random.Random(0)).make(0)
-        while True:
-            try:
-                connections.append(await asyncio.open_connection(HOST, port))
-                status, _ = await post(connections[-1], body)
-                if status == HTTPStatus.TOO_MANY_REQUESTS:
-                    break
-            except (OSError, EOFError):
-                pass
-            if time.monotonic() > deadline_s:
+        system = System(port, {"gateway": gateway_pid, "router": router_pid})
+        deadline_s, body = time.perf_counter() + _START_S, Bodies(random.Random(0)).make(0)
+        while not await _refuses(system, body):
+            if time.perf_counter() > deadline_s:
                 raise RuntimeError(f"the gateway of {tree} does not refuse")
             await asyncio.sleep(0.2)
-        connections = [await asyncio.open_connection(HOST, port) for _ in range(wanted)]
-        yield System(port, {"gateway": gateway_pid, "router": router_pid}, connections)
-        for _, writer in connections:
+        yield system
+        for _, writer in system.idle:
             writer.close()
+
+
+async def _refuses(system: System, body: bytes) -> bool:
+    try:
+        return (await system.post(body))[0] == HTTPStatus.TOO_MANY_REQUESTS
+    except (OSError, EOFError):
+        return False
 
 
 @contextlib.contextmanager
@@ -193,27 +216,27 @@ def process(tree: Path, arguments: Sequence[str]) -> Iterator[int]:
 
 async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodies) -> Round:
     """One round of a kind. With ``kind.shed`` a request that the router refuses late makes the gateway shed for a while."""
+    rng = random.Random(settings.seed)
     left = [bodies.make(kind.images) for _ in range(settings.requests)]
     shed = 0
 
-    async def slow(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        while (await post(connection, bodies.make(0, priority=SLOW)))[1].find(_SHED) >= 0:
-            await asyncio.sleep(0.1)
-
-    async def client(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], until_s: float) -> None:
+    async def ask(body: bytes) -> None:
         nonlocal shed
-        while left and time.monotonic() < until_s:
-            status, body = await post(connection, left.pop())
-            assert status == HTTPStatus.TOO_MANY_REQUESTS, f"a request was answered {status}: {body!r}"
-            shed += _SHED in body
+        status, told = await system.post(body)
+        assert status == HTTPStatus.TOO_MANY_REQUESTS, f"a request was answered {status}: {told!r}"
+        shed += _SHED in told
 
-    spent = {"gateway": 0.0, "router": 0.0}
+    spent = dict.fromkeys(system.pids, 0.0)
     while left:
-        await (slow(system.connections[0]) if kind.shed else asyncio.sleep(1.2))  # the gateway forgets the last round
-        before, until_s = system.cpu_s(), time.monotonic() + (0.8 * _BEHIND_S if kind.shed else 600.0)
+        await asyncio.sleep(RECENT_S + 0.1)  # the gateway forgets the last round
+        await system.post(bodies.make(0, priority=SLOW if kind.shed else 0))
+        before, began_s = system.cpu_s(), time.perf_counter()
+        due_s = began_s
         async with asyncio.TaskGroup() as group:
-            for connection in system.connections:
-                group.create_task(client(connection, until_s))
+            while left and (not kind.shed or due_s - began_s < 0.8 * _BEHIND_S):
+                group.create_task(ask(left.pop()))
+                due_s += rng.expovariate(settings.rate)
+                await asyncio.sleep(due_s - time.perf_counter())
         spent = {name: spent[name] + now_s - before[name] for name, now_s in system.cpu_s().items()}
     each = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
     return Round(each["gateway"], each["router"], shed / settings.requests)
@@ -221,24 +244,25 @@ async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodie
 
 async def measure(settings: Settings, before: Path | None) -> dict[str, Any]:
     bodies = Bodies(random.Random(settings.seed))
+    kinds = [KINDS[name] for name in settings.kinds]
     trees = {BEFORE: before, NOW: HERE} if before is not None else {NOW: HERE}
     rounds: dict[tuple[str, str], list[Round]] = {}
     async with contextlib.AsyncExitStack() as stack:
         systems = {
-            name: await stack.enter_async_context(running(tree.resolve(), settings.open))
+            name: await stack.enter_async_context(running(tree.resolve()))
             for name, tree in trees.items()
             if tree is not None
         }
-        for name, system in systems.items():  # warms up
-            for kind in KINDS:
-                await refusals(system, kind, Settings(requests=min(100, settings.requests)), bodies)
+        for system in systems.values():  # warms up
+            for kind in kinds:
+                await refusals(system, kind, replace(settings, requests=min(100, settings.requests)), bodies)
         for number in range(settings.rounds):
-            for kind in KINDS:
+            for kind in kinds:
                 for name in sorted(systems, reverse=bool(number % 2)):
                     found = await refusals(systems[name], kind, settings, bodies)
                     rounds.setdefault((name, kind.name), []).append(found)
     rows: list[Cost] = []
-    for kind in KINDS:
+    for kind in kinds:
         nbytes = len(bodies.make(kind.images))
         for name in trees:
             rows.append(_cost(name, kind, nbytes, rounds[name, kind.name], rounds.get((BEFORE, kind.name), [])))
@@ -283,10 +307,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
     parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
     parser.add_argument("--requests", type=int, default=Settings().requests, help="of a round, for each kind")
-    parser.add_argument("--open", type=int, default=Settings().open, help="requests that are open at a time")
+    parser.add_argument("--rate", type=float, default=Settings().rate, help="requests per second")
     parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}, separated by commas")
     arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else Settings(arguments.rounds, arguments.requests, arguments.open)
+    settings = Settings(tuple(arguments.kinds.split(",")), arguments.rounds, arguments.requests, arguments.rate)
+    if arguments.quick:
+        settings = QUICK
     print(json.dumps(machine.describe()), settings)
     write_figures(arguments.json, uvloop.run(measure(settings, arguments.before)))
 

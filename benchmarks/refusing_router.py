@@ -41,7 +41,7 @@ class Idle:
 
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
-            yield InstanceLoad({stage: StageLoad() for stage in Stage})
+            yield InstanceLoad({stage: StageLoad(0, 0) for stage in Stage})
             await asyncio.sleep(1)
 
     async def close(self) -> None:

@@ -112,14 +112,14 @@ class Admitted(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Shed(Protocol):
-    """What the gateway has refused by itself."""
+class Counted(Protocol):
+    """What was done to how many requests."""
 
     @property
     def count(self) -> int: ...
 
 
-def watch(metrics: Metrics, admitted: Admitted, shed: Shed) -> None:
+def watch(metrics: Metrics, admitted: Admitted, shed: Counted) -> None:
     """Read both at every scrape."""
 
     def read() -> Iterable[Metric]:
@@ -132,3 +132,16 @@ def watch(metrics: Metrics, admitted: Admitted, shed: Shed) -> None:
         )
 
     metrics.watch(read)
+
+
+def watch_rounds(metrics: Metrics, rounds: Counted) -> None:
+    """Read it at every scrape."""
+    metrics.watch(
+        lambda: [
+            total(
+                "triptych_http_requests_in_rounds",
+                "Requests that waited a moment to be asked about together, as the router refuses",
+                {(): rounds.count},
+            )
+        ]
+    )
