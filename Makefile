@@ -115,6 +115,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.preemption --json benchmarks/results/preemption.json
 	$(BIN)/python -m benchmarks.router_costs --json benchmarks/results/router_costs.json
 	$(BIN)/python -m benchmarks.router_decisions --json benchmarks/results/router_decisions.json
+	$(BIN)/python -m benchmarks.refusals --json benchmarks/results/refusals.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
 	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json

@@ -54,6 +54,8 @@ _BEHIND_S = 0.5
 _GATEWAY = f"""
 import runpy
 from services.gateway import shedding
+from triptych.runtime.parent import end_with_parent
+end_with_parent({os.getpid()})
 shedding.BEHIND_S = {_BEHIND_S}
 runpy.run_module("services.gateway", run_name="__main__", alter_sys=True)
 """
@@ -86,7 +88,7 @@ class Settings:
     seed: int = 1
 
 
-QUICK = Settings(rounds=1, requests=20)
+QUICK = Settings(("text", "image-shed"), rounds=1, requests=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ async def running(tree: Path) -> AsyncIterator[System]:
             one.bind((HOST, 0))
         port, router_port = (one.getsockname()[1] for one in sockets)
     # The script is this tree's, all that it imports is the other one's.
-    router = (str(HERE / "benchmarks" / "refusing_router.py"), str(router_port))
+    router = (str(HERE / "benchmarks" / "refusing_router.py"), str(os.getpid()), str(router_port))
     gateway = ("-c", _GATEWAY, "--port", str(port), "--router", f"{HOST}:{router_port}")
     with process(tree, router) as router_pid, process(tree, gateway) as gateway_pid:
         system = System(port, {"gateway": gateway_pid, "router": router_pid})

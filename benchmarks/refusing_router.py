@@ -1,4 +1,4 @@
-"""Process of ``benchmarks.refusals``: the real router service with one instance, at which every request would be late.
+"""Process of ``benchmarks.refusals`` (arguments: its process id, a port): the real router service with one instance, at which every request would be late.
 
 The time that its requests would wait is predicted as ever, and then said to be ``WAIT_S``, so that all that follows is the way
 of a refusal under overload. A request of priority ``SLOW`` is refused after ``SLOW_S``, as by a router that is far behind.
@@ -25,6 +25,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.parent import end_with_parent
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.testing.fakes import FAKE_MODEL
@@ -69,7 +70,7 @@ class Refusing(RouterService):
 
 async def serve(port: int) -> None:
     """Until it is killed."""
-    settings = RouterSettings(model=str(MODEL_DIR), instances=("idle:1",), port=port)
+    settings = RouterSettings(model=MODEL_DIR, instances=("idle:1",), port=port)
     telemetry, offload = Telemetry(), ThreadOffload(1, name="prepare")
 
     def prepare(*_: object) -> Any:
@@ -99,4 +100,5 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    end_with_parent(int(sys.argv[1]))
+    uvloop.run(serve(int(sys.argv[2])))

@@ -60,11 +60,12 @@ def test_a_client_that_leaves_holds_nobody_up() -> None:
     async def scenario() -> None:
         one = Rounds()
         await one.turn(LONG_S)
-        leaves, stays = (asyncio.create_task(one.turn(LONG_S)) for _ in range(2))
-        await asyncio.sleep(0.1 * ROUND_S)
-        leaves.cancel()
-        await stays
+        async with asyncio.TaskGroup() as group:
+            leaves, stays = (group.create_task(one.turn(LONG_S)) for _ in range(2))
+            await asyncio.sleep(0.1 * ROUND_S)
+            leaves.cancel()
         assert leaves.cancelled()
+        assert stays.done()
         assert not one._waiting
 
     virtual_time.run(scenario())
