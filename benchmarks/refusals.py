@@ -84,7 +84,8 @@ class Settings:
     requests: int = 150
     """Of a round, for each kind of request."""
     rate: float = 280.0
-    """Requests per second, at random (Poisson), whatever has become of earlier ones."""
+    """Requests per second, at random (Poisson), whatever has become of earlier ones. A pause begins when the one before was
+    sent: a client that was held up does not send several at once, which would share a message by themselves."""
     seed: int = 1
 
 
@@ -233,12 +234,10 @@ async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodie
         await asyncio.sleep(RECENT_S + 0.1)  # the gateway forgets the last round
         await system.post(bodies.make(0, priority=SLOW if kind.shed else 0))
         before, began_s = system.cpu_s(), time.perf_counter()
-        due_s = began_s
         async with asyncio.TaskGroup() as group:
-            while left and (not kind.shed or due_s - began_s < 0.8 * _BEHIND_S):
+            while left and (not kind.shed or time.perf_counter() - began_s < 0.8 * _BEHIND_S):
                 group.create_task(ask(left.pop()))
-                due_s += rng.expovariate(settings.rate)
-                await asyncio.sleep(due_s - time.perf_counter())
+                await asyncio.sleep(rng.expovariate(settings.rate))
         spent = {name: spent[name] + now_s - before[name] for name, now_s in system.cpu_s().items()}
     each = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
     return Round(each["gateway"], each["router"], shed / settings.requests)

@@ -31,7 +31,7 @@ _WARN_EVERY_S = 10.0
 
 def configure(level: str, log_format: str = "text") -> None:
     """Set up the process's logging; arguments as in the settings."""
-    # What no format shows need not be found out for each record: three system calls.
+    # What no format shows is not looked up for each record.
     logging.logProcesses = logging.logMultiprocessing = logging.logThreads = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
