@@ -1,9 +1,13 @@
-"""The option ``--json FILE`` of every benchmark: where its figures go, beside what it prints."""
+"""The option ``--json FILE`` of every benchmark: where its figures go, beside what it prints; and how ratios are printed."""
 
 import json
+import statistics
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+Quartiles = tuple[float, float, float]
+"""The median, the first quartile and the third."""
 
 
 def add_json_option(parser: ArgumentParser) -> None:
@@ -18,3 +22,14 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def quartiles(ratios: Iterable[float]) -> Quartiles | None:
+    """None without ratios."""
+    found = sorted(ratios)
+    return (statistics.median(found), found[len(found) // 4], found[(3 * len(found)) // 4]) if found else None
+
+
+def shown(ratio: Quartiles | None) -> str:
+    """As it follows a figure."""
+    return "" if ratio is None else f" ({ratio[0]:4.2f}x; {ratio[1]:4.2f} to {ratio[2]:4.2f})"

@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import ending, machine
-from benchmarks.figures import add_json_option, write_figures
+from benchmarks.figures import Quartiles, add_json_option, quartiles, shown, write_figures
 from benchmarks.refusing_router import SLOW
 from services.gateway.shedding import RECENT_S
 from triptych.cli.bench.payload import png
@@ -103,8 +103,8 @@ class Cost:
     router_us: float
     shed: float
     """Share of the requests."""
-    gateway_ratio: tuple[float, float, float] | None
-    router_ratio: tuple[float, float, float] | None
+    gateway_ratio: Quartiles | None
+    router_ratio: Quartiles | None
 
 
 @dataclass(slots=True)
@@ -280,20 +280,12 @@ def _cost(name: str, kind: Kind, nbytes: int, own: Sequence[Round], base: Sequen
         statistics.median(one.gateway_us for one in own),
         statistics.median(one.router_us for one in own),
         statistics.mean(one.shed for one in own),
-        _quartiles([one.gateway_us / other.gateway_us for one, other in pairs]),
-        None if kind.shed else _quartiles([one.router_us / other.router_us for one, other in pairs]),
+        quartiles([one.gateway_us / other.gateway_us for one, other in pairs]),
+        None if kind.shed else quartiles([one.router_us / other.router_us for one, other in pairs]),
     )
 
 
-def _quartiles(ratios: list[float]) -> tuple[float, float, float] | None:
-    ratios.sort()
-    return (statistics.median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]) if ratios else None
-
-
 def _show(row: Cost) -> None:
-    def shown(ratio: tuple[float, float, float] | None) -> str:
-        return "" if ratio is None else f" ({ratio[0]:4.2f}x; {ratio[1]:4.2f} to {ratio[2]:4.2f})"
-
     print(
         f"{row.tree:<7} {row.kind:<12} {row.body_bytes:>6} bytes  gateway {row.gateway_us:6.0f} us{shown(row.gateway_ratio)}  "
         f"router {row.router_us:6.0f} us{shown(row.router_ratio)}  shed {row.shed:.0%}",

@@ -26,7 +26,7 @@ from typing import Any
 
 import triptych
 from benchmarks import ending, machine
-from benchmarks.figures import add_json_option, write_figures
+from benchmarks.figures import Quartiles, add_json_option, quartiles, shown, write_figures
 from triptych.domain.embedding import DType, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
@@ -118,9 +118,9 @@ class Cost:
     reports: int
     request_us: float
     reports_us: float
-    request_ratio: tuple[float, float, float] | None
+    request_ratio: Quartiles | None
     """Median and quartiles."""
-    total_ratio: tuple[float, float, float] | None
+    total_ratio: Quartiles | None
     """Of both together."""
 
 
@@ -288,23 +288,15 @@ def measure(settings: Settings, before: Path | None, *, predicted: bool = False)
                     reports,
                     statistics.median(request for request, _ in pairs),
                     statistics.median(reports_us for _, reports_us in pairs),
-                    _quartiles([one[0] / other[0] for one, other in zip(pairs, base, strict=bool(base))]),
-                    _quartiles([sum(one) / sum(other) for one, other in zip(pairs, base, strict=bool(base))]),
+                    quartiles([one[0] / other[0] for one, other in zip(pairs, base, strict=bool(base))]),
+                    quartiles([sum(one) / sum(other) for one, other in zip(pairs, base, strict=bool(base))]),
                 )
             )
             _show(rows[-1])
     return {"machine": machine.describe(), "settings": asdict(settings), "decisions": [asdict(row) for row in rows]}
 
 
-def _quartiles(ratios: list[float]) -> tuple[float, float, float] | None:
-    ratios.sort()
-    return (statistics.median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]) if ratios else None
-
-
 def _show(row: Cost) -> None:
-    def shown(ratio: tuple[float, float, float] | None) -> str:
-        return "" if ratio is None else f" ({ratio[0]:4.2f}x; {ratio[1]:4.2f} to {ratio[2]:4.2f})"
-
     total_us = row.request_us + row.reports_us
     print(
         f"{row.tree:<9} {row.reports:>2} reports  request {row.request_us:6.1f} us{shown(row.request_ratio)}  "
