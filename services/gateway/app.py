@@ -30,7 +30,6 @@ from . import observe
 from .http import BoundedHttp
 from .keys import KeyRing
 from .media import RemoteMedia
-from .rounds import Rounds
 from .routes import create_app
 from .service import Gateway
 from .settings import GatewaySettings
@@ -85,11 +84,9 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
     """A gateway that calls the routers of ``settings``."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings, telemetry)
-    rounds = Rounds()
-    observe.watch_rounds(telemetry.metrics, rounds)
     async with (
         _routers(settings, tls, telemetry.metrics) as routers,
-        serve(settings, routers, telemetry, rounds=rounds) as running,
+        serve(settings, routers, telemetry) as running,
     ):
         yield running
 
@@ -136,9 +133,9 @@ async def _routers(settings: GatewaySettings, tls: TlsIdentity | None, metrics: 
 
 @asynccontextmanager
 async def serve(
-    settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None, *, rounds: Rounds | None = None
+    settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[GatewayApp]:
-    """A gateway that calls the given router, a stub or an object in this process, which needs no ``rounds``."""
+    """A gateway that calls the given router, a stub or an object in this process."""
     telemetry = telemetry or Telemetry()
     certificate = _certificate(settings)
     if certificate is not None:
@@ -151,7 +148,6 @@ async def serve(
         lambda: datetime.now(UTC).timestamp(),
         keys=_keys(settings),
         media=remote_media(settings),
-        rounds=rounds,
     )
     observe.watch(telemetry.metrics, gateway.admission, gateway.shedding)
 

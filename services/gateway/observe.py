@@ -112,14 +112,14 @@ class Admitted(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Counted(Protocol):
-    """What was done to how many requests."""
+class Shed(Protocol):
+    """What the gateway has refused by itself."""
 
     @property
     def count(self) -> int: ...
 
 
-def watch(metrics: Metrics, admitted: Admitted, shed: Counted) -> None:
+def watch(metrics: Metrics, admitted: Admitted, shed: Shed) -> None:
     """Read both at every scrape."""
 
     def read() -> Iterable[Metric]:
@@ -132,16 +132,3 @@ def watch(metrics: Metrics, admitted: Admitted, shed: Counted) -> None:
         )
 
     metrics.watch(read)
-
-
-def watch_rounds(metrics: Metrics, rounds: Counted) -> None:
-    """Read it at every scrape."""
-    metrics.watch(
-        lambda: [
-            total(
-                "triptych_http_requests_in_rounds",
-                "Requests that waited a moment to be asked about together, as the router refuses",
-                {(): rounds.count},
-            )
-        ]
-    )

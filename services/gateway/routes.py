@@ -196,7 +196,6 @@ class Generate:
             include_usage=request.include_usage,
             logprobs=request.sampling.logprobs is not None,
         )
-        await self._gateway.turn(exchange.caller, exchange.left_s)
         async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s) as answer:
             if request.stream:
                 await _stream(exchange, form, answer)

@@ -27,7 +27,6 @@ from .media import RemoteMedia
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, tenant_salt
 from .request_ids import canonical
-from .rounds import Rounds
 from .settings import GatewaySettings
 from .shedding import Shedding
 
@@ -41,9 +40,7 @@ Parse = Callable[[bytearray, int], ParsedRequest]
 
 
 class Gateway:
-    """Called by the routes. ``wall_s`` returns seconds since 1970, for the ``created`` fields of answers. With ``rounds`` a router
-    that refuses is asked in them.
-    """
+    """Called by the routes. ``wall_s`` returns seconds since 1970, for the ``created`` fields of answers."""
 
     def __init__(
         self,
@@ -55,7 +52,6 @@ class Gateway:
         keys: KeyRing,
         media: RemoteMedia,
         clock: Clock = monotonic,
-        rounds: Rounds | None = None,
     ) -> None:
         self._router = router
         self._offload = offload
@@ -67,7 +63,6 @@ class Gateway:
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes, keys=keys.count)
         self._clock = clock
         self.shedding = Shedding(clock, Random())  # noqa: S311 - it spreads Retry-After
-        self._rounds = rounds
 
     @property
     def settings(self) -> GatewaySettings:
@@ -104,11 +99,6 @@ class Gateway:
         else:
             request = await self._offload.run(how, body, self._settings.max_item_bytes)
         return await self._media.complete(request, hold.grow)
-
-    async def turn(self, caller: Caller, left_s: float) -> None:
-        """Return when the router may be asked about a chat: in the next round if it refuses those of this caller, else at once."""
-        if self._rounds is not None and self.shedding.is_refused(caller.name):
-            await self._rounds.turn(left_s)
 
     @asynccontextmanager
     async def chat(

@@ -55,11 +55,6 @@ class Shedding:
             self._measures = True
             self._measure()
 
-    def is_refused(self, key: str) -> bool:
-        """Whether the router has refused a request of ``key`` lately."""
-        last = self._last.get(key)
-        return last is not None and self._clock() - last.at_s < RECENT_S
-
     def check(self, key: str) -> None:
         """Raises Overloaded if a new request of ``key`` is to be refused."""
         last = self._last.get(key)

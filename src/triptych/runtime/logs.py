@@ -6,7 +6,6 @@ Records carry their request id: ``request_id`` is set where a request enters a p
 import json
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Hashable
 from contextvars import ContextVar
@@ -31,8 +30,6 @@ _WARN_EVERY_S = 10.0
 
 def configure(level: str, log_format: str = "text") -> None:
     """Set up the process's logging; arguments as in the settings."""
-    # What no format shows is not looked up for each record.
-    logging.logProcesses = logging.logMultiprocessing = logging.logThreads = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -61,19 +58,6 @@ class BoundedWarnings:
 
 class TextFormatter(logging.Formatter):
     """Text for people, with the request id in brackets after the message."""
-
-    _second = -1
-    """Of the newest record, and how it is written."""
-    _written = ""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - the name is logging's
-        """As the base class does it, but the second is written once."""
-        if (second := int(record.created)) != self._second:
-            self._second, self._written = (
-                second,
-                time.strftime(datefmt or self.default_time_format, self.converter(second)),
-            )
-        return f"{self._written},{int(record.msecs):03d}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         line = super().formatMessage(record)

@@ -6,7 +6,6 @@ import pytest
 
 from services.gateway.app import remote_media
 from services.gateway.keys import KeyRing
-from services.gateway.rounds import Rounds
 from services.gateway.routes import create_app
 from services.gateway.service import Gateway
 from services.gateway.settings import GatewaySettings
@@ -24,12 +23,10 @@ def router() -> FakeRouter:
 
 @pytest.fixture
 def rest() -> Rest:
-    """A client of a gateway in this process in front of the given router, asked in ``rounds`` if any; settings by keyword."""
+    """A client of a gateway in this process in front of the given router; settings by keyword."""
 
     @asynccontextmanager
-    async def connect(
-        router: FakeRouter, *, rounds: Rounds | None = None, **settings: object
-    ) -> AsyncGenerator[httpx.AsyncClient]:
+    async def connect(router: FakeRouter, **settings: object) -> AsyncGenerator[httpx.AsyncClient]:
         offload = ThreadOffload(1, name="test-parse")
         chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
         gateway = Gateway(
@@ -39,7 +36,6 @@ def rest() -> Rest:
             lambda: 1_700_000_000.5,
             keys=KeyRing.load(chosen.keys, monotonic),
             media=remote_media(chosen),
-            rounds=rounds,
         )
         transport = httpx.ASGITransport(create_app(gateway, clock=monotonic))
         try:
