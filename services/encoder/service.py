@@ -72,8 +72,9 @@ class EncoderService(Generic[PreparedT]):
         self._clock = clock
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         store.on_change(self._watched_load.notify)
-        self._published = PublishedEmbeddings(settings.published_embeddings)
-        store.on_evicted(self._published.gone)
+        self.published = PublishedEmbeddings(settings.published_embeddings)
+        """What routers are told; of an instance that keeps keys and values in this arena, those too."""
+        store.on_evicted(self.published.gone)
         self._batcher = Batcher(
             engine,
             store,
@@ -84,7 +85,7 @@ class EncoderService(Generic[PreparedT]):
             compute=compute,
             clock=clock,
             on_change=self._watched_load.notify,
-            published=self._published,
+            published=self.published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
         )
         self._received_bytes = 0
@@ -150,7 +151,7 @@ class EncoderService(Generic[PreparedT]):
 
     def hints(self) -> HintReader:
         """What it holds and is encoding, for one watcher."""
-        return self._published.reader()
+        return self.published.reader()
 
     def load(self) -> InstanceLoad:
         """The current load."""
@@ -195,7 +196,7 @@ class EncoderService(Generic[PreparedT]):
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         self._store.memory.validate()
-        self._published.validate()
+        self.published.validate()
         self._batcher.queue.validate()
 
     def _check(self, request: EncodeRequest) -> None:
@@ -228,7 +229,7 @@ class EncoderService(Generic[PreparedT]):
             return await self._batcher.encode(key, request)
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
-        self._published.held(key, request.content)
+        self.published.held(key, request.content)
         ticket = self._store.grant_pair(key, request)
         return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
@@ -14,6 +15,7 @@ from triptych.domain.stage import Stage
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
+from triptych.machine.router.prompt_identity import PromptTokens
 from triptych.machine.router.request_events import (
     AnswerHandedOver,
     Failed,
@@ -33,6 +35,7 @@ from .answer import Answer
 from .attainment import Attainment
 from .cluster import Cluster
 from .late import LateRefusals
+from .prefix_leases import PrefixLeases
 from .prepare import Prepare, Prompted
 from .request_task import Admitted, RequestTask
 from .stream_buffer import StreamBuffer
@@ -59,8 +62,11 @@ class ChatTask(RequestTask):
         late: LateRefusals,
         offload: Offload,
         rng: Rng,
+        finds_prefixes: bool = False,
     ) -> None:
-        """``rng`` draws a missing seed."""
+        """``rng`` draws a missing seed, and lease ids. ``finds_prefixes``: the beginning of the prompt is looked for at other
+        instances.
+        """
         super().__init__(request, admitted, cluster, clock)
         self.buffer = StreamBuffer()
         self._attainment = attainment
@@ -70,6 +76,7 @@ class ChatTask(RequestTask):
         self._late = late
         self._offload = offload
         self._rng = rng
+        self._finds_prefixes = finds_prefixes
         self._prompted: Prompted
         """Set by ``_prepare``."""
         self._sampling = request.sampling
@@ -131,7 +138,11 @@ class ChatTask(RequestTask):
             )
             expected = self._attainment.expected(self._number)
             share = self._attainment.share(self._number, Stage.ENCODE)
-            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, share))
+            prompt = None
+            if self._finds_prefixes:
+                prompted = self._prompted
+                prompt = PromptTokens(prompted.token_ids, self.request.tenant_salt, prompted.placeholder_ids)
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, share, prompt))
 
     def _expected_tokens(self) -> int:
         """Tokens of each choice."""
@@ -190,23 +201,32 @@ class ChatTask(RequestTask):
 
     async def _generate(self, effect: Generate) -> None:
         answer = self._answer = self._answer or self._new_answer()
-        request = self._text_request(effect, self._sampling, answer.continued() if effect.continues else ())
+        leases = PrefixLeases(self._cluster, self._rng)
         try:
+            prefix = await leases.take(effect.prefix, effect.kv_lease_s)
+            request = self._text_request(effect, self._sampling, answer.continued() if effect.continues else ())
+            if prefix:
+                request = replace(request, kv_segments=prefix)
             with self._cluster.call(effect.name) as text:
-                await self._stream(text, effect, request, answer)
+                await self._stream(text, effect, request, answer, leases)
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
+        finally:
+            leases.release()
 
     def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
         self._cluster.feed(CreditReturned(credit))
 
-    async def _stream(self, text: Text, effect: Generate, request: TextRequest, answer: Answer) -> None:
+    async def _stream(
+        self, text: Text, effect: Generate, request: TextRequest, answer: Answer, leases: PrefixLeases
+    ) -> None:
         """Forward the answer. The machine gets only the events that change the request's phase."""
         async with aclosing(text.generate(request)) as stream:
             began = handed_over = False
             async for events in stream:
                 if answer.over or handed_over:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
+                leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     by_itself = finished.reason is not FinishReason.LENGTH

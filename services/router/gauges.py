@@ -59,6 +59,9 @@ class ClusterState(Protocol):
     def hints_followed(self) -> Mapping[str, int]: ...
 
     @property
+    def prefix_leases(self) -> Mapping[str, int]: ...
+
+    @property
     def membership(self) -> MembershipSnapshot: ...
 
     @property
@@ -106,6 +109,12 @@ def watch(metrics: Metrics, state: State) -> None:
             "triptych_embedding_hints_followed",
             "Items sent where their embedding was believed to be, by what came of it",
             {(outcome,): count for outcome, count in cluster.hints_followed.items()},
+            ("outcome",),
+        )
+        yield total(
+            "triptych_kv_prefix_leases",
+            "Segments of prompts' beginnings that were asked for at other instances",
+            {(outcome,): count for outcome, count in cluster.prefix_leases.items()},
             ("outcome",),
         )
         yield from _lending(cluster.lending)

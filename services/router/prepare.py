@@ -1,6 +1,7 @@
 """Turns a conversation into token ids and item plans: the blocking part of a request, run off the event loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, TypeVar
@@ -50,6 +51,8 @@ class Prompted:
     sampling: SamplingParams
     calling: Calling | None = None
     passed_on: Mapping[int, str] = field(default_factory=dict)
+    placeholder_ids: AbstractSet[int] = frozenset()
+    """Tokens whose positions items fill."""
 
 
 class Prepare(Protocol):
@@ -122,7 +125,8 @@ class ModelPrepare:
             items.append(replace(plan, units=units, unit_starts=starts))
         calling, sampling = self._tools(request)
         passed_on = {} if calling is None else self._passed_on(request)
-        return Prompted(prompt.token_ids, tuple(items), sampling, calling, passed_on)
+        placeholder_ids = self.builder.family.placeholder_ids
+        return Prompted(prompt.token_ids, tuple(items), sampling, calling, passed_on, placeholder_ids)
 
     def items(self, request: ResolveRequest, model: ModelInfo) -> tuple[ItemPlan, ...]:
         family = self.builder.family

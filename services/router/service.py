@@ -306,6 +306,7 @@ class RouterService:
             late=self._late,
             offload=self._offload,
             rng=self._rng,
+            finds_prefixes=self._policies.finds_prefixes,
         )
         self._run(task)
         return task

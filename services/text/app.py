@@ -20,6 +20,7 @@ from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.families.model_files import BadModel
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Instance, LeaseCheck, ObservedTextEngine, Offload, StagedTextEngine
@@ -56,7 +57,7 @@ from triptych.transport.transport_set import TransportSet
 from .device_scheduler import DeviceScheduler, VisionEncoder
 from .engine_loop import handing_engine
 from .gauges import KvMemory, watch, watch_stages
-from .kv_store import KvStore
+from .kv_store import MOST_PUBLISHED, KvStore
 from .record import MeteredSwitches, TextRecord
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
@@ -100,6 +101,8 @@ class MountedEncoder:
     """Combines the text service and the encoder into one instance."""
     store: ArenaStore
     """Its arena, which also holds keys and values."""
+    published: PublishedEmbeddings
+    """What it tells routers that the arena holds."""
     register: Register
     """Adds the encoder's servicer to the server."""
 
@@ -374,9 +377,23 @@ def _kv_store(
             "keys and values are not handed over: the arena lies on a device, and they are copied by way of the host"
         )
         return None
-    kv = KvStore(store, handing.kv_kind, shared=own is None, rng=random.SystemRandom(), clock=monotonic)
+    kv = KvStore(
+        store,
+        handing.kv_kind,
+        shared=own is None,
+        rng=random.SystemRandom(),
+        clock=monotonic,
+        published=_published(settings, mounted),
+    )
     logger.info("the arena holds keys and values of up to %d tokens", kv.capacity_tokens)
     return kv
+
+
+def _published(settings: TextSettings, mounted: MountedEncoder | None) -> PublishedEmbeddings | None:
+    """Where kept segments are named for routers: with the embeddings, where they lie beside them."""
+    if not settings.kv_prefixes:
+        return None
+    return PublishedEmbeddings(MOST_PUBLISHED) if mounted is None else mounted.published
 
 
 def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:

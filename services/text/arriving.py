@@ -80,6 +80,8 @@ class Arriving:
         self._is_running = False
         self._has_ended = False
         self._over = asyncio.Event()
+        self.pulled = 0
+        """Where the last segment ends that was pulled."""
         self._report = KvReport()
 
     @property
@@ -177,6 +179,7 @@ class Arriving:
             self._end()
         elif nbytes:
             self._record.kv_segments("pulled", nbytes=segment.nbytes)
+            self.pulled = segment.end
             report = self._report
             self._report = replace(
                 report, pulled_tokens=report.pulled_tokens + segment.positions, nbytes=report.nbytes + nbytes

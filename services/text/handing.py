@@ -155,7 +155,7 @@ class Handing:
         for part, prefix_hash in zip(self._parts, hashes, strict=True):
             assert part.slot is not None  # noqa: S101 - nothing is sealed yet
             part.key = part.slot.key if prefix_hash is None else part.stretch.segment.key(prefix_hash)
-            if self._kv.store.tokens(part.key) is not None:
+            if self._kv.has(part.key, part.stretch.segment):
                 part.pin = self._kv.pin(part.key, self._pin_s)
                 self._free(part)
                 self._record.kv_segments("cached", nbytes=part.stretch.segment.nbytes)
@@ -190,7 +190,7 @@ class Handing:
                 if not await self._is_computed(part):
                     return
                 packed = self._begin_pack(part)
-            await self._kv.store.seal(part.slot, part.key)
+            await self._kv.seal(part.slot, part.key, part.stretch.segment)
             part.slot = None
             part.pin = self._kv.pin(part.key, self._pin_s)
             self._record.kv_segments("sealed", nbytes=part.stretch.segment.nbytes)

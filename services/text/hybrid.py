@@ -51,6 +51,8 @@ class HybridInstance:
             prefills_early=text.prefills_early,
             kv_kind=text.kv_kind,
             hands_over=text.hands_over,
+            kv_segment_tokens=text.kv_segment_tokens,
+            kv_position_bytes=text.kv_position_bytes,
             switchable=text.switchable,
         )
 

@@ -8,10 +8,14 @@ from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NB
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.errors import ArenaFull, InvalidMedia
 from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.extents import round_up
 from triptych.policy.queueing import Turn
 from triptych.ports import Clock, Rng
 from triptych.transport.arena_store import ArenaStore
+
+MOST_PUBLISHED = 16_384
+"""Segments that routers are told of, where no encoder shares the arena."""
 
 
 @dataclass(slots=True)
@@ -25,12 +29,23 @@ class _Waiting:
 class KvStore:
     """Single-threaded, on the event loop."""
 
-    def __init__(self, store: ArenaStore, kind: KvKind, *, shared: bool, rng: Rng, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: ArenaStore,
+        kind: KvKind,
+        *,
+        shared: bool,
+        rng: Rng,
+        clock: Clock,
+        published: PublishedEmbeddings | None = None,
+    ) -> None:
         """``shared``: embeddings lie in the arena too. Then nothing waits for room, as requests that hold embeddings there would
-        wait for each other.
+        wait for each other. ``published``: where whole segments are named for routers, which is told what the arena evicts;
+        None if they are not.
         """
         self.store = store
         self.kind = kind
+        self.published = published
         self._shared = shared
         self._rng = rng
         self._clock = clock
@@ -38,6 +53,8 @@ class KvStore:
         self._is_trying = False
         if not shared:
             store.on_change(self._try_next)
+            if published is not None:
+                store.on_evicted(published.gone)
 
     @property
     def capacity_tokens(self) -> int:
@@ -76,6 +93,24 @@ class KvStore:
             except (ArenaFull, InvalidMedia):
                 break
         return slots
+
+    def has(self, key: bytes, segment: KvSegment) -> bool:
+        """Whether it is in the arena; then it counts as used."""
+        if self.store.tokens(key) is None:
+            return False
+        self._publish(key, segment)
+        return True
+
+    async def seal(self, slot: Slot, key: bytes, segment: KvSegment) -> None:
+        """What was written through ``window`` can be granted from then on. When cancelled, the slot stays reserved."""
+        await self.store.seal(slot, key)
+        if key != slot.key:  # else its contents have no identity
+            self._publish(key, segment)
+
+    def _publish(self, key: bytes, segment: KvSegment) -> None:
+        """The last one of a prompt is in no other's beginning."""
+        if self.published is not None and segment.positions == self.kind.segment_tokens:
+            self.published.segment(key)
 
     def abandon(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

@@ -146,6 +146,7 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
         image_budget=partial(_image_budget, encoder, settings.engine_options.tpot_slo_s, most_items),
         whole=lambda text: HybridInstance(text, encoder.service, settings),
         store=store,
+        published=encoder.service.published,
         register=EncoderServicer(encoder.service).register,
     )
 

@@ -31,7 +31,7 @@ class Record(PullRecord, Protocol):
         ...
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
-        """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are handed over;
+        """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are handed over, ``kept`` where they are for others;
         ``pulled``, ``found`` (here already), ``lost`` or ``computed`` (not tried) where they arrive.
         """
         ...

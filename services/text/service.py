@@ -29,6 +29,7 @@ from triptych.machine.extents import round_up
 from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import Turn, as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, HandingTextEngine, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
 from triptych.tokens.answer_text import Detokenizer
@@ -40,6 +41,7 @@ from .checks import arriving_lengths, check_request, usable_segments
 from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop, handing_engine
 from .handing import Handing, Stretch, stretches
+from .keeping import Keeping
 from .kv_store import KvStore
 from .record import NO_RECORD, Record
 from .sequences import Sequences, Tokens
@@ -75,6 +77,7 @@ class _Job:
     arriving: Arriving | None = None
     """Has the tickets of its keys and values, and releases their leases."""
     handing: Handing | None = None
+    keeping: Keeping | None = None
     limit: asyncio.Timeout | None = None
     """What ends its present wait in time."""
     has_been_held_up: bool = False
@@ -185,6 +188,8 @@ class TextService:
             prefills_early=self._engine.finds_prefixes,
             kv_kind="" if self._kv_kind is None else self._kv_kind.digest,
             hands_over=self._kv is not None,
+            kv_segment_tokens=0 if self._kv_kind is None else self._kv_kind.segment_tokens,
+            kv_position_bytes=0 if self._kv_kind is None else self._kv_kind.position_nbytes,
             switchable=None if self._states is None else self._states.widest,
         )
 
@@ -271,6 +276,9 @@ class TextService:
         kv, engine, prompt = self._kv, self._handing_engine, len(job.request.token_ids)
         if kv is None or engine is None or not job.request.kv_lease_s > 0:
             return False
+        if job.keeping is not None:
+            job.keeping.stop()
+            await job.keeping.over()
         wanted = stretches(
             kv.kind, prompt, {one: prompt + answer.completion_tokens - 1 for one, answer in answers.items()}
         )
@@ -323,7 +331,10 @@ class TextService:
             self._kv.store.release(lease_ids)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._watched_load.watch()
+        published = None if self._kv is None else self._kv.published
+        if published is None:
+            return self._watched_load.watch()
+        return watch_with_hints(self._watched_load, published.reader())
 
     def load(self) -> InstanceLoad:
         """Requests that have not started count as prefill load, the others as decode load, as both share a batch. An instance
@@ -502,11 +513,15 @@ class TextService:
             if job.request.hands_over:
                 job.handing = await self._handing(job)
             sequences = self._submit(job, arrived, grammar)
+            if job.handing is None and not job.request.early:
+                job.keeping = self._keeping(job)
             began_s = await sequences.joined()
             job.has_begun = True
             if job.arriving is not None:
                 self._scope.spawn(job.arriving.run(), name="arriving")
                 kv = await job.arriving.over()
+            if job.keeping is not None:
+                job.keeping.begin(0 if job.arriving is None else job.arriving.pulled)
         queue_s = max(0.0, began_s - job.arrived_s - pull_s)
         return Ready(arrived.reports, queue_s, pull_s, kv), sequences
 
@@ -552,6 +567,17 @@ class TextService:
         self._scope.spawn(handing.run(), name="handing")
         return handing
 
+    def _keeping(self, job: _Job) -> Keeping | None:
+        """What copies its keys and values for others that begin alike, if this instance does so."""
+        kv, engine = self._kv, self._handing_engine
+        if kv is None or engine is None or kv.published is None:
+            return None
+        keeping = Keeping(
+            job.job_id, next(iter(job.request.begun)), kv=kv, loop=self._loop, engine=engine, record=self._record
+        )
+        self._scope.spawn(keeping.run(), name="keeping")
+        return keeping
+
     def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
         request = job.request
         sampling = request.sampling.seeded(self._rng)  # a router of the release before draws no seed
@@ -586,6 +612,8 @@ class TextService:
         self._receiver.copies_gone(job.job_id)
         if job.handing is not None:
             job.handing.stop()
+        if job.keeping is not None:
+            job.keeping.stop()
         if job.arriving is not None:
             job.arriving.stop()
         else:

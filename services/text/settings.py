@@ -64,6 +64,9 @@ class TextSettings(InstanceSettings):
     """Registered memory for keys and values that this instance hands over: those that others pull, and a cache in the rest. An
     instance that encodes as well has them beside its embeddings instead, in the encoder's arena_bytes. 0 for none: then what is handed
     over is computed again."""
+    kv_prefixes: bool = False
+    """Keep keys and values of prompts and answers in that arena as well, and tell routers which: other instances then pull the beginnings
+    of their prompts instead of computing them, if the router's policy prefixes says so."""
     leases: LeaseLimits = LeaseLimits()
     """Limits of leases on them, if no encoder is mounted."""
     kv_bytes_per_step: int = Field(default=16 * MIB, ge=1)

@@ -46,6 +46,7 @@ from triptych.domain.profile import Profile
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.families.base import Family
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
 from triptych.machine.stage_states import StageStates
@@ -386,7 +387,10 @@ class TextNode(_Node):
         kv = None
         if kv_store is not None and kind is not None:
             rng = cluster.rng(f"segments of {self.name}.{epoch}")
-            kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock)
+            published = None
+            if settings.kv_prefixes:
+                published = PublishedEmbeddings(64) if encoder is None else encoder.service.published
+            kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock, published=published)
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:

@@ -87,6 +87,11 @@ class EmbeddingIdentity:
         return digest.digest()
 
 
+def whole_key(keys: Sequence[bytes]) -> bytes:
+    """The key of an item whose shards have these."""
+    return blake2b(b"".join(keys), digest_size=KEY_NBYTES, person=b"triptych-whole").digest()
+
+
 def _media_fields(media: MediaInfo) -> tuple[bytes, ...]:
     return (
         media.modality.value.encode(),

@@ -1,6 +1,7 @@
 """Hints of which embeddings an encoder holds or is encoding. Routers prefer it for items with these contents.
 
-A hint may be wrong: then the item is encoded there, as it would be elsewhere.
+A hint may be wrong: then the item is encoded there, as it would be elsewhere. The same reports have hints of segments of keys and
+values (docs/adr/0048).
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ def hint_of(content: Content) -> bytes:
     media = int.from_bytes(digest[:DIGEST_NBYTES], "little")
     folded = (media ^ media >> 8 * HINT_NBYTES) & _ALL
     return (folded ^ _mask(digest[DIGEST_NBYTES:], salt)).to_bytes(HINT_NBYTES, "little")
+
+
+def hint_of_segment(key: bytes) -> bytes:
+    """16 bytes that stand for a segment of keys and values. Its key is a digest already, also of what the tenant's salt is in."""
+    return key[:HINT_NBYTES]
 
 
 _ALL = (1 << 8 * HINT_NBYTES) - 1

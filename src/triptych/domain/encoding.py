@@ -69,7 +69,8 @@ class LeaseRequest:
     """
 
     key: bytes
-    generation: int
+    generation: int | None
+    """Of the slot that the caller knows; None for any."""
     lease_id: LeaseId
     lease_s: float
     timeout_s: float

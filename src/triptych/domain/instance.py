@@ -76,6 +76,10 @@ class InstanceInfo:
     """Whether it can hand answers over (``TextRequest.hands_over``)."""
     switchable: Role | None = None
     """The widest role that it can switch to: it serves the stages of its last load report. None if it always serves its role."""
+    kv_segment_tokens: int = 0
+    """Positions of a whole segment of keys and values (``KvKind.segment_tokens``); 0 if it takes none."""
+    kv_position_bytes: int = 0
+    """Bytes of one position."""
 
 
 @record

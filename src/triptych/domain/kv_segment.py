@@ -9,6 +9,8 @@ from triptych.domain.record import record
 
 KV = "kv"
 """Name of the one tensor of a sealed segment."""
+MOST_PREFIX_SEGMENTS = 256
+"""Of the beginning of a prompt that is looked for at other instances."""
 _LAYOUT = b"1"
 """Changes with what is in a segment."""
 _GRID_TOKENS = 64
@@ -85,10 +87,15 @@ class KvSegment:
 
     def key(self, prefix_hash: bytes) -> bytes:
         """Its full identity. ``prefix_hash``: over all tokens and items up to ``end``, and the tenant's salt."""
-        identity = blake2b(digest_size=KEY_NBYTES, person=b"triptych-kv")
-        identity.update(f"{self.kind.digest} {self.first} {self.positions} ".encode())
-        identity.update(prefix_hash)
-        return identity.digest()
+        return segment_key(self.kind.digest, self.first, self.positions, prefix_hash)
+
+
+def segment_key(kind: str, first: int, positions: int, prefix_hash: bytes) -> bytes:
+    """The key of a segment, where only the digest of its kind is known."""
+    identity = blake2b(digest_size=KEY_NBYTES, person=b"triptych-kv")
+    identity.update(f"{kind} {first} {positions} ".encode())
+    identity.update(prefix_hash)
+    return identity.digest()
 
 
 @record
@@ -103,6 +110,19 @@ class KvPlacement:
     @property
     def end(self) -> int:
         return self.first + self.ticket.tokens
+
+
+@record
+class KnownSegment:
+    """A segment of a prompt's beginning that an instance is believed to hold."""
+
+    name: str
+    """The address of the instance."""
+    holder: str
+    """The id that it reports."""
+    key: bytes
+    first: int
+    tokens: int
 
 
 @record

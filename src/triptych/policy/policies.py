@@ -14,6 +14,9 @@ from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.handoff import Handoff, always, by_need
 from triptych.policy.handoff import never as never_handed
 from triptych.policy.lending import Lending, idle
+from triptych.policy.prefixes import Prefixes, by_cost
+from triptych.policy.prefixes import always as always_pulled
+from triptych.policy.prefixes import never as never_pulled
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
 from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
@@ -96,6 +99,7 @@ TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
 HANDOFFS: Mapping[str, Handoff] = {"never": never_handed, "by-need": by_need, "always": always}
+PREFIXES: Mapping[str, Prefixes] = {"never": never_pulled, "by-cost": by_cost, "always": always_pulled}
 LENDINGS: Mapping[str, Lending | None] = {"always": None, "idle": idle}
 
 
@@ -133,6 +137,10 @@ class PolicyNames:
     """When an instance that encodes and prefills gets text requests, beside others that do not encode: always (as these), or idle (while
     it has nothing to encode and too many wait elsewhere: lend_above). Those have encode_first set."""
 
+    prefixes: str = "never"
+    """When an instance pulls the beginning of a prompt from others that have computed it, instead of computing it: never, by-cost (at least
+    512 positions, if profiles do not say that computing is faster) or always. Those others have kv_prefixes set."""
+
     def __post_init__(self) -> None:
         Policies.named(self)
 
@@ -155,6 +163,7 @@ class Policies:
     handoff: Handoff
     lending: Lending | None
     """None: instances that encode get text requests as all others do."""
+    prefixes: Prefixes
 
     @property
     def predict(self) -> bool:
@@ -165,6 +174,11 @@ class Policies:
     def may_hand_over(self) -> bool:
         """Whether an instance that decodes may hand answers over."""
         return self.handoff is not never_handed
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether beginnings of prompts are looked for at other instances."""
+        return self.prefixes is not never_pulled
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:
@@ -180,6 +194,7 @@ class Policies:
             _of(DISPATCHES, "dispatch", names.dispatch),
             _of(HANDOFFS, "handoff", names.handoff),
             _of(LENDINGS, "lending", names.lending),
+            _of(PREFIXES, "prefixes", names.prefixes),
         )
 
 

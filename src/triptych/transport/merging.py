@@ -1,9 +1,8 @@
 """Merges the shards of items that several encoders encoded."""
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
-from triptych.domain.embedding import KEY_NBYTES, Tensor, joined
+from triptych.domain.embedding import Tensor, joined, whole_key
 from triptych.ports import EmbeddingInput
 
 
@@ -28,5 +27,5 @@ def _whole(shards: Sequence[EmbeddingInput]) -> EmbeddingInput:
         for spec in specs
     }
     known = all(shard.key for shard in shards)
-    key = blake2b(b"".join(shard.key for shard in shards), digest_size=KEY_NBYTES, person=b"triptych-whole").digest()
+    key = whole_key([shard.key for shard in shards])
     return EmbeddingInput(shards[0].start, sum(shard.tokens for shard in shards), tensors, key if known else b"")

@@ -1,5 +1,7 @@
 """What an encoder tells routers of the embeddings that it holds and of those that it is encoding.
 
+A text instance tells them of its segments of keys and values in the same way.
+
 Every change goes to a log of bounded length. Each watcher has a reader with a place in it. A reader that is new, or that
 the log has left behind, starts over with all that is published now.
 """
@@ -7,7 +9,7 @@ the log has left behind, starts over with all that is published now.
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
-from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
+from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of, hint_of_segment
 from triptych.domain.item_plan import Content
 
 _LOG = 8 * MAX_HINTS
@@ -32,15 +34,15 @@ class PublishedEmbeddings:
 
     def encoding(self, key: bytes, content: Content) -> None:
         """It is being encoded; ``over`` follows."""
-        self._set(key, content, encoding=True)
+        self._set(key, hint_of(content), encoding=True)
 
     def held(self, key: bytes, content: Content) -> None:
         """It is held and has been used."""
-        hint = self._hints.get(key)
-        if hint is None or self._encoding.get(hint) is not False:
-            self._set(key, content, encoding=False)
-        else:
-            self._hints.move_to_end(key)
+        self._hold(key, hint_of(content))
+
+    def segment(self, key: bytes) -> None:
+        """A segment of keys and values is held and has been used."""
+        self._hold(key, hint_of_segment(key))
 
     def over(self, key: bytes, *, held: bool) -> None:
         """Its encoding is over."""
@@ -61,10 +63,17 @@ class PublishedEmbeddings:
         """For one watcher."""
         return HintReader(self)
 
-    def _set(self, key: bytes, content: Content, *, encoding: bool) -> None:
+    def _hold(self, key: bytes, hint: bytes) -> None:
+        known = self._hints.get(key)
+        if known is None or self._encoding.get(known) is not False:
+            self._set(key, hint, encoding=False)
+        else:
+            self._hints.move_to_end(key)
+
+    def _set(self, key: bytes, hint: bytes, *, encoding: bool) -> None:
         if not self._limit:
             return
-        hint = self._hints[key] = hint_of(content)
+        self._hints[key] = hint
         self._hints.move_to_end(key)
         self._encoding[hint] = encoding
         self._changed(hint)

@@ -164,7 +164,7 @@ class ClusterMachine:
     ) -> None:
         """An encoder whose arena is full gets no items for ``arena_retry_s``. Refusals carry ``retry_after_s``.
 
-        ``costs`` are those of profiles, for policies that predict. The slots of ``max_keys`` keys are remembered, those that
+        ``costs`` are those of profiles, for policies that predict, or compare costs. The slots of ``max_keys`` keys are remembered, those that
         callers were told or have read last.
         """
         self._limits = limits
@@ -185,6 +185,7 @@ class ClusterMachine:
             max_waiting=limits.max_waiting_requests,
             lending=LendingLimits(limits.lend_above, limits.max_lent, limits.lent_patience_s),
             retry_after_s=retry_after_s,
+            costs=costs,
         )
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)

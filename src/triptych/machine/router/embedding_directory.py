@@ -1,4 +1,5 @@
-"""Which encoders hold which embeddings, or are encoding them, as a router knows it.
+"""Which encoders hold which embeddings, or are encoding them, and which instances hold which segments of keys and values, as a router
+knows it.
 
 Two sources: what encoders publish in their load reports (``domain.embedding_hints``), and what the router has sent them
 itself and they have not reported yet. All of it are hints; nothing depends on their being right.
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from triptych.domain.embedding_hints import EmbeddingHints, hint_of
+from triptych.domain.embedding_hints import EmbeddingHints, hint_of, hint_of_segment
 from triptych.domain.item_plan import Content
 from triptych.policy.affinity import Holding
 
@@ -68,6 +69,10 @@ class EmbeddingDirectory:
             if name not in holders:
                 holders[name] = _holding(name, True, name in self._sequences)
         return sorted(holders.values(), key=_encoding_last)
+
+    def segment_holders(self, key: bytes) -> Sequence[Holding]:
+        """The instances that hold a segment of keys and values, those that told it first."""
+        return self._held.get(hint_of_segment(key), _NONE)
 
     # --- what encoders publish ---------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from triptych.errors import (
 from triptych.machine.router.early_prefill import EarlyPrefill
 from triptych.machine.router.held_segments import HeldSegments, leases_of
 from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
 from triptych.machine.router.request_events import (
     Abort,
     After,
@@ -173,6 +174,7 @@ class RequestMachine:
         """Whether some of its answer has been sent."""
         self._items = RequestItems()
         self._answer_tokens = 0
+        self._prompt: PromptTokens | None = None
         # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -300,7 +302,7 @@ class RequestMachine:
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
         self._stats.prepared_s = now_s
         self._stats.prompt_tokens = event.prompt_tokens
-        self._answer_tokens = event.answer_tokens
+        self._answer_tokens, self._prompt = event.answer_tokens, event.prompt
         self._turns.expected, self._turns.share = event.expected, event.share
         self._items = RequestItems(event.items)
         if not self._items:
@@ -527,6 +529,9 @@ class RequestMachine:
         if self._segments.placements:
             sender, covered_tokens = self._segments.name, self._segments.tokens
             holders |= self._segments.nbytes_by_holder()
+        prompt = None
+        if self._prompt is not None and not (early or self._segments.placements):
+            prompt = PromptIdentity(self._prompt, self._items.identified())
         return TextWanted(
             self._number,
             self._stats.prompt_tokens,
@@ -544,6 +549,7 @@ class RequestMachine:
             sender=sender,
             covered_tokens=covered_tokens,
             moves=self._text.moved,
+            prompt=prompt,
         )
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
@@ -558,7 +564,8 @@ class RequestMachine:
         lease_s = self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s
         segments = self._segments.send() if self._segments.placements else ()
         turn, begun, hands_over = self._turns.text, self._begun, grant.hands_over
-        return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s)]
+        prefix = () if segments else grant.prefix
+        return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s, prefix)]
 
     # --- early prefill -----------------------------------------------------------------------------------------------
 

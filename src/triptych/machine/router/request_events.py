@@ -6,11 +6,12 @@ from typing import Literal
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.kv_segment import KvPlacement, SealedSegment
+from triptych.domain.kv_segment import KnownSegment, KvPlacement, SealedSegment
 from triptych.domain.record import record
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
 from triptych.errors import TriptychError
+from triptych.machine.router.prompt_identity import PromptTokens
 from triptych.machine.router.shared_events import (
     Answer,
     CallFailed,
@@ -41,6 +42,8 @@ class Prepared:
     expected: Expected = NOTHING_EXPECTED
     share: Share = UNSHARED
     """Its tenant's, of the encoders."""
+    prompt: PromptTokens | None = None
+    """Its prompt, if the beginning of it is to be looked for at other instances."""
 
 
 @record
@@ -196,6 +199,8 @@ class Generate:
     """Keys and values that it may pull instead of computing them."""
     kv_lease_s: float = 0.0
     """How long it keeps those that it hands over."""
+    prefix: tuple[KnownSegment, ...] = ()
+    """Segments of the prompt that others are believed to hold: those that can be leased are sent with it."""
 
 
 @record

@@ -1,12 +1,14 @@
 """The items of one request: who holds what of them, and when their leases and hedges are due."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
+from triptych.domain.embedding import whole_key
 from triptych.domain.generation import Placement
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem
 from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.prompt_identity import IdentifiedItem
 from triptych.machine.router.request_events import After, RequestEffect, Signal
 from triptych.machine.router.request_item import RequestItem
 from triptych.machine.router.shared_events import EmbeddingsRead, HedgeWanted
@@ -77,6 +79,15 @@ class RequestItems:
     def release(self, reason: str) -> list[RequestEffect]:
         """Release the places and leases of all."""
         return [effect for item in self._items for effect in item.release(reason)]
+
+    def identified(self) -> list[IdentifiedItem]:
+        """All of them, once they are encoded; the shards of an item together."""
+        shards: list[list[RequestItem]] = []
+        for item in self._items:
+            if item.plan.shard is None or item.plan.shard.first == 0:
+                shards.append([])
+            shards[-1].append(item)
+        return [_identified(of_item) for of_item in shards]
 
     # --- for a reader ------------------------------------------------------------------------------------------------
 
@@ -161,3 +172,9 @@ class RequestItems:
             assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews without a ticket"  # noqa: S101
             assert item.hedge is None or item.encoding, f"{whose}: a hedge of nothing"  # noqa: S101
             assert item.hedge is None or item.hedge.sealed is None, f"{whose}: two embeddings"  # noqa: S101
+
+
+def _identified(shards: Sequence[RequestItem]) -> IdentifiedItem:
+    keys = [one.held.sealed.key for one in shards if one.held is not None and one.held.sealed is not None]
+    tokens = sum([one.plan.tokens for one in shards])
+    return IdentifiedItem(shards[0].plan.start, tokens, keys[0] if len(keys) == 1 else whole_key(keys))

@@ -8,8 +8,10 @@ from math import inf
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
+from triptych.domain.kv_segment import KnownSegment
 from triptych.domain.record import record
 from triptych.errors import TriptychError
+from triptych.machine.router.prompt_identity import PromptIdentity
 from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.policy.routing import Want
 
@@ -89,6 +91,8 @@ class TextWanted:
     """... and of how many positions."""
     moves: int = 0
     """How often it has left an instance where it waited."""
+    prompt: PromptIdentity | None = field(default=None, compare=False, repr=False)
+    """Finds the beginning of its prompt at other instances; None if that is not wanted."""
 
 
 @record
@@ -109,6 +113,8 @@ class Grant:
     """It is an answer to HedgeWanted: the call that takes long goes on."""
     hands_over: bool = False
     """The text instance computes the prompt only: the answer goes on elsewhere."""
+    prefix: tuple[KnownSegment, ...] = ()
+    """Segments of the prompt, from its beginning on, that it may pull from others."""
 
 
 @record

@@ -7,10 +7,12 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
 from triptych.errors import Overloaded, TriptychError, Unavailable
+from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import TEXT, Instances
+from triptych.machine.router.known_prefixes import KnownPrefixes
 from triptych.machine.router.lenders import MOST_MOVES, Lenders, LendingCounts, LendingLimits
 from triptych.machine.router.shared_events import Grant, Granted, Moved, Refused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
@@ -45,6 +47,7 @@ class TextPlaces:
         max_waiting: int,
         lending: LendingLimits,
         retry_after_s: float,
+        costs: CostsOf,
     ) -> None:
         self._instances = instances
         self._credits = credits_
@@ -61,6 +64,7 @@ class TextPlaces:
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
         self.lenders = Lenders(instances, policies.lending, lending)
+        self._prefixes = KnownPrefixes(instances, policies.prefixes, costs)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -70,6 +74,7 @@ class TextPlaces:
         if model is not None and model.model_id != self._answers[None].model:
             self._answers = _answer_classes(model.model_id)
         self.lenders.review()
+        self._prefixes.review()
 
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
@@ -154,7 +159,8 @@ class TextPlaces:
                 self.lenders.taken_back(why)
             return None
         self.lenders.placed(number, event, instance.name)
-        return Grant(number, None, instance.name, info.instance_id, "its place was kept there")
+        grant = Grant(number, None, instance.name, info.instance_id, "its place was kept there")
+        return grant if event.kept_tokens else self._with_prefix(grant, event)
 
     def _why_not_kept(self, instance: Instance, event: TextWanted, now_s: float) -> str:
         """As in ``LendingCounts.taken_back``; empty if it is."""
@@ -202,7 +208,12 @@ class TextPlaces:
         if not event.early:
             self.lenders.placed(grant.credit, event, chosen)
             self.lenders.lent(chosen, "new")
+        grant = self._with_prefix(grant, event)
         return replace(grant, hands_over=True) if hands_over else grant
+
+    def _with_prefix(self, grant: Grant, event: TextWanted) -> Grant:
+        prefix = self._prefixes.of(event.prompt, grant.name)
+        return replace(grant, prefix=prefix) if prefix else grant
 
     def _waits(self, event: TextWanted) -> bool:
         """Whether it was not placed for want of KV memory alone."""
@@ -261,7 +272,8 @@ class TextPlaces:
         elif instances.backlogs is not None:
             instances.backlogs.prompted(event.tokens)
         self.lenders.lent(chosen, "continued")
-        return self._credits.grant(self._credit(event, chosen, stage, tokens, each_tokens), None, now_s)
+        grant = self._credits.grant(self._credit(event, chosen, stage, tokens, each_tokens), None, now_s)
+        return self._with_prefix(grant, event)
 
     def _others(self, receivers: Collection[Instance], kv_tokens: int) -> Iterator[frozenset[str]]:
         """Whom to leave out, from the most selective on."""

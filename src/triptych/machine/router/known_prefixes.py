@@ -1,0 +1,97 @@
+"""Which segments of a prompt's beginning an instance may pull from others, by what instances tell routers that they hold."""
+
+from collections.abc import Hashable
+
+from triptych.domain.instance import InstanceInfo
+from triptych.domain.kv_segment import KnownSegment
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart
+from triptych.machine.router.backlogs import CostsOf
+from triptych.machine.router.instances import Instances
+from triptych.machine.router.prompt_identity import PromptIdentity
+from triptych.policy.costs import Costs
+from triptych.policy.prefixes import Prefixes, PrefixGain, never
+from triptych.policy.speeds import Pulls
+
+_NONE: tuple[KnownSegment, ...] = ()
+
+
+class KnownPrefixes:
+    """Part of ``machine.router.text_places.TextPlaces``. It keeps nothing but costs: what is held is in the directory."""
+
+    def __init__(self, instances: Instances, policy: Prefixes, costs: CostsOf) -> None:
+        self._instances = instances
+        self._policy = policy
+        self._costs_of = costs
+        self._costs: dict[Hashable, Costs | None] = {}
+        self._pulls: Pulls | None = None
+
+    def review(self) -> None:
+        """The instances have changed."""
+        self._costs.clear()
+        self._pulls = None
+
+    def of(self, prompt: PromptIdentity | None, name: str) -> tuple[KnownSegment, ...]:
+        """Segments from the beginning of the prompt on, for the instance at this address; none if it is to compute all itself.
+
+        Those that it holds itself are among them, as segments must follow each other. It does not pull what it has.
+        """
+        if prompt is None or self._policy is never:
+            return _NONE
+        info = self._instances.by_name[name].info
+        if info is None or not (info.kv_kind and info.kv_segment_tokens):
+            return _NONE
+        found, own = self._found(prompt, name, info)
+        if own == len(found):
+            return _NONE
+        return found if self._policy(self._gain(info, found, own)) else _NONE
+
+    def _found(self, prompt: PromptIdentity, name: str, info: InstanceInfo) -> tuple[tuple[KnownSegment, ...], int]:
+        """The longest beginning that is held anywhere, and how many of its segments, from the first on, the instance itself holds."""
+        found: list[KnownSegment] = []
+        own, tokens, before = 0, info.kv_segment_tokens, ""
+        for at, key in enumerate(prompt.segment_keys(info.kv_kind, tokens)):
+            holders = self._holders(key)
+            if not holders:
+                break
+            if name in holders and own == at:
+                own += 1
+            others = [one for one in holders if one != name] or [name]
+            before = before if before in others else others[0]
+            found.append(KnownSegment(before, holders[before], key, at * tokens, tokens))
+        return tuple(found), own
+
+    def _holders(self, key: bytes) -> dict[str, str]:
+        """Their ids, by address. One that drains or leaves still lets others read."""
+        ids: dict[str, str] = {}
+        for one in self._instances.directory.segment_holders(key):
+            instance = self._instances.by_name.get(one.name)
+            if instance is not None and instance.reachable and instance.info is not None:
+                ids[one.name] = instance.info.instance_id
+        return ids
+
+    def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], own: int) -> PrefixGain:
+        size = info.kv_segment_tokens
+        first, end = own * size, len(found) * size
+        costs = next(
+            (self._costs_for(one.identity) for one in info.parts if one.identity.part is ModelPart.DECODER), None
+        )
+        compute_s = None if costs is None else costs.prefill_s(end - first, first).value
+        return PrefixGain(end - first, compute_s or None, self._pull_s(info, found[own:]))
+
+    def _pull_s(self, info: InstanceInfo, segments: tuple[KnownSegment, ...]) -> float | None:
+        """One after the other, though some are pulled at once."""
+        if self._pulls is None:
+            encoder = self._instances.parts.get(ModelPart.ENCODER)
+            self._pulls = Pulls(None if encoder is None else self._costs_for(encoder))
+        hosts, nbytes, total_s = self._instances.hosts, info.kv_segment_tokens * info.kv_position_bytes, 0.0
+        host = hosts.get(info.instance_id)
+        for one in segments:
+            is_near = host is not None and hosts.get(one.holder) == host
+            total_s += self._pulls.pull_s(nbytes if is_near else 0, 0 if is_near else nbytes)
+        return total_s or None
+
+    def _costs_for(self, identity: ProfileIdentity) -> Costs | None:
+        if (key := identity.key) not in self._costs:
+            self._costs[key] = self._costs_of(identity)
+        return self._costs[key]

@@ -1,0 +1,69 @@
+"""What the keys and values of a prompt depend on, as a router knows it: the names of its segments wherever they are."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from triptych.domain.kv_segment import MOST_PREFIX_SEGMENTS, segment_key
+from triptych.domain.record import record
+from triptych.families.base import Span, filled_positions
+from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
+
+
+@record
+class PromptTokens:
+    """A prompt without its items."""
+
+    token_ids: tuple[int, ...]
+    tenant_salt: bytes
+    placeholder_ids: AbstractSet[int] = frozenset()
+    """Tokens whose positions items fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifiedItem:
+    """An item of a prompt, with its shards if it has any."""
+
+    start: int
+    tokens: int
+    key: bytes
+    """Its full identity, as in its ticket."""
+
+
+class PromptIdentity:
+    """A prompt with its items. Nothing is hashed before it is asked, and then once."""
+
+    def __init__(self, prompt: PromptTokens, items: Sequence[IdentifiedItem]) -> None:
+        self._prompt = prompt
+        self._items = items
+        self._keys: dict[tuple[str, int], tuple[bytes, ...]] = {}
+
+    def segment_keys(self, kind: str, segment_tokens: int) -> tuple[bytes, ...]:
+        """The keys of its whole segments, from the first one on, before its last token, which is always computed.
+
+        ``kind``, and the positions of a segment, are those that an instance reports.
+        """
+        keys = self._keys.get((kind, segment_tokens))
+        if keys is None:
+            keys = self._keys[kind, segment_tokens] = self._named(kind, segment_tokens)
+        return keys
+
+    def _named(self, kind: str, segment_tokens: int) -> tuple[bytes, ...]:
+        tokens, placeholders = self._prompt.token_ids, self._prompt.placeholder_ids
+        count = min((len(tokens) - 1) // segment_tokens, MOST_PREFIX_SEGMENTS)
+        if count < 1:
+            return ()
+        keyed = [
+            KeyedItem(one.key, filled_positions(tokens, Span(one.start, one.tokens), placeholders))
+            for one in self._items
+            if one.start < count * segment_tokens
+        ]
+        beginnings = Beginnings(keyed, salt=self._prompt.tenant_salt)
+        ends = range(segment_tokens, (count + 1) * segment_tokens, segment_tokens)
+        hashes = [beginnings.hash_before(end, tokens) for end in ends]
+        return tuple(
+            [
+                segment_key(kind, end - segment_tokens, segment_tokens, one)
+                for end, one in zip(ends, hashes, strict=True)
+            ]
+        )
