@@ -80,6 +80,9 @@ class RouterRecord:
             "Tokens whose answers were handed over, by where their keys and values came from",
             ("how",),
         )
+        self._prefix_tokens = counter(
+            "triptych_kv_prefix_tokens", "Tokens of prompts whose keys and values came from other instances", ()
+        )
         self._kv_pulled = counter("triptych_kv_pull_bytes", "Bytes of keys and values pulled", ())
         self._stages = histogram("triptych_stage_seconds", "Stages of answered requests", ("stage",))
         self._success = counter("vllm:request_success", "Requests by how they ended", (*_MODEL, "finished_reason"))
@@ -146,6 +149,7 @@ class RouterRecord:
         self._count(self._attempts, "encode_hedge_won", by=sum(item.hedge_won for item in timeline.items))
 
     def _count_kv(self, timeline: Timeline) -> None:
+        self._prefix_tokens.inc(timeline.prefix_tokens)
         if not timeline.prefill_instance:
             return
         self._count(self._attempts, "handover")
@@ -226,6 +230,7 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
     if timeline.prefill_instance:
         fields |= {
             "handover_s": round(timeline.handover_s, 4),
+            "prefix_tokens": timeline.prefix_tokens,
             "kv_pulled_tokens": timeline.kv_pulled_tokens,
             "kv_cached_tokens": timeline.kv_cached_tokens,
             "kv_computed_tokens": timeline.kv_computed_tokens,

@@ -27,15 +27,19 @@ class Keeping:
         self,
         request_id: str,
         choice: int,
+        tokens: int,
         *,
         kv: KvStore,
         loop: EngineLoop,
         engine: HandingTextEngine,
         record: Record,
     ) -> None:
-        """``choice``: whose positions; those of the prompt are the same for all."""
+        """``choice``: whose positions; those of the prompt are the same for all. It has ``tokens`` at the start."""
         self._request_id = request_id
         self._choice = choice
+        self._tokens = tokens
+        self._keys: dict[int, bytes | None] = {}
+        """By the ends of segments."""
         self._kv = kv
         self._loop = loop
         self._engine = engine
@@ -46,6 +50,10 @@ class Keeping:
         self._is_stopped = False
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
+
+    @property
+    def _size(self) -> int:
+        return self._kv.kind.segment_tokens
 
     def begin(self, first: int) -> None:
         """Keep what is from position ``first`` on: what lies before has been pulled from an instance that keeps it."""
@@ -65,6 +73,8 @@ class Keeping:
         self._loop.follow(self._request_id, (self._choice,), self._tell)
         try:
             kept = 0
+            # What is known is named now, so that it is copied right after the step that computes it: the answer may be short.
+            await self._name(self._kv.kind.segments(0, self._tokens // self._size * self._size))
             while (end := await self._next(kept)) > kept:
                 wanted = self._kv.kind.segments(kept, end)
                 kept = end
@@ -79,7 +89,7 @@ class Keeping:
 
     async def _next(self, kept: int) -> int:
         """Wait for a whole segment more than ``kept`` positions. Returns the end of the last one; ``kept`` if there will be none."""
-        size = self._kv.kind.segment_tokens
+        size = self._size
         while not self._is_stopped:
             if self._has_begun and (end := self._computed // size * size) > kept:
                 return end
@@ -89,16 +99,22 @@ class Keeping:
 
     async def _keep(self, segments: Sequence[KvSegment]) -> None:
         """Those that the arena does not have. Their copies are all begun here, so that they are made before the next steps."""
-        named = zip(segments, await self._loop.between(partial(self._hashes, segments)), strict=True)
-        keys = [(segment, segment.key(prefix_hash)) for segment, prefix_hash in named if prefix_hash is not None]
+        await self._name([one for one in segments if one.end not in self._keys])
         async with asyncio.TaskGroup() as group:
-            for segment, key in keys:
-                if self._kv.has(key, segment):
+            for segment in segments:
+                key = self._keys.get(segment.end)
+                if key is None or self._kv.has(key, segment):
                     continue
                 if not (slots := self._kv.reserve_now((segment,))):
                     break
                 packed = self._loop.between(partial(self._pack, segment, slots[0]), segment.nbytes)
                 group.create_task(self._seal(segment, slots[0], key, packed))
+
+    async def _name(self, segments: Sequence[KvSegment]) -> None:
+        if segments:
+            hashes = await self._loop.between(partial(self._hashes, segments))
+            for segment, prefix_hash in zip(segments, hashes, strict=True):
+                self._keys[segment.end] = None if prefix_hash is None else segment.key(prefix_hash)
 
     async def _seal(self, segment: KvSegment, slot: Slot, key: bytes, packed: "asyncio.Future[bool]") -> None:
         is_sealed = False
@@ -116,7 +132,7 @@ class Keeping:
                 self._kv.abandon((slot,))
 
     def _tell(self, computed: Mapping[int, int]) -> None:
-        size, before = self._kv.kind.segment_tokens, self._computed
+        size, before = self._size, self._computed
         self._computed = max(before, computed.get(self._choice, 0))
         if self._computed // size > before // size:
             self._changed.set()

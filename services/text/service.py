@@ -572,8 +572,15 @@ class TextService:
         kv, engine = self._kv, self._handing_engine
         if kv is None or engine is None or kv.published is None:
             return None
+        choice, begun = next(iter(job.request.begun.items()))
         keeping = Keeping(
-            job.job_id, next(iter(job.request.begun)), kv=kv, loop=self._loop, engine=engine, record=self._record
+            job.job_id,
+            choice,
+            len(job.request.token_ids) + len(begun),
+            kv=kv,
+            loop=self._loop,
+            engine=engine,
+            record=self._record,
         )
         self._scope.spawn(keeping.run(), name="keeping")
         return keeping

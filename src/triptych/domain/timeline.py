@@ -70,6 +70,8 @@ class Timeline:
     """The gaps between tokens in which that was, of the choice with most. It is part of ``decode_s``."""
     early_tokens: int = 0
     """Of the prompt, those that were sent to the text instance before all items were encoded."""
+    prefix_tokens: int = 0
+    """Of the prompt, those whose keys and values the instance that computed it has pulled from others, which had computed them before."""
     prefill_instance: str = ""
     """The text instance that computed the prompt, if it handed the answer over: ``text_instance`` went on with it. Times and pulls up
     to the first token are those of the former, and ``decode_s`` counts from the first token on."""

@@ -1,6 +1,6 @@
 """Which segments of a prompt's beginning an instance may pull from others, by what instances tell routers that they hold."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.kv_segment import KnownSegment
@@ -9,6 +9,7 @@ from triptych.domain.stage import ModelPart
 from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.prompt_identity import PromptIdentity
+from triptych.machine.router.sent_prompts import SentPrompts
 from triptych.policy.costs import Costs
 from triptych.policy.prefixes import Prefixes, PrefixGain, never
 from triptych.policy.speeds import Pulls
@@ -17,12 +18,14 @@ _NONE: tuple[KnownSegment, ...] = ()
 
 
 class KnownPrefixes:
-    """Part of ``machine.router.text_places.TextPlaces``. It keeps nothing but costs: what is held is in the directory."""
+    """Part of ``machine.router.text_places.TextPlaces``. What others hold is in the directory."""
 
     def __init__(self, instances: Instances, policy: Prefixes, costs: CostsOf) -> None:
         self._instances = instances
         self._policy = policy
         self._costs_of = costs
+        self._sent = SentPrompts()
+        self._epochs: dict[str, int] = {}
         self._costs: dict[Hashable, Costs | None] = {}
         self._pulls: Pulls | None = None
 
@@ -30,39 +33,48 @@ class KnownPrefixes:
         """The instances have changed."""
         self._costs.clear()
         self._pulls = None
+        epochs = {name: one.info.epoch for name, one in self._instances.by_name.items() if one.info is not None}
+        self._sent.keep([name for name, epoch in epochs.items() if self._epochs.get(name, epoch) == epoch])
+        self._epochs = epochs
 
     def of(self, prompt: PromptIdentity | None, name: str) -> tuple[KnownSegment, ...]:
-        """Segments from the beginning of the prompt on, for the instance at this address; none if it is to compute all itself.
+        """Segments from the beginning of the prompt on, for the instance at this address, which gets the prompt now; none if it is to
+        compute all that it does not have.
 
-        Those that it holds itself are among them, as segments must follow each other. It does not pull what it has.
+        Those that it has cached are among them, as segments must follow each other. It does not pull what it has.
         """
         if prompt is None or self._policy is never:
             return _NONE
         info = self._instances.by_name[name].info
         if info is None or not (info.kv_kind and info.kv_segment_tokens):
             return _NONE
-        found, own = self._found(prompt, name, info)
-        if own == len(found):
+        keys, tokens = prompt.segment_keys(info.kv_kind, info.kv_segment_tokens), info.kv_segment_tokens
+        cached = self._sent.cached(name, keys)
+        self._sent.sent(name, keys, tokens, info.kv_tokens)
+        if cached == len(keys):
             return _NONE
-        return found if self._policy(self._gain(info, found, own)) else _NONE
+        found = self._found(keys, name, tokens)
+        if len(found) <= cached:
+            return _NONE
+        return found if self._policy(self._gain(info, found, cached)) else _NONE
 
-    def _found(self, prompt: PromptIdentity, name: str, info: InstanceInfo) -> tuple[tuple[KnownSegment, ...], int]:
-        """The longest beginning that is held anywhere, and how many of its segments, from the first on, the instance itself holds."""
+    def _found(self, keys: Sequence[bytes], name: str, tokens: int) -> tuple[KnownSegment, ...]:
+        """The longest beginning that is held anywhere. The instance itself, of which the arena may have what it has not cached any
+        more, is the last to be asked.
+        """
         found: list[KnownSegment] = []
-        own, tokens, before = 0, info.kv_segment_tokens, ""
-        for at, key in enumerate(prompt.segment_keys(info.kv_kind, tokens)):
+        before = ""
+        for at, key in enumerate(keys):
             holders = self._holders(key)
             if not holders:
                 break
-            if name in holders and own == at:
-                own += 1
             others = [one for one in holders if one != name] or [name]
             before = before if before in others else others[0]
             found.append(KnownSegment(before, holders[before], key, at * tokens, tokens))
-        return tuple(found), own
+        return tuple(found)
 
     def _holders(self, key: bytes) -> dict[str, str]:
-        """Their ids, by address. One that drains or leaves still lets others read."""
+        """Their ids, by address. One that drains still lets others read."""
         ids: dict[str, str] = {}
         for one in self._instances.directory.segment_holders(key):
             instance = self._instances.by_name.get(one.name)
@@ -70,14 +82,14 @@ class KnownPrefixes:
                 ids[one.name] = instance.info.instance_id
         return ids
 
-    def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], own: int) -> PrefixGain:
+    def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], cached: int) -> PrefixGain:
         size = info.kv_segment_tokens
-        first, end = own * size, len(found) * size
+        first, end = cached * size, len(found) * size
         costs = next(
             (self._costs_for(one.identity) for one in info.parts if one.identity.part is ModelPart.DECODER), None
         )
         compute_s = None if costs is None else costs.prefill_s(end - first, first).value
-        return PrefixGain(end - first, compute_s or None, self._pull_s(info, found[own:]))
+        return PrefixGain(end - first, compute_s or None, self._pull_s(info, found[cached:]))
 
     def _pull_s(self, info: InstanceInfo, segments: tuple[KnownSegment, ...]) -> float | None:
         """One after the other, though some are pulled at once."""

@@ -135,6 +135,7 @@ class RequestStats:
             preemptions=preemptions,
             preempted_s=preempted_s,
             early_tokens=self.early_tokens,
+            prefix_tokens=self.ready.kv.pulled_tokens if self.ready and self.ready.kv else 0,
             prefill_instance=self.prefill_instance,
             handover_s=handover_s,
             kv_pulled_tokens=kv.pulled_tokens,
