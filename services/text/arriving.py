@@ -1,4 +1,4 @@
-"""Brings the keys and values of a request to the engine from the instance that handed it over, segment by segment."""
+"""Brings the keys and values of a request to the engine from the instances that hold them, segment by segment."""
 
 import asyncio
 import logging
@@ -63,8 +63,11 @@ class Arriving:
         turn: Turn,
         clock: Clock,
         record: Record,
+        is_prefix: bool = False,
     ) -> None:
-        """``ignored``: tickets that this instance cannot use. ``lengths``: tokens of each choice that computes for itself."""
+        """``ignored``: tickets that this instance cannot use. ``lengths``: tokens of each choice that computes for itself.
+        ``is_prefix``: they are of the beginning of a new prompt, and nothing was handed over.
+        """
         self._request_id = request_id
         self._offered = offered
         self._ignored = ignored
@@ -76,6 +79,7 @@ class Arriving:
         self._turn = turn
         self._clock = clock
         self._record = record
+        self._is_prefix = is_prefix
         self._pulls: deque[_Pull] = deque()
         self._is_running = False
         self._has_ended = False
@@ -162,7 +166,7 @@ class Arriving:
             pulled = None if pull.task.cancelled() else pull.task.result()
             if pulled is None or self._has_ended:
                 if not self._has_ended:
-                    self._record.kv_segments("lost", nbytes=segment.nbytes)
+                    self._count("lost", nbytes=segment.nbytes)
                 self._end()
                 return
             tensor, nbytes = pulled
@@ -178,7 +182,7 @@ class Arriving:
         if not arrived:  # it was preempted, or is gone
             self._end()
         elif nbytes:
-            self._record.kv_segments("pulled", nbytes=segment.nbytes)
+            self._count("pulled", nbytes=segment.nbytes)
             self.pulled = segment.end
             report = self._report
             self._report = replace(
@@ -187,12 +191,18 @@ class Arriving:
         else:
             self._found(segment)
 
+    def _count(self, outcome: str, count: int = 1, *, nbytes: int = 0) -> None:
+        if self._is_prefix:
+            self._record.prefix_segments(outcome, count)
+        else:
+            self._record.kv_segments(outcome, count, nbytes)
+
     def _computed(self, segments: int) -> None:
         if segments:
-            self._record.kv_segments("computed", segments)
+            self._count("computed", segments)
 
     def _found(self, segment: KvSegment) -> None:
-        self._record.kv_segments("found", nbytes=segment.nbytes)
+        self._count("found", nbytes=segment.nbytes)
         self._report = replace(self._report, cached_tokens=self._report.cached_tokens + segment.positions)
 
     def _cover(self, choice: int, end: int) -> None:

@@ -36,6 +36,10 @@ class Record(PullRecord, Protocol):
         """
         ...
 
+    def prefix_segments(self, outcome: str, count: int = 1) -> None:
+        """The same of the segments of a new prompt's beginning: ``pulled``, ``found``, ``lost`` or ``computed``."""
+        ...
+
     def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
         """An answer goes on elsewhere, with so many segments. Its first token came so long after the start. ``why``: ``asked`` for by
         the request, ``drain``, ``switch``, or ``held_up`` by items that go first.
@@ -60,6 +64,9 @@ class NoRecord(NoPullRecord):
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         del outcome, count, nbytes
+
+    def prefix_segments(self, outcome: str, count: int = 1) -> None:
+        del outcome, count
 
     def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
         del segments, prefill_s, why
@@ -141,6 +148,9 @@ class TextRecord:
             "triptych_kv_segments", "Segments of keys and values of requests that are handed over", ("outcome",)
         )
         self._kv_bytes = counter("triptych_kv_segment_bytes", "Bytes of these segments", ("outcome",))
+        self._prefix_segments = counter(
+            "triptych_kv_prefix_segments", "Segments of new prompts' beginnings that others hold", ("outcome",)
+        )
         self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments", "why"))
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
@@ -193,6 +203,9 @@ class TextRecord:
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         self._kv_segments.labels(outcome).inc(count)
         self._kv_bytes.labels(outcome).inc(nbytes)
+
+    def prefix_segments(self, outcome: str, count: int = 1) -> None:
+        self._prefix_segments.labels(outcome).inc(count)
 
     def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
         self._hand_overs.labels("yes" if segments else "no", why).inc()

@@ -539,6 +539,7 @@ class TextService:
             turn=job.turn,
             clock=self._clock,
             record=self._record,
+            is_prefix=not job.request.continued,
         )
 
     async def _handing(self, job: _Job) -> Handing | None:

@@ -153,6 +153,25 @@ def test_what_is_lost_on_the_way_is_computed(
     check_same(of_choices(answers, "one"), whole, 1)
 
 
+def test_a_new_request_gets_the_beginning_that_another_one_has_computed(
+    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
+) -> None:
+    """Only the positions in which they differ are computed."""
+    other = replace(asked, request_id="other", token_ids=(*PROMPT[: 2 * CUT], 7, 8, 9, 10, 11))
+    whole = of_choices(ask(source, other), "other")
+    _, packed = prefill(source, asked)
+    target.add(replace(other, arriving=2 * CUT))
+    assert target.step() == []
+    assert target.awaiting == {("other", 0)}
+    for segment, memory in packed[:2]:
+        assert target.unpack("other", 0, segment, memoryview(memory))
+    target.arrived("other")
+    computed, new_tokens = target.computed("other", 0), len(other.token_ids) - 2 * CUT
+    assert 2 * CUT - 16 < computed <= 2 * CUT
+    assert target.pending_tokens <= new_tokens + 16 + 4
+    check_same(of_choices(finish(target), "other"), whole, 0)
+
+
 def test_a_request_may_end_while_it_arrives(
     asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
 ) -> None:

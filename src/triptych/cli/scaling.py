@@ -37,6 +37,7 @@ def options_of(
     encoder_vllm_args: str = "",
     embedding_files: Path | None = None,
     embedding_files_bytes: int = 0,
+    kv_prefixes: bool = False,
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Flags by service, and of the encoders mounted in text processes. ``sizes`` are those of each model's pools at the
@@ -75,10 +76,11 @@ def options_of(
     mounted = {"mounted_encoder": kept} if kept else {}
     policies = {} if preset is None else preset.options(slo)
     objectives = () if slo is None else ("--slo", slo)
+    keeping, pulling = (("--kv-prefixes",), ("--prefixes", "by-cost")) if kv_prefixes else ((), ())
     return mounted | {
         "encoder": (*delayed, *of_encoder, *kept),
-        "text": (*delayed, *of_text, *policies.get("text", ())),
-        "router": (*profiled, *objectives, *policies.get("router", ())),
+        "text": (*delayed, *of_text, *keeping, *policies.get("text", ())),
+        "router": (*profiled, *objectives, *pulling, *policies.get("router", ())),
         "pool_manager": (
             *profiled,
             "--max-instances",

@@ -120,6 +120,13 @@ def up(
     embedding_files_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes of all files in --embedding-files together.", show_default=False)
     ] = 0,
+    kv_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--kv-prefixes/--no-kv-prefixes",
+            help="Text instances pull long beginnings of prompts from each other instead of computing them again.",
+        ),
+    ] = False,
     delay_profile: Annotated[
         Path | None,
         typer.Option(
@@ -244,6 +251,7 @@ def up(
             encoder_vllm_args=encoder_vllm_args,
             embedding_files=embedding_files,
             embedding_files_bytes=embedding_files_bytes,
+            kv_prefixes=kv_prefixes,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
         if delay_profile is not None:

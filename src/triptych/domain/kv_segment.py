@@ -15,7 +15,7 @@ _LAYOUT = b"1"
 """Changes with what is in a segment."""
 _GRID_TOKENS = 64
 _MOST_SEGMENT_NBYTES = 8 << 20
-_MOST_SEGMENT_TOKENS = 1024
+_MOST_SEGMENT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)

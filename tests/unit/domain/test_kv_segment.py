@@ -11,13 +11,13 @@ SMALL = KvKind("model", DType.F32, layers=1, heads=1, head_size=4)
 @pytest.mark.parametrize(
     ("kind", "tokens"),
     [
-        (SMALL, 1024),
+        (SMALL, 256),
         (KvKind("7B", DType.BF16, layers=32, heads=8, head_size=128), 64),
         (KvKind("2B", DType.BF16, layers=28, heads=2, head_size=128), 256),
         (KvKind("70B", DType.F32, layers=80, heads=64, head_size=128), 64),
     ],
 )
-def test_a_segment_has_up_to_8_mib_or_64_positions(kind: KvKind, tokens: int) -> None:
+def test_a_segment_has_up_to_8_mib_and_64_to_256_positions(kind: KvKind, tokens: int) -> None:
     assert kind.segment_tokens == tokens
 
 
@@ -26,10 +26,10 @@ def test_a_segment_has_up_to_8_mib_or_64_positions(kind: KvKind, tokens: int) ->
     [
         (0, 0, []),
         (0, 10, [(0, 10)]),
-        (0, 1024, [(0, 1024)]),
-        (0, 2500, [(0, 1024), (1024, 2048), (2048, 2500)]),
-        (1000, 1030, [(1000, 1024), (1024, 1030)]),
-        (1024, 1025, [(1024, 1025)]),
+        (0, 256, [(0, 256)]),
+        (0, 600, [(0, 256), (256, 512), (512, 600)]),
+        (250, 260, [(250, 256), (256, 260)]),
+        (256, 257, [(256, 257)]),
     ],
 )
 def test_positions_are_cut_at_the_multiples(first: int, end: int, cut: list[tuple[int, int]]) -> None:
