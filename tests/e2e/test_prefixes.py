@@ -26,7 +26,7 @@ async def pulled_segments(cluster: LocalCluster, name: str) -> int:
         text = (await admin.get("/metrics")).text
     return sum(
         int(float(one))
-        for one in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.M)
+        for one in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.MULTILINE)
     )
 
 

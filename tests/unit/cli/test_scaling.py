@@ -36,6 +36,11 @@ def test_flags_of_scaling_are_those_of_the_services(profiles: Path) -> None:
     assert more["encoder"] == more["text"] == ("--delay-profile", str(profiles))
 
 
+def test_prefixes_are_kept_by_text_processes_and_looked_for_by_routers() -> None:
+    flags = options_of(DEMO, sizes(), kv_prefixes=True)
+    assert (flags["text"], flags["router"]) == (("--kv-prefixes",), ("--prefixes", "by-cost"))
+
+
 def test_an_engine_is_that_of_text_processes(profiles: Path) -> None:
     flags = options_of(DEMO, sizes(), engine="vllm", vllm_args="--max-model-len 512")
     assert flags["text"] == ("--engine", "vllm", "--vllm-args=--max-model-len 512")

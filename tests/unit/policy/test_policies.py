@@ -12,6 +12,7 @@ from triptych.policy.policies import (
     HANDOFFS,
     LENDINGS,
     ORDERINGS,
+    PREFIXES,
     ROUTINGS,
     SHARDINGS,
     TENANTS,
@@ -33,6 +34,7 @@ NAMES = {
     "dispatch": "prefix",
     "handoff": "by-need",
     "lending": "idle",
+    "prefixes": "by-cost",
 }
 
 
@@ -57,6 +59,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "dispatch": DISPATCHES,
         "handoff": HANDOFFS,
         "lending": LENDINGS,
+        "prefixes": PREFIXES,
     }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})

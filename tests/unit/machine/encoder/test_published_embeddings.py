@@ -42,6 +42,17 @@ def test_changes_are_told_once_with_the_state_that_holds_when_they_are_sent() ->
     published.validate()
 
 
+def test_segments_are_told_by_their_keys() -> None:
+    published = PublishedEmbeddings(limit=2)
+    keys = [bytes([number]) * 32 for number in range(3)]
+    for key in (*keys, keys[1]):
+        published.segment(key)
+    published.gone(keys[2])
+    (report,) = told(published.reader())
+    assert report.held == (keys[1][:16],)
+    published.validate()
+
+
 def test_a_new_reader_starts_with_what_there_is_in_bounded_reports() -> None:
     published = PublishedEmbeddings(limit=2000)
     for number in range(MAX_HINTS + 10):

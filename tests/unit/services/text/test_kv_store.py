@@ -10,6 +10,7 @@ from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.policy.queueing import Turn
 from triptych.runtime.metrics import Metrics
 from triptych.testing.fake_kv import fake_kv_kind
@@ -22,11 +23,11 @@ KIND = fake_kv_kind(FAKE_MODEL)
 SLOT_NBYTES = 16 * KIND.position_nbytes + 64
 
 
-def store(slots: int, *, shared: bool = False) -> KvStore:
+def store(slots: int, *, shared: bool = False, published: PublishedEmbeddings | None = None) -> KvStore:
     clock = asyncio.get_running_loop().time
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
     held = ArenaStore(arena, LeaseLimits(), max_pull_s=1.0, clock=clock, copy=InlineOffload(1))
-    return KvStore(held, KIND, shared=shared, rng=random.Random(1), clock=clock)
+    return KvStore(held, KIND, shared=shared, rng=random.Random(1), clock=clock, published=published)
 
 
 def segments(count: int) -> tuple[KvSegment, ...]:
@@ -119,3 +120,20 @@ def test_segments_and_hand_overs_are_counted() -> None:
         'triptych_text_stage_seconds_sum{stage="prefill"} 1.0',
     ):
         assert line in text
+
+
+def test_whole_segments_are_told_to_routers_until_they_are_evicted() -> None:
+    async def scenario() -> None:
+        published = PublishedEmbeddings(10)
+        kv = store(2, published=published)
+        whole, last = KIND.segments(0, 24)
+        names = [bytes([number]) * 32 for number in range(3)]
+        for name, segment in zip(names, (whole, last), strict=False):
+            (slot,) = kv.reserve_now((segment,))
+            await kv.seal(slot, name, segment)
+        assert (kv.has(names[0], whole), kv.has(names[1], last), kv.has(names[2], whole)) == (True, True, False)
+        assert published.all() == [names[0][:16]]
+        kv.abandon(kv.reserve_now((whole, whole)))
+        assert published.all() == []
+
+    under_virtual_time(scenario)
