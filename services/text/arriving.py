@@ -138,9 +138,9 @@ class Arriving:
                 task = group.create_task(self._pull(name, offered))
                 self._pulls.append(_Pull(offered, lacking, name, task))
                 if len(self._pulls) == _AT_ONCE:
-                    await self._arrive(engine, self._pulls.popleft())
+                    await self._arrive(engine)
             while self._pulls:
-                await self._arrive(engine, self._pulls.popleft())
+                await self._arrive(engine)
         await self._loop.between(partial(engine.arrived, self._request_id))
 
     def _state(self, engine: HandingTextEngine) -> tuple[dict[int, int], set[int]]:
@@ -158,28 +158,50 @@ class Arriving:
             return None
         return tensors[KV], nbytes
 
-    async def _arrive(self, engine: HandingTextEngine, pull: _Pull) -> None:
-        """Copy the segment in. One that is lost is the last."""
-        segment = pull.offered.segment
+    async def _arrive(self, engine: HandingTextEngine) -> None:
+        """Copy in the next segment, and those behind it that have come as well: between the same two steps, as far as the loop copies so
+        much at once. One that is lost is the last.
+        """
+        await asyncio.wait((self._pulls[0].task,))
+        come: list[_Pull] = []
+        while self._pulls and (not come or self._pulls[0].task.done()):
+            come.append(self._pulls.popleft())
         try:
-            await asyncio.wait((pull.task,))
-            pulled = None if pull.task.cancelled() else pull.task.result()
-            if pulled is None or self._has_ended:
-                if not self._has_ended:
-                    self._count("lost", nbytes=segment.nbytes)
-                self._end()
-                return
-            tensor, nbytes = pulled
-            arrived = False
-            for choice in pull.choices:
-                unpack = partial(engine.unpack, self._request_id, choice, segment, tensor.data)
-                if await self._loop.between(unpack, segment.nbytes):
-                    self._cover(choice, segment.end)
-                    arrived = True
+            copying = [self._begin_copies(engine, one) for one in come]
+            copied = [await asyncio.gather(*copies, return_exceptions=True) for copies in copying]
+            for pull, results in zip(come, copied, strict=True):
+                if results:
+                    self._copied(pull, results)
         finally:
-            self._receiver.leave(pull.request_id)
-            self._receiver.copies_gone(pull.request_id)
-        if not arrived:  # it was preempted, or is gone
+            for pull in come:
+                self._receiver.leave(pull.request_id)
+                self._receiver.copies_gone(pull.request_id)
+
+    def _begin_copies(self, engine: HandingTextEngine, pull: _Pull) -> list["asyncio.Future[bool]"]:
+        """One for each choice; none if the segment is lost, or one before it."""
+        segment = pull.offered.segment
+        pulled = None if pull.task.cancelled() else pull.task.result()
+        if pulled is None or self._has_ended:
+            if not self._has_ended:
+                self._count("lost", nbytes=segment.nbytes)
+            self._end()
+            return []
+        memory = pulled[0].data
+        return [
+            self._loop.between(partial(engine.unpack, self._request_id, choice, segment, memory), segment.nbytes)
+            for choice in pull.choices
+        ]
+
+    def _copied(self, pull: _Pull, results: Sequence[bool | BaseException]) -> None:
+        segment, pulled = pull.offered.segment, pull.task.result()
+        assert pulled is not None  # noqa: S101 - it was copied
+        for choice, arrived in zip(pull.choices, results, strict=True):
+            if isinstance(arrived, BaseException):
+                raise arrived
+            if arrived:
+                self._cover(choice, segment.end)
+        nbytes = pulled[1]
+        if not any(results):  # it was preempted, or is gone
             self._end()
         elif nbytes:
             self._count("pulled", nbytes=segment.nbytes)

@@ -15,6 +15,8 @@ from triptych.policy.prefixes import Prefixes, PrefixGain, never
 from triptych.policy.speeds import Pulls
 
 _NONE: tuple[KnownSegment, ...] = ()
+_STEPS, _SEGMENTS_PER_STEP = 3, 4
+"""Of an instance that decodes meanwhile, beyond those of a prompt that is computed: memory, copies, and the end of the arrival."""
 
 
 class KnownPrefixes:
@@ -56,7 +58,11 @@ class KnownPrefixes:
         found = self._found(keys, name, tokens)
         if len(found) <= cached:
             return _NONE
-        return found if self._policy(self._gain(info, found, cached)) else _NONE
+        return (
+            found
+            if self._policy(self._gain(info, found, cached, self._instances.by_name[name].requests - 1))
+            else _NONE
+        )
 
     def _found(self, keys: Sequence[bytes], name: str, tokens: int) -> tuple[KnownSegment, ...]:
         """The longest beginning that is held anywhere. The instance itself, of which the arena may have what it has not cached any
@@ -82,14 +88,20 @@ class KnownPrefixes:
                 ids[one.name] = instance.info.instance_id
         return ids
 
-    def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], cached: int) -> PrefixGain:
+    def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], cached: int, requests: int) -> PrefixGain:
+        """``requests`` run there beside it: what arrives is copied between two of their steps."""
         size = info.kv_segment_tokens
         first, end = cached * size, len(found) * size
         costs = next(
             (self._costs_for(one.identity) for one in info.parts if one.identity.part is ModelPart.DECODER), None
         )
-        compute_s = None if costs is None else costs.prefill_s(end - first, first).value
-        return PrefixGain(end - first, compute_s or None, self._pull_s(info, found[cached:]))
+        compute_s, pull_s = None, self._pull_s(info, found[cached:])
+        if costs is not None:
+            compute_s = costs.prefill_s(end - first, first).value
+            if requests and pull_s is not None:
+                steps = _STEPS + -(-(len(found) - cached) // _SEGMENTS_PER_STEP)
+                pull_s += steps * costs.decode_s(requests, end).value
+        return PrefixGain(end - first, compute_s or None, pull_s)
 
     def _pull_s(self, info: InstanceInfo, segments: tuple[KnownSegment, ...]) -> float | None:
         """One after the other, though some are pulled at once."""
