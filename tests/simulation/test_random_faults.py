@@ -41,6 +41,8 @@ _CHECKED = 10
 """Of so many seeds one is checked after every event, which takes twice the time."""
 _EARLY = 3
 """Of so many seeds one has routers that send beginnings of prompts early, however short these are."""
+_KEPT = 5
+"""Of so many seeds one has instances that pull what others have kept of a prompt, as when it is sent again after a loss."""
 _APART = 3
 """Of so many seeds one has instances that prefill and instances that decode."""
 _LENDING = 5
@@ -278,6 +280,7 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         check_right([reply for reply in stayed if reply not in late])
 
     is_early, is_apart, lends = seed % _EARLY == 0, Role.P in roles(seed), Role.EPD in roles(seed)
+    is_kept = seed % _KEPT == _KEPT - 1
     own = Random(f"{seed}/apart")
 
     def damage(ticket: Ticket) -> bool:
@@ -305,11 +308,13 @@ def run(seed: int) -> list[tuple[float, str, str]]:
                 max_lease_s=own.choice(_LEASES_S) if is_apart else 60.0,
             ),
             "policies": PolicyNames(
-                dispatch="prefix" if is_early else "complete", lending="idle" if lends else "always"
+                dispatch="prefix" if is_early else "complete",
+                lending="idle" if lends else "always",
+                prefixes="always" if is_kept else "never",
             ),
             "cluster": _LENDS_READILY,
         },
-        text={"encode_first": lends},
+        text={"encode_first": lends, "kv_prefixes": is_kept},
         max_running=2 if lends else 64,
     )
     with sent_early() if is_early else nullcontext():

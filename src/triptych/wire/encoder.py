@@ -8,7 +8,12 @@ from triptych.wire.flat import Pair
 
 ENCODE_REQUEST = Pair(EncodeRequest, encoder_pb2.EncodeRequest, nested=(MEDIA_INFO, SHARD), given=("timeout_s",))
 ENCODE_RESULT = Pair(EncodeResult, encoder_pb2.EncodeResponse, nested=(TICKET,))
-LEASE_REQUEST = Pair(LeaseRequest, encoder_pb2.LeaseRequest, given=("timeout_s",))
+LEASE_REQUEST = Pair(
+    LeaseRequest,
+    encoder_pb2.LeaseRequest,
+    special={"generation": (lambda request: request.generation or 0, lambda message: message.generation or None)},
+    given=("timeout_s",),
+)
 
 
 def encode_result_from_wire(message: encoder_pb2.EncodeResponse) -> EncodeResult:

@@ -273,7 +273,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         encoder.encode_result_from_wire,
     ),
     "lease request": (
-        st.builds(LeaseRequest, KEY, U64, LEASE, SECONDS, st.just(9.0)),
+        st.builds(LeaseRequest, KEY, st.none() | st.integers(1, 2**64 - 1), LEASE, SECONDS, st.just(9.0)),
         encoder.LEASE_REQUEST.to_wire,
         lambda m: encoder.LEASE_REQUEST.from_wire(m, 9.0),
     ),
