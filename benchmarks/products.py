@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.engine.packed_weights import ROWS, faster_packed, packed_product
+from triptych.engine.packed_weights import ROWS, PackedProduct, faster_packed
 from triptych.engine.timing import timed_s
 
 SHAPES = ((2304, 768), (768, 768), (3072, 768), (768, 3072), (2048, 512), (512, 2048), (4864, 896), (896, 4864))
@@ -49,7 +49,7 @@ class Product:
 @torch.inference_mode()
 def measured(shape: tuple[int, int]) -> list[Product]:
     layer = nn.Linear(shape[1], shape[0])
-    packed = packed_product(layer)
+    packed = PackedProduct(layer)
     chosen = faster_packed(layer, packed, 1)
     products: list[Product] = []
     for rows, chosen_packed in zip((*ROWS, _MANY), (*chosen, chosen[-1]), strict=True):

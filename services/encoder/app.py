@@ -122,9 +122,10 @@ async def opened(
     epoch: int,
     tls: TlsIdentity | None,
     states: StageStates | None = None,
+    unloads: bool = False,
 ) -> AsyncGenerator[OpenEncoder]:
-    """Load the engine of ``model``, which ``compute`` runs, and register the arena. ``states``: of an instance that switches. Raises
-    CannotStart.
+    """Load the engine of ``model``, which ``compute`` runs, and register the arena. ``states``: of an instance that switches.
+    ``unloads``: its weights can leave the memory. Raises CannotStart.
     """
     async with AsyncExitStack() as stack:
         copy = ThreadOffload(1, name="encoder-copy")  # a separate thread, so that sealing never waits for preprocessing
@@ -135,7 +136,7 @@ async def opened(
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
-        loaded = await compute.run(partial(_load, settings, model, decoders))
+        loaded = await compute.run(partial(_load, settings, model, decoders, can_unload=unloads))
         if loaded.close is not None:
             stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
@@ -210,7 +211,9 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> _LoadedEngine:
+def _load(
+    settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding, *, can_unload: bool
+) -> _LoadedEngine:
     """Runs in the thread that encodes. Raises CannotStart."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
@@ -224,7 +227,9 @@ def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decodin
         from triptych.engine.encoder import TransformersEncoderEngine
         from triptych.engine.part_identity import part_identity
 
-        engine = TransformersEncoderEngine(checkpoint, model_id=model_id, compute=settings.compute, decoding=decoding)
+        engine = TransformersEncoderEngine(
+            checkpoint, model_id=model_id, compute=settings.compute, decoding=decoding, can_unload=can_unload
+        )
         return _LoadedEngine(engine, part_identity(checkpoint, ModelPart.ENCODER, settings.compute))
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

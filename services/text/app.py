@@ -6,7 +6,7 @@ Engines that compute are imported when they are loaded: torch and transformers t
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +59,7 @@ from .engine_loop import handing_engine
 from .gauges import KvMemory, watch, watch_stages
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import MeteredSwitches, TextRecord
+from .residence import Residence
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
@@ -105,6 +106,8 @@ class MountedEncoder:
     """What it tells routers that the arena holds."""
     register: Register
     """Adds the encoder's servicer to the server."""
+    before_listening: Callable[[TextService, ObservedTextEngine], Awaitable[None]]
+    """Completes the instance. Raises CannotStart."""
 
 
 @asynccontextmanager
@@ -154,12 +157,15 @@ async def opened(
     tls: TlsIdentity | None,
     states: StageStates | None = None,
     mounted: MountedEncoder | None = None,
+    unloads: bool = False,
 ) -> AsyncGenerator[RpcApp[TextService]]:
-    """All of ``app`` but the engine's thread, which a mounted encoder shares. ``states``: of an instance that switches."""
+    """All of ``app`` but the engine's thread, which a mounted encoder shares. ``states``: of an instance that switches. ``unloads``: its
+    weights can leave the memory.
+    """
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        loaded = await engine_thread.run(partial(_load, settings, model))
+        loaded = await engine_thread.run(partial(_load, settings, model, can_unload=unloads))
         engine = loaded.engine
         if loaded.close is not None:
             stack.push_async_callback(engine_thread.run, loaded.close)
@@ -237,9 +243,12 @@ async def opened(
             elif own_store is not None:
                 EncoderServicer(service).register(server)
 
-        holds = mounted is not None or own_store is not None
-        names = (SERVICE_NAME, instance.SERVICE_NAME, *((encoder.SERVICE_NAME,) if holds else ()))
-        listening = server_of(settings, names, register, telemetry=telemetry, tls=tls)
+        holding = (encoder.SERVICE_NAME,) if mounted is not None or own_store is not None else ()
+        listening = server_of(
+            settings, (SERVICE_NAME, instance.SERVICE_NAME, *holding), register, telemetry=telemetry, tls=tls
+        )
+        if mounted is not None:
+            await mounted.before_listening(service, engine)
         yield RpcApp(service, await stack.enter_async_context(listening), scope)
 
 
@@ -335,12 +344,14 @@ def states_of(settings: TextSettings) -> StageStates | None:
     return None if settings.switchable is None else StageStates(settings.role, settings.switchable)
 
 
-def switches(states: StageStates | None, metrics: Metrics, *services: SwitchingService) -> SetStages | None:
-    """What switches an instance of these services, if it can."""
+def switches(
+    states: StageStates | None, metrics: Metrics, *services: SwitchingService, residence: Residence | None = None
+) -> SetStages | None:
+    """What switches an instance of these services, if it can. ``residence``: of one that has only those parts in memory that it needs."""
     if states is None:
         return None
     watch_stages(metrics, states, monotonic)
-    return Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics)).set_stages
+    return Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics), residence=residence).set_stages
 
 
 def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
@@ -396,7 +407,7 @@ def _published(settings: TextSettings, mounted: MountedEncoder | None) -> Publis
     return PublishedEmbeddings(MOST_PUBLISHED) if mounted is None else mounted.published
 
 
-def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:
+def _load(settings: TextSettings, model: Path | Checkpoint, *, can_unload: bool = False) -> LoadedEngine:
     """Runs in the engine's thread. Raises CannotStart."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
@@ -419,6 +430,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> LoadedEngine:
             model_id=model_id,
             max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
             compute=settings.compute,
+            can_unload=can_unload,
         )
         return loaded(engine, _part(part_identity(checkpoint, ModelPart.DECODER, settings.compute), settings))
     except (BadModel, BadProfile) as error:

@@ -59,7 +59,8 @@ class HybridInstance:
     def load(self) -> InstanceLoad:
         text, encoder = self._text.load(), self._encoder.load()
         draining = text.draining or encoder.draining
-        return InstanceLoad({**encoder.stages, **text.stages}, draining, stages_version=text.stages_version)
+        stages = {**encoder.stages, **text.stages}
+        return InstanceLoad(stages, draining, stages_version=text.stages_version, closed=text.closed)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""

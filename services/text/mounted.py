@@ -9,17 +9,19 @@ import asyncio
 import logging
 import shlex
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
-from triptych.engine.checkpoint import open_checkpoint
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.errors import TriptychError
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Encoder, ObservedTextEngine
+from triptych.ports import Encoder, ObservedTextEngine, UnloadableEngine, UnloadableTextEngine, UnloadableWeights
 from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.registered import instance_registered
@@ -27,6 +29,7 @@ from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.registrar import SetStages
 from triptych.runtime.settings import InstanceSettings, SettingsError
 from triptych.runtime.telemetry import Telemetry
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
@@ -35,6 +38,7 @@ from ..encoder import app as encoders  # noqa: TID252 - in the wheel the service
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .app import MountedEncoder, opened, states_of, switches
 from .hybrid import HybridInstance
+from .residence import Residence, Unloadable, parts_of
 from .service import TextService
 from .settings import TextSettings
 
@@ -44,9 +48,13 @@ logger = logging.getLogger(__name__)
 class TextWithEncoder:
     """Run by ``runtime.process``. Both services drain together. If either fails, the process ends."""
 
-    def __init__(self, text: RpcApp[TextService], encoder: encoders.OpenEncoder) -> None:
+    def __init__(
+        self, text: RpcApp[TextService], encoder: encoders.OpenEncoder, set_stages: SetStages | None = None
+    ) -> None:
         self.text = text
         self.encoder = encoder
+        self.set_stages = set_stages
+        """Switches it, if it can."""
         self.port = text.port
 
     async def missing(self) -> tuple[str, ...]:
@@ -93,13 +101,18 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
-    compute = ThreadOffload(1, name="engine")
-    try:
+    compute, residence = ThreadOffload(1, name="engine"), None
+    stack = ExitStack()
+    stack.callback(compute.close)
+    with stack:
         try:
             checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
         except BadModel as error:
             raise CannotStart(str(error)) from None
         states = states_of(settings)
+        if states is not None and await compute.run(_unloads, settings, encoder_settings, checkpoint):
+            stack.callback((weights := ThreadOffload(1, name="weights")).close)
+            residence = Residence(thread=weights)
         opening = encoders.opened(
             encoder_settings,
             telemetry,
@@ -109,9 +122,14 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             epoch=epoch,
             tls=tls,
             states=states,
+            unloads=residence is not None,
         )
         async with opening as encoder:
             encoder.service.start(runs_batches=False)
+            if residence is not None:
+                vision = _weights_of(encoder.engine)
+                residence.add(ModelPart.ENCODER, Unloadable(vision))
+                await compute.run(vision.unload)  # before the decoder is loaded, which may need its memory
             beside = opened(
                 settings,
                 telemetry,
@@ -121,21 +139,64 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 epoch=epoch,
                 tls=tls,
                 states=states,
-                mounted=_mounted_encoder(encoder, settings, encoder_settings.batches.max_batch_items),
+                mounted=_mounted_encoder(encoder, settings, encoder_settings.batches.max_batch_items, residence),
+                unloads=residence is not None,
             )
             async with beside as text:
-                both = TextWithEncoder(text, encoder)
+                set_stages = switches(states, telemetry.metrics, text.service, encoder.service, residence=residence)
+                both = TextWithEncoder(text, encoder, set_stages)
                 whole = HybridInstance(text.service, encoder.service, settings)
-                set_stages = switches(states, telemetry.metrics, text.service, encoder.service)
+                if residence is not None:
+                    telemetry.metrics.watch(residence.metrics)
+                    encoder.scope.spawn(residence.run(), name="residence", vital=True)
                 async with instance_registered(
                     settings, whole, both, telemetry=telemetry, tls=tls, set_stages=set_stages
                 ):
                     yield both
-    finally:
-        compute.close()
 
 
-def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int) -> MountedEncoder:
+def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Checkpoint) -> bool:
+    """Whether only those weights stay in memory that the open stages need."""
+    if settings.resident != "auto" or settings.delay_profile is not None:
+        return settings.resident == "role"
+    from triptych.engine.device_memory import free_nbytes, weights_nbytes
+
+    taken = settings.engine.kv_cache_bytes + settings.image_cache_bytes + encoder.arena_bytes
+    needed, free = weights_nbytes(checkpoint, settings.compute) + taken, free_nbytes(settings.compute)
+    fits = free is None or needed <= free
+    logger.info("all weights %s: %d bytes are needed, %s are free", "stay" if fits else "do not fit", needed, free)
+    return not fits
+
+
+def _weights_of(engine: object) -> UnloadableWeights:
+    if not isinstance(engine, UnloadableEngine) or engine.weights is None:
+        raise CannotStart("resident=role needs engines whose weights can be unloaded")
+    return engine.weights
+
+
+async def _settle(
+    residence: Residence, settings: TextSettings, service: TextService, engine: ObservedTextEngine
+) -> None:
+    """Add the decoder, and have in memory what the role needs."""
+    between, weights = service.between_steps, _weights_of(engine)
+    if not isinstance(engine, UnloadableTextEngine):
+        raise CannotStart("resident=role needs a text engine whose weights can be unloaded")
+    decoder = Unloadable(
+        weights,
+        before_unload=lambda: between(engine.before_unload),
+        after_load=lambda: between(engine.after_load),
+    )
+    residence.add(ModelPart.DECODER, decoder)
+    residence.need(parts_of(settings.role.stages))
+    try:
+        await residence.settle()
+    except TriptychError as error:
+        raise CannotStart(error.message) from None
+
+
+def _mounted_encoder(
+    encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int, residence: Residence | None
+) -> MountedEncoder:
     network = MemoryNetwork()
     store = encoder.store
     memory = MemoryTransport(network, store.arena, host=machine_name(), check=store.may_read)
@@ -148,7 +209,12 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
         store=store,
         published=encoder.service.published,
         register=EncoderServicer(encoder.service).register,
+        before_listening=_nothing_to_do if residence is None else partial(_settle, residence, settings),
     )
+
+
+async def _nothing_to_do(service: TextService, engine: ObservedTextEngine) -> None:
+    """All weights are in memory."""
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
@@ -182,6 +248,8 @@ def _image_budget(
 
     if not isinstance(text, TransformersTextEngine) or not isinstance(vision, TransformersEncoderEngine):
         raise CannotStart("tpot_slo_s is measured: it needs engines that compute, without delay_profile")
+    if vision.weights is not None:
+        vision.weights.load()
     budget, iteration_s = measured_image_budget(
         vision, decode_s=text.full_decode_s(), tpot_slo_s=MEASURED_SHARE * tpot_slo_s, most_items=most_items
     )

@@ -90,6 +90,10 @@ class SwitchRecord(Protocol):
         """The order is older than the last one, or cannot be obeyed."""
         ...
 
+    def failed(self) -> None:
+        """What a stage needs could not be loaded."""
+        ...
+
 
 class NoSwitchRecord:
     """A ``SwitchRecord`` that does nothing."""
@@ -101,6 +105,8 @@ class NoSwitchRecord:
 
     def refused(self) -> None: ...
 
+    def failed(self) -> None: ...
+
 
 NO_SWITCH_RECORD = NoSwitchRecord()
 
@@ -110,7 +116,8 @@ class MeteredSwitches:
 
     def __init__(self, metrics: Metrics) -> None:
         orders = metrics.counter("triptych_switches", "Orders to switch to another role", ("outcome",))
-        self._done, self._overtaken, self._refused = map(orders.labels, ("done", "overtaken", "refused"))
+        outcomes = ("done", "overtaken", "refused", "failed")
+        self._done, self._overtaken, self._refused, self._failed = map(orders.labels, outcomes)
         self._seconds = metrics.histogram(
             "triptych_switch_seconds", "From an order to switch until the other stages are closed"
         )
@@ -124,6 +131,9 @@ class MeteredSwitches:
 
     def refused(self) -> None:
         self._refused.inc()
+
+    def failed(self) -> None:
+        self._failed.inc()
 
 
 class TextRecord:

@@ -173,6 +173,12 @@ class TextService:
         """The engine cannot go on: the part that drives it ends, and its requests fail with InstanceLost."""
         self._loop.lose()
 
+    async def between_steps(self, call: Callable[[], None]) -> None:
+        """Call the engine between two steps, once it has got all that was submitted and cancelled before. Raises what ``call`` raises, and
+        Unavailable at the end.
+        """
+        await self._loop.between(call)
+
     async def describe(self) -> InstanceInfo:
         arena = self._receiver.arena
         return InstanceInfo(
@@ -364,8 +370,9 @@ class TextService:
             stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
         elif serves == _DECODE:
             stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
-        version = 0 if self._states is None else self._states.version
-        return InstanceLoad(stages, self._draining, stages_version=version)
+        if self._states is None:
+            return InstanceLoad(stages, self._draining)
+        return InstanceLoad(stages, self._draining, stages_version=self._states.version, closed=self._states.told)
 
     @property
     def _open(self) -> frozenset[Stage]:

@@ -1,7 +1,7 @@
 """Settings of a text instance."""
 
 from dataclasses import fields, replace
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,6 +26,10 @@ class TextSettings(InstanceSettings):
     switchable: Role | None = None
     """The widest role that the instance can switch to while it serves, which includes its own: it loads what all these stages need at
     start. Empty: it never switches. Orders come from the pool managers."""
+    resident: Literal["all", "role", "auto"] = "all"
+    """Of an instance that can switch between encode and other stages: which weights are in memory. all: of the whole model. role: those that
+    the open stages need; the others are loaded while it goes on serving, before a switch opens a stage that needs them, and leave the memory
+    when the last one closes. auto: all if the weights and what else is taken fit into the free memory at start, else role."""
     mount_encoder: str = ""
     """Roles with E: command line with the encoder's own settings (--arena-bytes, --max-batch-items, ...). It shares model, device,
     addresses, transports and process settings with the instance."""
@@ -108,6 +112,19 @@ class TextSettings(InstanceSettings):
     def _it_can_switch_back(self) -> Self:
         if not self.widest.serves(*self.role.stages):
             raise ValueError(f"switchable is {self.widest.value}, must include the role {self.role.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _it_has_parts_to_unload(self) -> Self:
+        if self.resident == "role":
+            if self.engine.engine == "vllm":
+                raise ValueError("engine vllm cannot load and unload weights: leave out resident")
+            if self.switchable is None or not self.switchable.serves(Stage.ENCODE):
+                raise ValueError(
+                    "resident=role is for instances that switch between encode and other stages: set switchable"
+                )
+            if self.delay_profile is not None:
+                raise ValueError("resident=role needs engines that compute, without delay_profile")
         return self
 
     @model_validator(mode="after")

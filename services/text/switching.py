@@ -4,13 +4,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.errors import TriptychError
 from triptych.machine.stage_states import (
     Close,
     Emptied,
+    GivenUp,
     Open,
     Opened,
     OrderOvertaken,
+    OpeningFailed,
+    OpensIn,
     Refuse,
     StageStates,
     Switched,
@@ -20,6 +24,7 @@ from triptych.machine.stage_states import (
 from triptych.ports import Clock
 
 from .record import NO_SWITCH_RECORD, SwitchRecord
+from .residence import PART_OF, Residence, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +46,7 @@ class SwitchingService(Protocol):
 
 
 class Switching:
-    """All that the stages need is resident, so that they open at once."""
+    """A stage opens at once if what it needs is in memory, else when it is loaded."""
 
     def __init__(
         self,
@@ -50,13 +55,19 @@ class Switching:
         *,
         clock: Clock,
         record: SwitchRecord = NO_SWITCH_RECORD,
+        residence: Residence | None = None,
     ) -> None:
+        """Without ``residence`` all that the stages need is in memory."""
         self._record = record
         self._states = states
         self._services = services
         self._clock = clock
+        self._residence = residence
         for service in services:
             service.on_change(self._look)
+        if residence is not None:
+            residence.on_change(self._moved)
+            self._tell_times(residence)
 
     def set_stages(self, stages: frozenset[Stage], version: int) -> None:
         """Open these stages, then close the others; it returns at once. Raises Conflict unless ``version`` is above that of the last
@@ -64,6 +75,9 @@ class Switching:
         """
         self._feed(SwitchWanted(stages, version))
         logger.info("switches to role %s, as ordered with version %d", Role.of(stages).value, version)
+        self._changed()
+
+    def _changed(self) -> None:
         for service in self._services:
             service.stages_changed()
         self._look()
@@ -74,10 +88,14 @@ class Switching:
                 self._feed(Emptied(stage))
 
     def _feed(self, event: SwitchEvent) -> None:
-        for effect in self._states.handle(event, self._clock()):
+        effects = self._states.handle(event, self._clock())
+        if self._residence is not None:
+            self._residence.need(parts_of(self._states.in_use))
+        for effect in effects:
             match effect:
                 case Open(stage):
-                    self._feed(Opened(stage))
+                    if self._residence is None or self._residence.has(PART_OF[stage]):
+                        self._feed(Opened(stage))
                 case Close():
                     pass  # the services are told of all changes together
                 case Refuse(error):
@@ -88,6 +106,27 @@ class Switching:
                 case Switched(took_s):
                     self._record.switched(took_s)
                     logger.info("has switched within %.3f s", took_s)
+                case GivenUp(error):
+                    self._record.failed()
+                    logger.warning("does not switch: %s", error.message)
+
+    def _moved(self, part: ModelPart, error: TriptychError | None) -> None:
+        """A part was loaded or unloaded, or could not be loaded."""
+        if self._residence is None:
+            return
+        self._tell_times(self._residence)
+        for stage in self._states.opening:
+            if PART_OF[stage] is not part:
+                continue
+            if error is not None:
+                self._feed(OpeningFailed(stage, error))
+            elif self._residence.has(part):
+                self._feed(Opened(stage))
+        self._changed()
+
+    def _tell_times(self, residence: Residence) -> None:
+        for stage in self._states.widest.stages:
+            self._states.handle(OpensIn(stage, residence.opens_s(stage)), self._clock())
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""

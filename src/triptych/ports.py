@@ -455,6 +455,52 @@ class StopSignal(Protocol):
         ...
 
 
+class UnloadableWeights(Protocol):
+    """The weights of a part of the model, which can leave the memory while nothing computes with them. Blocking; called by one thread
+    at a time.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def resident(self) -> bool:
+        """Whether they are in memory; also while another thread loads or unloads them, when they are not."""
+        ...
+
+    @property
+    def load_s(self) -> float:
+        """How long the last load took."""
+        ...
+
+    def load(self) -> None:
+        """Raises Unavailable, with nothing in memory."""
+        ...
+
+    def unload(self) -> None: ...
+
+
+@runtime_checkable
+class UnloadableEngine(Protocol):
+    """An engine that can be without its weights while it is not used."""
+
+    @property
+    def weights(self) -> UnloadableWeights | None:
+        """None where they always stay."""
+        ...
+
+
+@runtime_checkable
+class UnloadableTextEngine(UnloadableEngine, Protocol):
+    """Both methods are called by the thread that calls ``step``."""
+
+    def before_unload(self) -> None:
+        """Forget what the weights have made. Raises EngineFailure if there are requests."""
+        ...
+
+    def after_load(self) -> None: ...
+
+
 class EncoderEngine(Protocol[PreparedT]):
     """Vision or audio encoder with its projector.
 

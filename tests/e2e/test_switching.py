@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -76,14 +77,40 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     assert metrics.total("triptych_pool_switch_seconds_count") >= len(ROLES)
 
 
-async def streams_while_it_switches(client: httpx.AsyncClient, manager: PoolManagerStub) -> list[tuple[str, str]]:
+async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
+    """Requests with an image, through an instance that has only the encoder or only the language model in memory."""
+    logs, roles = tmp_path / "logs", (Role.E, Role.PD, Role.E, Role.PD)
+    loading = {"text": ("--switchable", "EPD", "--resident", "role")}
+    async with LocalCluster(roles="E:1,PD:2", options=loading, log_dir=logs) as cluster:
+        manager = PoolManagerStub(cluster.manager_target)
+        async with rest(cluster.url) as client:
+            _, whole = await stream(client)
+            assert whole
+            got = await streams_while_it_switches(client, manager, roles)
+            told = [await timeline(client, request_id) for request_id, _ in got]
+        assert all(one.opens_s > 0 and not one.fault for one in (await text_1(manager)).load.closed)
+        await manager.close()
+    assert_no_stacks(logs)
+    assert {text for _, text in got} == {whole}
+    assert {one["outcome"] for one in told} == {"done"}
+    said = (logs / "text-1.log").read_text()
+    assert said.count("the encoder is loaded") == roles.count(Role.E)
+    assert said.count("the decoder is unloaded") >= roles.count(Role.E)
+    took_s = re.findall(r"has switched within ([\d.]+) s", said)
+    assert len(took_s) == len(roles)
+    sys.stdout.write(f"switches with a load took {', '.join(took_s)} s\n")
+
+
+async def streams_while_it_switches(
+    client: httpx.AsyncClient, manager: PoolManagerStub, roles: Sequence[Role] = ROLES
+) -> list[tuple[str, str]]:
     """The id and the text of each stream."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream(client)) for _ in range(STREAMS)]
         async with asyncio.timeout(60):
             while not await answers(manager):  # noqa: ASYNC110 - the manager is asked
                 await asyncio.sleep(0.1)
-        for role in ROLES:
+        for role in roles:
             await manager.switch_instance("text-1", role, force=False)
             async with asyncio.timeout(60):
                 while True:

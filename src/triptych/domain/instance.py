@@ -9,6 +9,9 @@ from triptych.domain.profile import ProfileIdentity
 from triptych.domain.record import record
 from triptych.domain.stage import Role, Stage
 
+MAX_FAULT = 500
+"""Characters of why a stage could not be opened."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransportOffer:
@@ -100,6 +103,17 @@ class StageLoad:
     """KV memory for so many tokens is free. Decode stage only; None if unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedStage:
+    """A stage that an instance could open, and what that takes."""
+
+    stage: Stage
+    opens_s: float = 0.0
+    """It must load weights for about so long first; 0 where they are resident."""
+    fault: str = ""
+    """Why it could not be opened when that was ordered last; empty if it could, or was not ordered."""
+
+
 @record
 class InstanceLoad:
     """One load report: the load of every stage that takes work. Of an instance that switches these are the open ones."""
@@ -110,6 +124,8 @@ class InstanceLoad:
     """What has changed of the embeddings that it holds; None without a change, and where it does not say."""
     stages_version: int = 0
     """Of the last order to switch in this epoch; 0 without one."""
+    closed: tuple[ClosedStage, ...] = ()
+    """Of an instance that switches: the stages that it could open, where there is something to tell."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

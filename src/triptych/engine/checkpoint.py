@@ -4,7 +4,7 @@ Needs no torch, so that a router reports the same ``ModelInfo`` for a directory 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b, file_digest
@@ -53,6 +53,19 @@ _SINGLE = "model.safetensors"
 _HEADER_LIMIT_BYTES = 100 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a safetensors file."""
+
+    path: Path
+    offset: int
+    """Of its first byte in the file."""
+    nbytes: int
+    dtype: str
+    """As safetensors name it."""
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model directory of a known family with complete safetensors weights."""
@@ -87,6 +100,14 @@ class Checkpoint:
             with file.open("rb") as opened:
                 digest.update(file_digest(opened, blake2b).digest())
         return digest.hexdigest()
+
+    def stored_tensors(self) -> Iterator[StoredTensor]:
+        """All tensors of the weights, from the headers of the files."""
+        for file in self.weights:
+            length, header = _header(file)
+            for entry in header.values():
+                first, end = entry["data_offsets"]
+                yield StoredTensor(file, 8 + length + first, end - first, entry["dtype"], tuple(entry["shape"]))
 
     def part_digest(self, part: ModelPart) -> str:
         """BLAKE2b over what decides the costs of a part, as 64 hex digits: its configuration, not its weights' values.
@@ -170,17 +191,28 @@ def _weights(directory: Path) -> tuple[Path, ...]:
 
 def _check_whole(file: Path) -> None:
     """Check that a safetensors file has the length that its header implies. Raises BadModel."""
-    damaged = BadModel(f"{file.name} is damaged or cut off: not a whole safetensors file")
+    length, header = _header(file)
+    end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    if file.stat().st_size != 8 + length + end:
+        raise _damaged(file)
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """The length of a safetensors file's header, and its entries by the names of the tensors. Raises BadModel."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= _HEADER_LIMIT_BYTES:
-            raise damaged
+            raise _damaged(file)
         raw = opened.read(length)
     try:
         header: dict[str, Any] = json.loads(raw)
         header.pop("__metadata__", None)
-        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        for entry in header.values():
+            entry["data_offsets"] = [int(entry["data_offsets"][0]), int(entry["data_offsets"][1])]
     except (ValueError, AttributeError, KeyError, TypeError, IndexError):
-        raise damaged from None
-    if file.stat().st_size != 8 + length + end:
-        raise damaged
+        raise _damaged(file) from None
+    return length, header
+
+
+def _damaged(file: Path) -> BadModel:
+    return BadModel(f"{file.name} is damaged or cut off: not a whole safetensors file")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
-from triptych.engine.packed_weights import pack
+from triptych.engine.packed_weights import load_packed, pack, unload_packed
+from triptych.engine.part_weights import PartWeights
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
@@ -70,6 +72,8 @@ class AdapterEncoderEngine:
         self._device = next(weights.parameters()).device
         self.weights_nbytes = sum(parameter.nbytes for parameter in weights.parameters())
         """Bytes of the part's weights as loaded."""
+        self.weights: PartWeights | None = None
+        """Where they can be unloaded."""
         self._adapter = adapter
         self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
@@ -142,6 +146,8 @@ class AdapterEncoderEngine:
         """
         if not batch:
             return []
+        if self.weights is not None and not self.weights.resident:
+            raise EngineFailure("the encoder is not loaded")
         try:
             encoded = self._adapter.encode([item.features for item in batch])
             if not all(is_finite(tensor) for tensors in encoded for tensor in tensors):
@@ -172,12 +178,19 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         model_id: str,
         compute: ComputeOptions,
         decoding: Decoding | None = None,
+        can_unload: bool = False,
     ) -> None:
+        """With ``can_unload`` its ``weights`` can leave the memory and come back, which is tried now."""
         prepare_torch(compute)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
         dtype = DTYPES[compute.dtype]
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=dtype, device=torch.device(compute.device))
+        weights = PartWeights(model, checkpoint) if can_unload else None
         adapter = adapters.encoder(model, checkpoint)
         pack(model, most_nbytes=compute.packed_weight_bytes, least_rows=_LEAST_ROWS)
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)
+        self.weights = weights
+        if weights is not None:
+            weights.also(load=partial(load_packed, model), unload=partial(unload_packed, model))
+            weights.measure()

@@ -1,6 +1,7 @@
-"""Tunes the C library's heap for the memory that passes free."""
+"""Tunes the C library's heap for the memory that passes free, and gives memory back to the system."""
 
 import ctypes
+import mmap
 from typing import Any
 
 LARGEST_NBYTES = 64 << 20
@@ -24,3 +25,22 @@ def keep_freed(largest_nbytes: int = LARGEST_NBYTES, kept_nbytes: int = KEPT_NBY
         library.mallopt(option, nbytes) == 1
         for option, nbytes in ((_M_MMAP_THRESHOLD, largest_nbytes), (_M_TRIM_THRESHOLD, kept_nbytes))
     )
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Give the whole pages of this memory back to the system: it stays allocated, and reads as zeros until it is written again.
+
+    For memory of which nothing is needed any more; how it was allocated does not matter. Other threads run meanwhile.
+    """
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    library: Any = ctypes.CDLL(None, use_errno=True)
+    if begin < end and library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def trim() -> None:
+    """Give the heap's free memory back to the system, for once. Does nothing with other C libraries than glibc."""
+    library: Any = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

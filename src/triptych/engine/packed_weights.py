@@ -7,13 +7,15 @@ are kept, within bounded memory, and each shape is measured when the model is lo
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
+
+from triptych.engine.heap import trim
 
 LEAST_NBYTES = 1 << 20
 """Least size of a layer: for smaller ones the call costs more than it saves."""
@@ -57,13 +59,13 @@ def pack(model: nn.Module, *, most_nbytes: int, least_rows: int = 1, choose: "Ch
         shape = tuple(weight.shape)
         if shape in chosen and not any(chosen[shape]):
             continue
-        packed = packed_product(layer)
+        packed = PackedProduct(layer)
         if shape not in chosen:
             chosen[shape] = (choose or faster_packed)(layer, packed, least_rows)
         if any(chosen[shape]):
             taken += weight.nbytes
             # On the instance, which keeps hooks, names and parameters.
-            layer.forward = _by_rows(layer, packed, chosen[shape])  # type: ignore[method-assign, assignment]
+            layer.forward = _ByRows(layer, packed, chosen[shape])  # type: ignore[method-assign, assignment]
     return taken
 
 
@@ -78,7 +80,7 @@ def faster_packed(layer: nn.Linear, packed: Product, least_rows: int) -> list[bo
         outputs = max(_LEAST_OUTPUTS, _MULTIPLICATIONS // (rows * layer.in_features))
         whole = outputs >= layer.out_features
         part = layer if whole else _first_outputs(layer, outputs)
-        products = part, packed if whole else packed_product(part)
+        products = part, packed if whole else PackedProduct(part)
         plain_s, packed_s = _fastest_s(products, rows, layer.in_features)
         faster.append(packed_s < _WORTHWHILE * plain_s)
     return faster
@@ -106,27 +108,60 @@ def _first_outputs(layer: nn.Linear, outputs: int) -> nn.Linear:
     return part
 
 
-def packed_product(layer: nn.Linear) -> Product:
-    """Of a float32 layer on a CPU, with a packed copy of its weights."""
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
-    packed_weight: torch.Tensor = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+class PackedProduct:
+    """The product of a float32 layer on a CPU, with a packed copy of its weights."""
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = _ops()._linear_pointwise(rows, packed_weight, bias, "none", [], "")  # noqa: SLF001
+    def __init__(self, layer: nn.Linear) -> None:
+        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self._packed: torch.Tensor | None = None
+        self.load()
+
+    def load(self) -> None:
+        """Pack the weights as they are now."""
+        self._packed = _ops()._reorder_linear_weight(self._weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+
+    def unload(self) -> None:
+        """Free the copy, until ``load``."""
+        self._packed = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = _ops()._linear_pointwise(rows, self._packed, self._bias, "none", [], "")  # noqa: SLF001
         return made
 
-    return product
+
+class _ByRows:
+    """The faster product of both, by the number of rows."""
+
+    def __init__(self, layer: nn.Linear, packed: PackedProduct, faster: Sequence[bool]) -> None:
+        self.packed = packed
+        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self._faster = faster
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._faster[bisect_left(_MOST_ROWS, rows.numel() // rows.shape[-1])]:
+            return self.packed(rows)
+        return linear(rows, self._weight, self._bias)
 
 
-def _by_rows(layer: nn.Linear, packed: Product, faster: Sequence[bool]) -> Product:
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+def load_packed(model: nn.Module) -> None:
+    """Pack again what ``pack`` has packed, from weights that are there again."""
+    for packed in _packed(model):
+        packed.load()
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        if faster[bisect_left(_MOST_ROWS, rows.numel() // rows.shape[-1])]:
-            return packed(rows)
-        return linear(rows, weight, bias)
 
-    return product
+def unload_packed(model: nn.Module) -> None:
+    """Free the packed copies, until ``load_packed``. The model must not compute meanwhile."""
+    packed = list(_packed(model))
+    for one in packed:
+        one.unload()
+    if packed:
+        trim()
+
+
+def _packed(model: nn.Module) -> Iterator[PackedProduct]:
+    for module in model.modules():
+        if isinstance(module.forward, _ByRows):
+            yield module.forward.packed
 
 
 def _ops() -> Any:

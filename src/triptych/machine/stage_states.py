@@ -2,16 +2,18 @@
 
 
     CLOSED -> OPENING -> OPEN -> CLOSING -> CLOSED
-                 ^------------------+
+       ^-------+  ^------------------+
 
 All wanted stages are open before another one closes, so that the instance always serves some. A closing stage takes nothing new; it is
-closed when nothing of it runs any more. A newer order may come at any time.
+closed when nothing of it runs any more. A newer order may come at any time. An opening stage may fail: then the order is given up, and what
+was open stays so.
 """
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 
+from triptych.domain.instance import MAX_FAULT, ClosedStage
 from triptych.domain.stage import Role, Stage
 from triptych.errors import Conflict, InvalidRequest, TriptychError
 
@@ -42,20 +44,36 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class OpeningFailed:
+    """What the stage needs cannot be had."""
+
+    stage: Stage
+    error: TriptychError
+
+
+@dataclass(frozen=True, slots=True)
+class OpensIn:
+    """What the stage needs takes so long to get, whenever it is not there."""
+
+    stage: Stage
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Emptied:
     """Nothing of a closing stage runs any more."""
 
     stage: Stage
 
 
-SwitchEvent = SwitchWanted | Opened | Emptied
+SwitchEvent = SwitchWanted | Opened | OpeningFailed | OpensIn | Emptied
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Get what the stage needs; then ``Opened``."""
+    """Get what the stage needs; then ``Opened``, or ``OpeningFailed``."""
 
     stage: Stage
 
@@ -86,7 +104,14 @@ class Switched:
     took_s: float
 
 
-SwitchEffect = Open | Close | Refuse | OrderOvertaken | Switched
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The last order cannot be obeyed: the stages that are open now stay so."""
+
+    error: TriptychError
+
+
+SwitchEffect = Open | Close | Refuse | OrderOvertaken | Switched | GivenUp
 
 
 class StageStates:
@@ -99,6 +124,10 @@ class StageStates:
         self._states = {stage: StageState.OPEN if stage in role.stages else StageState.CLOSED for stage in Stage}
         self._since_s: float | None = None
         """When the last order came, until all is as it wants."""
+        self._is_given_up = False
+        """The last order could not be obeyed."""
+        self._opens_s = dict.fromkeys(Stage, 0.0)
+        self._faults: dict[Stage, str] = {}
         self.version = 0
         """Of the last order; for reading."""
 
@@ -110,8 +139,24 @@ class StageStates:
         return self._in(StageState.OPEN)
 
     @property
+    def opening(self) -> frozenset[Stage]:
+        return self._in(StageState.OPENING)
+
+    @property
     def closing(self) -> frozenset[Stage]:
         return self._in(StageState.CLOSING)
+
+    @property
+    def in_use(self) -> frozenset[Stage]:
+        """The stages that need something, or will."""
+        return frozenset(Stage) - self._in(StageState.CLOSED)
+
+    @property
+    def told(self) -> tuple[ClosedStage, ...]:
+        """Of the stages that could be opened and are not: what that takes, where there is something to tell."""
+        closed = (stage for stage in Stage if stage in self._widest.stages - self.open)
+        found = (ClosedStage(stage, self._opens_s[stage], self._faults.get(stage, "")) for stage in closed)
+        return tuple(one for one in found if one.opens_s or one.fault)
 
     @property
     def widest(self) -> Role:
@@ -134,7 +179,7 @@ class StageStates:
             coming = state in {StageState.OPENING, StageState.OPEN}
             assert coming or not wanted, f"{stage.value} is wanted, and {state.value}"  # noqa: S101
         settled = all((state is StageState.OPEN) == (stage in self._wanted) for stage, state in self._states.items())
-        settled = settled and not self.closing
+        settled = settled and not (self.closing or self.opening)
         assert settled == (self._since_s is None), "switching for ever, or not at all"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -146,12 +191,18 @@ class StageStates:
             case SwitchWanted(stages, version):
                 if (error := self._why_not(stages, version)) is not None:
                     return [Refuse(error)]
-                if self._since_s is not None:
+                if self._since_s is not None and not self._is_given_up:
                     effects.append(OrderOvertaken())
-                self._wanted, self.version, self._since_s = stages, version, now_s
+                self._wanted, self.version, self._since_s, self._is_given_up = stages, version, now_s, False
+                self._faults = {stage: fault for stage, fault in self._faults.items() if stage not in stages}
             case Opened(stage):
                 if self._states[stage] is StageState.OPENING:
                     self._states[stage] = StageState.OPEN
+            case OpensIn(stage, seconds):
+                self._opens_s[stage] = seconds
+                return []
+            case OpeningFailed(stage, error):
+                return self._failed(stage, error, now_s)
             case Emptied(stage):
                 if self._states[stage] is StageState.CLOSING:
                     self._states[stage] = StageState.CLOSED
@@ -165,6 +216,16 @@ class StageStates:
             return InvalidRequest(f"stages {names} are not among those of role {self._widest.value}", param="role")
         return None
 
+    def _failed(self, stage: Stage, error: TriptychError, now_s: float) -> list[SwitchEffect]:
+        if self._states[stage] is not StageState.OPENING:
+            return []
+        self._states[stage] = StageState.CLOSED
+        self._faults[stage] = error.message[:MAX_FAULT]
+        if stage not in self._wanted:
+            return self._advance(now_s)
+        self._wanted, self._is_given_up = self.open, True
+        return [GivenUp(error), *self._advance(now_s)]
+
     def _advance(self, now_s: float) -> list[SwitchEffect]:
         effects: list[SwitchEffect] = []
         for stage in Stage:
@@ -177,8 +238,9 @@ class StageStates:
             if stage in self.open and stage not in self._wanted:
                 self._states[stage] = StageState.CLOSING
                 effects.append(Close(stage))
-        busy = self.closing or self._in(StageState.OPENING)
+        busy = self.closing or self.opening
         if self._since_s is not None and not busy:
-            effects.append(Switched(now_s - self._since_s))
+            if not self._is_given_up:
+                effects.append(Switched(now_s - self._since_s))
             self._since_s = None
         return effects

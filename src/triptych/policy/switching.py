@@ -4,8 +4,8 @@
 that is short saves against what the other loses: so it moves as many at once as pay, and none for a short peak.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
@@ -48,6 +48,8 @@ class Movable:
     """Which it can serve."""
     held: float = 0.0
     """Its part of what the stage holds: it is to be finished, or handed over."""
+    opens_s: Mapping[Stage, float] = field(default_factory=dict)
+    """How long it must load weights before it can serve a stage; 0 where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,15 @@ def decide(stages: Sequence[StageView], limits: SwitchLimits) -> Switch | None:
 def _switches(source: StageView, target: StageView, limits: SwitchLimits) -> Iterator[tuple[float, Switch]]:
     """What can be moved from one stage to another, and the seconds of an instance that it saves; those with least to finish first."""
     fitting = [one for one in source.movable if target.stage in one.stages]
-    moved = sorted(fitting, key=lambda one: (one.held, one.instance_id))
+    moved = sorted(
+        fitting, key=lambda one: (one.opens_s.get(target.stage, 0.0) + one.held / source.holds, one.instance_id)
+    )
     cost_s = 0.0
     for count, one in enumerate(moved, start=1):
         left, grown = source.instances - count, target.instances + count
         if not _can_spare(source, left, limits):
             return
-        cost_s += limits.switch_cost_s + one.held / source.holds
+        cost_s += limits.switch_cost_s + one.opens_s.get(target.stage, 0.0) + one.held / source.holds
         saved_s = target.late_s(target.instances, limits.switch_horizon_s) - target.late_s(
             grown, limits.switch_horizon_s
         )

@@ -156,6 +156,16 @@ class StageLoad(_message.Message):
     free_tokens: int
     def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., free_tokens: _Optional[int] = ...) -> None: ...
 
+class ClosedStage(_message.Message):
+    __slots__ = ("stage", "opens_s", "fault")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OPENS_S_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    stage: Stage
+    opens_s: float
+    fault: str
+    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., opens_s: _Optional[float] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class EmbeddingHints(_message.Message):
     __slots__ = ("sequence", "held", "encoding", "dropped")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -169,13 +179,15 @@ class EmbeddingHints(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., encoding: _Optional[_Iterable[bytes]] = ..., dropped: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("stages", "draining", "hints", "stages_version")
+    __slots__ = ("stages", "draining", "hints", "stages_version", "closed")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     STAGES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
     draining: bool
     hints: EmbeddingHints
     stages_version: int
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ...) -> None: ...
+    closed: _containers.RepeatedCompositeFieldContainer[ClosedStage]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedStage, _Mapping]]] = ...) -> None: ...

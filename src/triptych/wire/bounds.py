@@ -14,6 +14,7 @@ from triptych.domain.bounds import Anything, Between, Bound, Many, OneOf, Pair, 
 from triptych.domain.chat import PRIORITY
 from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
 from triptych.domain.embedding_hints import HINT_NBYTES, MAX_HINTS
+from triptych.domain.instance import MAX_FAULT
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.membership import MAX_MEMBERS
@@ -200,7 +201,8 @@ TABLE: Mapping[str, Rows] = {
         "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
         "free_tokens": Between(0, 1 << 48),
     },
-    "InstanceLoad": {"stages": Many(3, unit="stages"), "stages_version": Anything()},
+    "ClosedStage": {"opens_s": _SECONDS, "fault": Size(MAX_FAULT)},
+    "InstanceLoad": {"stages": Many(3, unit="stages"), "stages_version": Anything(), "closed": Many(3, unit="stages")},
     "EmbeddingHints": {
         "sequence": Anything(),
         "held": Many(MAX_HINTS, _HINT, "hints"),

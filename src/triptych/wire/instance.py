@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from triptych.domain.embedding_hints import EmbeddingHints
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.instance import ClosedStage, InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest
@@ -70,6 +70,7 @@ _HINTS = Pair(EmbeddingHints, instance_pb2.EmbeddingHints)
 LOAD = Pair(
     InstanceLoad,
     instance_pb2.InstanceLoad,
+    nested=(Pair(ClosedStage, instance_pb2.ClosedStage),),
     special={
         "stages": (_stages_to_wire, _stages_from_wire),
         "hints": (lambda load: None if load.hints is None else _HINTS.to_wire(load.hints), _hints_from_wire),

@@ -4,14 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.domain.instance import ClosedStage
 from triptych.domain.stage import Role, Stage
-from triptych.errors import Conflict, InvalidRequest
+from triptych.errors import Conflict, InvalidRequest, Unavailable
 from triptych.machine.stage_states import (
     Close,
     Emptied,
+    GivenUp,
     Open,
     Opened,
     OrderOvertaken,
+    OpeningFailed,
+    OpensIn,
     Refuse,
     StageStates,
     Switched,
@@ -60,6 +64,33 @@ def test_what_opens_is_closed_again_once_it_is_open() -> None:
     assert states.handle(Emptied(D), 3.0) == [Switched(2.0)]
 
 
+def test_a_stage_that_cannot_be_opened_ends_the_order_and_what_was_open_stays() -> None:
+    states, error = StageStates(Role.E, Role.EPD), Unavailable("no memory")
+    states.handle(OpensIn(P, 2.0), 0.0)
+    assert states.told == (ClosedStage(P, 2.0),)
+    states.handle(wanted(Role.PD, 1), 0.0)
+    assert states.handle(OpeningFailed(P, error), 1.0) == [GivenUp(error)]
+    assert states.open == {E}
+    assert states.told == (ClosedStage(P, 2.0, "no memory"),)
+    assert states.handle(Opened(D), 2.0) == [Close(D)], "it is not wanted any more"
+    assert states.handle(Emptied(D), 3.0) == [], "it has not switched"
+    assert states.open == states.in_use == {E}
+    states.handle(wanted(Role.PD, 2), 4.0)
+    assert states.told == (ClosedStage(P, 2.0),), "it is tried again"
+    assert states.handle(Opened(P), 5.0) == []
+    assert states.handle(Opened(D), 5.0) == [Close(E)]
+    assert states.handle(Emptied(E), 6.0) == [Switched(2.0)]
+    assert not states.told
+
+
+def test_a_stage_that_cannot_be_opened_and_is_not_wanted_any_more_is_only_closed() -> None:
+    states = StageStates(Role.P, Role.EPD)
+    states.handle(wanted(Role.E, 1), 0.0)
+    states.handle(wanted(Role.P, 2), 1.0)
+    assert states.handle(OpeningFailed(E, Unavailable("no memory")), 2.0) == [Switched(1.0)]
+    assert states.handle(OpeningFailed(E, Unavailable("no memory")), 3.0) == [], "it is not opening"
+
+
 @pytest.mark.parametrize("version", [0, 4, 5])
 def test_orders_that_are_not_newer_are_refused(version: int) -> None:
     states = StageStates(Role.P, Role.PD)
@@ -83,6 +114,7 @@ EVENTS = st.lists(
     st.one_of(
         st.builds(SwitchWanted, st.frozensets(st.sampled_from(Stage)), st.integers(0, 12)),
         st.builds(Opened, st.sampled_from(Stage)),
+        st.builds(OpeningFailed, st.sampled_from(Stage), st.just(Unavailable("no memory"))),
         st.builds(Emptied, st.sampled_from(Stage)),
     ),
     max_size=40,
@@ -97,6 +129,8 @@ def test_whatever_comes_it_ends_as_the_last_order_wants(role: Role, widest: Role
         states.validate()
         if isinstance(event, SwitchWanted) and not any(isinstance(one, Refuse) for one in effects):
             last = event.stages
+        if any(isinstance(one, GivenUp) for one in effects):
+            last = states.open
     pending: list[SwitchEffect] = [*map(Open, Stage), *map(Close, Stage)]
     for one in [*pending, *pending]:
         match one:

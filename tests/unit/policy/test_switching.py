@@ -170,3 +170,15 @@ def test_what_is_late_falls_with_more_instances(
 ) -> None:
     for one in stages:
         assert one.late_s(instances + 1, horizon_s) <= one.late_s(instances, horizon_s) + 1e-6
+
+
+def test_an_instance_that_must_load_first_is_taken_last_and_not_for_little() -> None:
+    """The time of the load counts as part of the switch's cost."""
+    encoders = stage(ENCODE, 5, arriving=1.4)
+    slow = {DECODE: 20.0}
+    first, *others = encoders.movable
+    loads = replace(encoders, movable=(replace(first, opens_s=slow), *others))
+    short = decode(2, 8.0, growth=3.0)
+    assert switched((loads, IDLE[1], short)).instances == ("e1", "e2", "e3")
+    all_load = replace(encoders, movable=tuple(replace(one, opens_s={DECODE: 10_000.0}) for one in encoders.movable))
+    assert decide((all_load, IDLE[1], short), LIMITS) is None

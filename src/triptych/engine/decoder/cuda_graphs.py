@@ -87,8 +87,15 @@ class DecodeGraphs:
         self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
         self._logits: dict[int, torch.Tensor] = {}
         self._sizes = [*(size for size in _FEW if size < most_rows), *range(_STEP, most_rows, _STEP), most_rows]
-        # The largest first, so that smaller ones reuse its memory.
-        self._replays = {size: capture(self._work(size)) for size in reversed(self._sizes)}
+        self._replays: dict[int, Callable[[], None]] = {}
+        self.capture(capture)
+
+    @torch.inference_mode()
+    def capture(self, capture: GraphCapture) -> None:
+        """Capture all of them, in place of those before."""
+        self._replays.clear()
+        for size in reversed(self._sizes):  # the largest first, so that smaller ones reuse its memory
+            self._replays[size] = capture(self._work(size))
 
     def covers(self, inputs: Sequence[ForwardInput]) -> bool:
         """Whether a graph was captured for a pass over ``inputs``."""

@@ -6,6 +6,7 @@ import torch
 
 from triptych.domain.kv_segment import KvSegment
 from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.heap import give_back
 from triptych.engine.timing import fastest_s
 from triptych.machine.text.host_copies import CopyIn, CopyOut
 from triptych.machine.text.running_batch import Move
@@ -21,6 +22,12 @@ class KvMover:
     def reserve(self, nbytes: int) -> None:
         """Allocate host memory, pinned for a GPU; on a CPU, pages never written cost nothing."""
         self._host = self._memory(nbytes)
+
+    def give_back(self) -> None:
+        """Give the memory of blocks and copies back, on a CPU: there is nothing in them. It is taken again as it is used."""
+        if not self._is_cuda:
+            for memory in (self.cache.keys, self.cache.values, self._host):
+                give_back(memory.data_ptr(), memory.nbytes)
 
     def run(self, moves: Iterable[Move]) -> None:
         """In the given order."""

@@ -72,6 +72,10 @@ class ModelRunner(Protocol):
         """Free the state of these sequences outside of their KV blocks."""
         ...
 
+    def weights_moved(self) -> None:
+        """The decoder's weights have other addresses now."""
+        ...
+
 
 def splice(part: ForwardPart, rows: torch.Tensor) -> None:
     """Overwrite placeholders in ``rows``, the token embeddings of the part's positions, by the items' embeddings."""

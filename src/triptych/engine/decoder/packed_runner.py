@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from triptych.engine.decoder.attention import Chunk, Context, Decodes, PackedBatch, decodes, order_decodes
-from triptych.engine.decoder.cuda_graphs import DecodeGraphs
+from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
 from triptych.engine.decoder.paged_attention import paged_layout
@@ -55,6 +55,11 @@ class PackedModelRunner:
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
         """Nothing to do: all state is in the blocks."""
+
+    def weights_moved(self) -> None:
+        """Graphs have addresses in them."""
+        if self._graphs is not None:
+            self._graphs.capture(cuda_graph_capture(self._device))
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:

@@ -66,6 +66,9 @@ class PerSequenceModelRunner:
         for sequence_id in sequence_ids:
             self._caches.pop(sequence_id, None)
 
+    def weights_moved(self) -> None:
+        """Nothing to do: no address is kept."""
+
     @torch.inference_mode()
     def _forward(self, one: ForwardInput) -> ForwardOutput | None:
         if one.plan.bidirectional:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
@@ -26,7 +27,8 @@ from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.measuring import TextProbe
-from triptych.engine.packed_weights import pack
+from triptych.engine.packed_weights import load_packed, pack, unload_packed
+from triptych.engine.part_weights import PartWeights
 from triptych.engine.request_checks import RequestLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
@@ -64,10 +66,12 @@ class TransformersTextEngine:
         max_embedding_bytes: int,
         compute: ComputeOptions,
         kv: KvOptions | None = None,
+        can_unload: bool = False,
     ) -> None:
         """With ``options.tpot_slo_s`` steps are measured. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
 
-        ``kv``: layout of KV memory; None is the device's default.
+        ``kv``: layout of KV memory; None is the device's default. With ``can_unload`` its ``weights`` can leave the memory and come
+        back, which is tried now.
         """
         max_sequences, token_budget = options.max_sequences, options.token_budget
         prepare_torch(compute)
@@ -77,6 +81,8 @@ class TransformersTextEngine:
         model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[compute.dtype], device=self._device)
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
+        self.weights = PartWeights(model, checkpoint) if can_unload else None
+        """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
         pack(model, most_nbytes=compute.packed_weight_bytes)
         if isinstance(self._adapter, CachingDecoderAdapter):
@@ -98,6 +104,7 @@ class TransformersTextEngine:
                 f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
                 " have state outside of KV blocks, which cannot be copied"
             )
+        self._captured_at = None if self.weights is None else self.weights.address
         self._made = made
         self._runner: ModelRunner = made.runner
         self._mover = KvMover(made.cache) if made.cache is not None else None
@@ -123,6 +130,28 @@ class TransformersTextEngine:
             token_budget = max(max_sequences, self._measured_budget(options.tpot_slo_s))
         copies = self._host_copies(options)
         self._batch = self._new_batch(token_budget, max_sequences, copies)  # with an empty prefix cache
+        if self.weights is not None:
+            self.weights.also(load=partial(load_packed, model), unload=partial(self._give_back, model))
+            self.weights.measure()
+            self.after_load()
+
+    def _give_back(self, model: PreTrainedModel) -> None:
+        """What else is in memory for the language model."""
+        unload_packed(model)
+        if self._mover is not None:
+            self._mover.give_back()
+
+    def before_unload(self) -> None:
+        """Forget cached prefixes. Raises EngineFailure if there are requests."""
+        if self._batch.has_work:
+            raise EngineFailure("the language model is in use")
+        self._batch.blocks.evict_cached()
+
+    def after_load(self) -> None:
+        """Capture CUDA graphs again if the weights are elsewhere now."""
+        if self.weights is not None and self.weights.address != self._captured_at:
+            self._captured_at = self.weights.address
+            self._runner.weights_moved()
 
     def _host_copies(self, options: EngineOptions) -> HostCopies | None:
         """Host memory for preempted sequences; None if there is to be none, or copies would take longer than recomputation."""
@@ -253,6 +282,8 @@ class TransformersTextEngine:
         Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the other requests' copies leave
         no room, EngineFailure for non-finite embeddings.
         """
+        if self.weights is not None and not self.weights.resident:
+            raise EngineFailure("the language model is not loaded")
         if request.request_id in self._batch:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
         sequences, nbytes = accept(request, self._adapter, self._limits, self._device)

@@ -93,6 +93,8 @@ class SwitchOutcome(StrEnum):
     """The member serves the stages of the order."""
     OVERTAKEN = "overtaken"
     """This manager, or another one, has ordered something else before that."""
+    GIVEN_UP = "given_up"
+    """The member could not load what it needs, and serves what it served."""
     LOST = "lost"
     """The member has left or is lost, or its process was replaced, before that."""
 

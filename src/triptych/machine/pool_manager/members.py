@@ -328,6 +328,10 @@ class MembersMachine:
         elif switch is not None and _obeys(heartbeat.load, switch):
             effects += _ended(member, SwitchOutcome.OBEYED, now_s)
             switch.obeyed = True
+        elif switch is not None and (fault := _fault(switch, heartbeat.load)):
+            effects += _ended(member, SwitchOutcome.GIVEN_UP, now_s)
+            member.switch = None
+            effects.append(Logged(name, f"does not switch to role {switch.role.value}: {fault}"))
         elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
             effects += self._send_switch(member, switch)
         condition = MemberCondition.ACTIVE
@@ -456,6 +460,13 @@ def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[Member
         return []
     after_s = max(0.0, now_s - switch.since_s)
     return [SwitchEnded(member.registration.model, switch.source, switch.role, outcome, after_s)]
+
+
+def _fault(switch: _Switch, load: InstanceLoad) -> str:
+    """Why the member has given this switch up; empty if it has not."""
+    if not switch.version or load.stages_version != switch.version:
+        return ""
+    return next((one.fault for one in load.closed if one.fault and one.stage in switch.role.stages), "")
 
 
 def _by_id(status: MemberStatus) -> str:

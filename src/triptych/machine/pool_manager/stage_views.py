@@ -53,9 +53,16 @@ def _view(stage: Stage, there: Sequence[MemberStatus], known: PoolView) -> Stage
 
 
 def _movable(stage: Stage, serving: Sequence[MemberStatus], held: Sequence[float]) -> tuple[Movable, ...]:
-    """Those that serve this stage alone, as another would lose two, and that are not switching already."""
+    """Those that serve this stage alone, as another would lose two, and that are not switching already. What one could not open when
+    that was ordered last counts as what it cannot serve, until a person has it open that.
+    """
     return tuple(
-        Movable(one.registration.instance_id, one.registration.switchable.stages, part)
+        Movable(
+            one.registration.instance_id,
+            one.registration.switchable.stages.difference(closed.stage for closed in one.load.closed if closed.fault),
+            part,
+            {closed.stage: closed.opens_s for closed in one.load.closed},
+        )
         for one, part in zip(serving, held, strict=True)
         if one.registration.switchable is not None and one.open == {stage} and one.is_as_wanted
     )

@@ -99,6 +99,11 @@ class KvBlocks:
             if prefix_hash is not None:
                 del self._block_of[prefix_hash]
 
+    def evict_cached(self) -> None:
+        """Evict all blocks without an owner, whose contents are going to be lost."""
+        while self._cached:
+            self._evict()
+
     # --- allocating and freeing -------------------------------------------------------------------------------------------
 
     def share(self, owner: str, blocks: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import ClosedStage, InstanceLoad, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
     Departure,
@@ -327,6 +327,22 @@ def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manage
     one = status_of(manager)
     assert (one.open, one.is_as_wanted, one.wanted_s, one.open_s) == (Role.E.stages, True, 3.0, 1.0)
     assert one.registration.role is Role.PD, "its pool stays that of its start"
+
+
+def test_an_order_that_the_member_has_given_up_is_over(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
+    assert switches(manager.handle(SwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 1)]
+    opening = replace(told(*Role.PD.stages, version=1), closed=(ClosedStage(Stage.ENCODE, 3.0),))
+    manager.handle(HeartbeatReceived(1, Heartbeat(2, opening)))
+    assert status_of(manager).wanted is Role.E, "it is loading"
+    failed = replace(opening, closed=(ClosedStage(Stage.ENCODE, 3.0, "no memory"),))
+    assert "does not switch to role E: no memory" in str(manager.handle(HeartbeatReceived(1, Heartbeat(3, failed))))
+    one = status_of(manager)
+    assert (one.wanted, one.is_as_wanted, one.load.closed[0].fault) == (None, True, "no memory")
+    manager.handle(SessionEnded(1))
+    manager.handle(Registered(2, registration(**SWITCHABLE)))
+    assert switches(manager.handle(HeartbeatReceived(2, Heartbeat(1, failed)))) == [], "it is not ordered again"
 
 
 def test_an_order_to_switch_is_sent_when_the_member_has_reported_and_again_on_a_new_stream(manager: Manager) -> None:

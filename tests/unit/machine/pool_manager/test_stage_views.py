@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from triptych.domain.decision import Bounds, PoolLoad, PoolView
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import ClosedStage, InstanceLoad, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import MemberCondition, MemberStatus, Registration
 from triptych.domain.stage import Role, Stage
@@ -93,3 +93,12 @@ def test_a_stage_of_which_little_is_known_is_left_out(unknown: PoolView) -> None
     assert [view.stage for view in stage_views(members, {Role.E: unknown, Role.D: KNOWN})] == [DECODE]
     assert stage_views(members, {Role.D: replace(KNOWN, batch=None)}) == []
     assert stage_views(members, {}) == []
+
+
+def test_what_an_instance_could_not_open_it_cannot_serve_and_loads_take_time() -> None:
+    one = member("e", Role.E)
+    closed = (ClosedStage(PREFILL, 4.0), ClosedStage(DECODE, 4.0, "no memory"))
+    (view,) = stage_views([replace(one, load=replace(one.load, closed=closed))], {Role.E: KNOWN})
+    (movable,) = view.movable
+    assert movable.stages == {ENCODE, PREFILL}
+    assert movable.opens_s[PREFILL] == 4.0

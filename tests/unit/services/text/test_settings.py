@@ -109,3 +109,18 @@ def test_one_that_switches_has_its_own_role_among_those_that_it_can_take() -> No
         TextSettings.load(["--model", "m", "--switchable", "ED"], {})
     with pytest.raises(SettingsError, match="engine vllm cannot switch"):
         TextSettings.load(["--model", "m", "--switchable", "PD", "--engine", "vllm"], {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "resident=role is for instances that switch between encode and other stages"),
+        (["--switchable", "PD"], "resident=role is for instances that switch between encode and other stages"),
+        (["--engine", "vllm"], "engine vllm cannot load and unload weights"),
+        (["--switchable", "EPD", "--delay-profile", "somewhere"], "resident=role needs engines that compute"),
+        (["--resident", "half"], "'all', 'role' or 'auto'"),
+    ],
+)
+def test_weights_are_unloaded_only_where_another_part_takes_over(arguments: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        TextSettings.load(["--model", "m", "--resident", "role", *arguments], {})

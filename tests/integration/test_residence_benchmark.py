@@ -1,0 +1,13 @@
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+def test_the_benchmark_of_residence_compares_switches_with_and_without_a_load(tmp_path: Path) -> None:
+    rows = figures_of("residence", tmp_path)["rows"]
+    assert [row["resident"] for row in rows] == ["all", "role"]
+    assert all(row["open_encode_ms"] > 0 and row["gap_opening_ms"] > 0 for row in rows)

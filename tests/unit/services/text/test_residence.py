@@ -1,0 +1,192 @@
+"""An instance that has only those weights in memory that its role needs: it loads the others for a switch, while it serves."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.text.mounted import TextWithEncoder, app
+from services.text.settings import TextSettings
+from tests.unit.services.instances import encode_request
+from triptych.demo import MODEL_DIR
+from triptych.domain.generation import Finished, TextRequest, TokenChunk
+from triptych.domain.instance import ClosedStage
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Role, Stage
+from triptych.engine.decoder.options import EngineOptions
+from triptych.errors import StageClosed
+from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.runtime.telemetry import Telemetry
+from triptych.testing.media import png
+from triptych.transport.options import TransferOptions
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+MIB = 1 << 20
+MODEL = "demo"
+TOKENS = 24
+
+
+class Instance:
+    def __init__(self, running: TextWithEncoder, telemetry: Telemetry) -> None:
+        self.running = running
+        self._telemetry = telemetry
+        self._version = 0
+
+    @property
+    def resident(self) -> dict[str, float]:
+        """Bytes of the weights in memory, by part."""
+        families = text_string_to_metric_families(self._telemetry.metrics.render().decode())
+        samples = [one for family in families for one in family.samples if one.name == "triptych_resident_weight_bytes"]
+        return {one.labels["part"]: one.value for one in samples}
+
+    @property
+    def parts(self) -> set[str]:
+        return {part for part, nbytes in self.resident.items() if nbytes}
+
+    @property
+    def closed(self) -> tuple[ClosedStage, ...]:
+        return self.running.text.service.load().closed
+
+    @property
+    def open(self) -> frozenset[Stage]:
+        services = self.running.text.service, self.running.encoder.service
+        return frozenset(stage for service in services for stage in service.load().stages)
+
+    def order(self, role: Role) -> None:
+        assert self.running.set_stages is not None
+        self._version += 1
+        self.running.set_stages(role.stages, self._version)
+
+    async def switch(self, role: Role) -> None:
+        """Until it has switched, and has unloaded what it does not need."""
+        self.order(role)
+        part = (
+            {"encoder"}
+            if role is Role.E
+            else {"decoder"}
+            if Stage.ENCODE not in role.stages
+            else {"encoder", "decoder"}
+        )
+        async with asyncio.timeout(60):
+            while self.open != role.stages or self.parts != part:  # noqa: ASYNC110 - load reports are read
+                await asyncio.sleep(0.005)
+
+    async def answer(self, prompt: Sequence[int], tokens: int = TOKENS) -> list[int]:
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=1, ignore_eos=True)
+        request = TextRequest(f"q{prompt[0]}", MODEL, tuple(prompt), (), sampling, 60.0)
+        got: list[int] = []
+        async with aclosing(self.running.text.service.generate(request)) as stream:
+            async for events in stream:
+                for event in events:
+                    if isinstance(event, TokenChunk):
+                        got.extend(event.token_ids)
+            assert isinstance(events[-1], Finished)
+        return got
+
+    async def embedding(self, shade: int) -> bytes:
+        """Of an image, encoded here."""
+        media = png(32 + shade, 32)
+        info = inspect_media(media, MediaLimits())
+        request = replace(encode_request("x"), model=MODEL, media=media, info=info, tokens=2000)
+        service, store = self.running.encoder.service, self.running.encoder.store
+        result = await service.encode(request)
+        ticket = result.ticket
+        found = bytes(store.arena.read(ticket.offset, ticket.slot_nbytes))
+        await service.release([ticket.lease_id, result.router_lease])
+        return found
+
+
+@asynccontextmanager
+async def instance(role: Role, resident: str = "role", model: Path = MODEL_DIR) -> AsyncIterator[Instance]:
+    telemetry = Telemetry()
+    settings = TextSettings(
+        model=model,
+        model_id=MODEL,
+        role=role,
+        switchable=Role.EPD,
+        resident=resident,  # type: ignore[arg-type]
+        port=0,
+        image_cache_bytes=MIB,
+        kv_arena_bytes=MIB,
+        transfers=TransferOptions(("shm",)),
+        mount_encoder=f"--arena-bytes {4 * MIB}",
+        engine=EngineOptions(kv_cache_bytes=4 * MIB),
+    )
+    async with app(settings, telemetry) as running:
+        yield Instance(running, telemetry)
+
+
+PROMPTS = [[14, 15, 16, 17], [18, 19, 20, 21, 22], [25] * 40]
+
+
+async def test_answers_and_embeddings_are_those_of_an_instance_with_all_weights() -> None:
+    async with instance(Role.EPD, "all") as whole:
+        expected = [await whole.answer(prompt) for prompt in PROMPTS]
+        embeddings = [await whole.embedding(shade) for shade in range(3)]
+        assert not whole.resident, "nothing is loaded or unloaded"
+    async with instance(Role.E) as one:
+        assert one.parts == {"encoder"}
+        opens_s = {closed.stage: closed.opens_s for closed in one.closed}
+        assert opens_s.keys() == {Stage.PREFILL, Stage.DECODE}
+        assert all(opens_s.values())
+        for shade in range(3):
+            assert await one.embedding(shade) == embeddings[shade]
+            with pytest.raises(StageClosed):
+                await one.answer(PROMPTS[0])
+            await one.switch(Role.PD)
+            assert [closed.stage for closed in one.closed] == [Stage.ENCODE]
+            with pytest.raises(StageClosed):
+                await one.embedding(9)
+            assert await asyncio.gather(*map(one.answer, PROMPTS)) == expected
+            assert await one.answer(PROMPTS[2]) == expected[2], "with a cached prefix"
+            await one.switch(Role.E)
+
+
+async def test_what_runs_goes_on_while_the_other_part_is_loaded_and_unloaded() -> None:
+    async with instance(Role.PD) as one:
+        expected = await one.answer(PROMPTS[1], 400)
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(one.answer(PROMPTS[1], 400)) for _ in range(3)]
+            for role in (Role.EPD, Role.PD, Role.EPD, Role.PD):
+                await one.switch(role)
+        assert [task.result() for task in answers] == [expected] * 3
+
+
+async def test_a_part_that_cannot_be_loaded_leaves_all_as_it_was(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, model)
+    weights, away = model / "model.safetensors", tmp_path / "away"
+    async with instance(Role.E, model=model) as one:
+        expected = await one.embedding(1)
+        weights.rename(away)
+        one.order(Role.PD)
+        assert not any(closed.fault for closed in one.closed)
+        async with asyncio.timeout(60):
+            while not any(closed.fault for closed in one.closed):  # noqa: ASYNC110 - load reports are read
+                await asyncio.sleep(0.005)
+        assert {closed.fault for closed in one.closed} == {
+            "weights cannot be loaded: model.safetensors: No such file or directory"
+        }
+        assert one.open == Role.E.stages
+        assert one.parts == {"encoder"}
+        assert one.running.text.service.load().stages_version == 1, "the order is not obeyed, and over"
+        assert await one.embedding(1) == expected
+        shutil.copy(away, weights)
+        one.order(Role.D)
+        async with asyncio.timeout(60):
+            while not any("has changed since the start" in closed.fault for closed in one.closed):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        away.rename(weights)
+        await one.switch(Role.PD)
+        assert len(await one.answer(PROMPTS[0])) == TOKENS
+
+
+async def test_with_room_for_all_weights_auto_keeps_them() -> None:
+    async with instance(Role.E, "auto") as one:
+        assert not one.closed, "every stage opens at once"
