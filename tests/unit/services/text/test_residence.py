@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -103,7 +104,9 @@ class Instance:
 
 
 @asynccontextmanager
-async def instance(role: Role, resident: str = "role", model: Path = MODEL_DIR) -> AsyncIterator[Instance]:
+async def instance(
+    role: Role, resident: str = "role", model: Path = MODEL_DIR, **engine: Any
+) -> AsyncIterator[Instance]:
     telemetry = Telemetry()
     settings = TextSettings(
         model=model,
@@ -116,7 +119,7 @@ async def instance(role: Role, resident: str = "role", model: Path = MODEL_DIR) 
         kv_arena_bytes=MIB,
         transfers=TransferOptions(("shm",)),
         mount_encoder=f"--arena-bytes {4 * MIB}",
-        engine=EngineOptions(kv_cache_bytes=4 * MIB),
+        engine=EngineOptions(kv_cache_bytes=4 * MIB, **engine),
     )
     async with app(settings, telemetry) as running:
         yield Instance(running, telemetry)
@@ -190,3 +193,16 @@ async def test_a_part_that_cannot_be_loaded_leaves_all_as_it_was(tmp_path: Path)
 async def test_with_room_for_all_weights_auto_keeps_them() -> None:
     async with instance(Role.E, "auto") as one:
         assert not one.closed, "every stage opens at once"
+
+
+async def test_steps_are_measured_with_both_parts_and_then_one_stays() -> None:
+    async with instance(Role.E, tpot_slo_s=0.05, max_sequences=4) as one:
+        assert one.parts == {"encoder"}
+        await one.switch(Role.EPD)
+        assert len(await one.answer(PROMPTS[0])) == TOKENS
+
+
+async def test_a_model_whose_weights_do_not_fit_together_has_those_of_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.engine.device_memory.available_nbytes", lambda: 12 * MIB)
+    async with instance(Role.PD, "auto") as one:
+        assert one.parts == {"decoder"}
