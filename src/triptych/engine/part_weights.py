@@ -5,6 +5,7 @@ device a copy in host memory is kept, pinned for CUDA. Which bytes of the files 
 renames and joins what it reads; what is found nowhere is kept in host memory.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from triptych.engine.checkpoint import Checkpoint, StoredTensor
+from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.heap import give_back, trim
 from triptych.engine.host_memory import available_nbytes
 from triptych.errors import Unavailable
@@ -23,7 +24,7 @@ _ALIGNMENT = 64
 _PIECE_NBYTES = 8 << 20
 """Copied at once, so that other threads get their turns."""
 _HEAD = 16
-"""Values that are compared first."""
+"""Values by which a tensor is looked up, before all are compared."""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """As safetensors name them."""
 
@@ -217,24 +218,34 @@ class PartWeights:
 
 
 class _Stored:
-    """The tensors of the checkpoint's files, by shape."""
+    """The tensors of the checkpoint's files, found by shape and first values."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._by_shape: dict[tuple[int, ...], list[StoredTensor]] = {}
-        for one in checkpoint.stored_tensors():
-            if one.dtype in _DTYPES:
-                self._by_shape.setdefault(one.shape, []).append(one)
+        self._tensors = [one for one in checkpoint.stored_tensors() if one.dtype in _DTYPES]
+        self._found: dict[torch.dtype, dict[tuple[tuple[int, ...], bytes], list[_InFile]]] = {}
+        """By the data type that they are converted to."""
 
     @torch.inference_mode()
     def find(self, values: torch.Tensor) -> _InFile | None:
         """Where exactly these values are; None if nowhere."""
+        if values.dtype not in self._found:
+            self._found[values.dtype] = self._index(values.dtype)
         flat = values.view(-1)
-        for one in self._by_shape.get(tuple(values.shape), ()):
-            found = _InFile(one.path, one.offset, _DTYPES[one.dtype])
+        for one in self._found[values.dtype].get((tuple(values.shape), bytes(_bytes_of(flat[:_HEAD]))), ()):
             with one.path.open("rb") as opened:
-                if _is_equal(found, flat[:_HEAD], opened.fileno()) and _is_equal(found, flat, opened.fileno()):
-                    return found
+                if _is_equal(one, flat, opened.fileno()):
+                    return one
         return None
+
+    def _index(self, dtype: torch.dtype) -> dict[tuple[tuple[int, ...], bytes], list[_InFile]]:
+        index: dict[tuple[tuple[int, ...], bytes], list[_InFile]] = {}
+        for one in self._tensors:
+            stored = _InFile(one.path, one.offset, _DTYPES[one.dtype])
+            head = torch.empty(min(_HEAD, math.prod(one.shape)), dtype=dtype)
+            with one.path.open("rb") as opened:
+                stored_head = [values.to(dtype) for _, values in stored.pieces(head, opened.fileno())]
+            index.setdefault((one.shape, b"".join(bytes(_bytes_of(part)) for part in stored_head)), []).append(stored)
+        return index
 
 
 def _is_equal(stored: _InFile, values: torch.Tensor, descriptor: int) -> bool:
