@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -105,18 +106,13 @@ async def streams_while_it_switches(
     client: httpx.AsyncClient, manager: PoolManagerStub, roles: Sequence[Role] = ROLES
 ) -> list[tuple[str, str]]:
     """The id and the text of each stream."""
+    await until(partial(answers, manager), False)  # the manager's last report may be from an earlier stream
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream(client)) for _ in range(STREAMS)]
-        async with asyncio.timeout(60):
-            while not await answers(manager):  # noqa: ASYNC110 - the manager is asked
-                await asyncio.sleep(0.1)
+        await until(partial(answers, manager), True)
         for role in roles:
             await manager.switch_instance("text-1", role, force=False)
-            async with asyncio.timeout(60):
-                while True:
-                    if await serves(manager, role):
-                        break
-                    await asyncio.sleep(0.1)
+            await until(partial(serves, manager, role), True)
     return [task.result() for task in tasks]
 
 
@@ -140,6 +136,14 @@ async def text_1(manager: PoolManagerStub) -> MemberStatus:
 
 async def serves(manager: PoolManagerStub, role: Role) -> bool:
     return (await text_1(manager)).open == role.stages
+
+
+async def until(asked: Callable[[], Awaitable[bool]], wanted: bool) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if await asked() is wanted:
+                return
+            await asyncio.sleep(0.1)
 
 
 async def answers(manager: PoolManagerStub) -> bool:
