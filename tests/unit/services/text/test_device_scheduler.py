@@ -56,6 +56,8 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
                 continues=True,
                 prefills_early=True,
                 kv_kind=text.kv_kind,
+                kv_segment_tokens=text.kv_segment_tokens,
+                kv_position_bytes=text.kv_position_bytes,
             )
             async with aclosing(whole.watch_load()) as loads:
                 idle = dict.fromkeys(Stage, StageLoad(0, 0))

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.text.mounted import TextWithEncoder, app
+from services.text.residence import PART_OF, parts_of
 from services.text.settings import TextSettings
 from tests.unit.services.instances import encode_request
 from triptych.demo import MODEL_DIR
@@ -65,17 +66,14 @@ class Instance:
         self.running.set_stages(role.stages, self._version)
 
     async def switch(self, role: Role) -> None:
-        """Until it has switched, and has unloaded what it does not need."""
+        """Until it has switched, has unloaded what it does not need, and says so."""
         self.order(role)
-        part = (
-            {"encoder"}
-            if role is Role.E
-            else {"decoder"}
-            if Stage.ENCODE not in role.stages
-            else {"encoder", "decoder"}
-        )
+        parts = {part.value for part in parts_of(role.stages)}
+        to_load = {stage for stage, part in PART_OF.items() if part.value not in parts}
         async with asyncio.timeout(60):
-            while self.open != role.stages or self.parts != part:  # noqa: ASYNC110 - load reports are read
+            while True:
+                if (self.open, self.parts, {one.stage for one in self.closed}) == (role.stages, parts, to_load):
+                    return
                 await asyncio.sleep(0.005)
 
     async def answer(self, prompt: Sequence[int], tokens: int = TOKENS) -> list[int]:
