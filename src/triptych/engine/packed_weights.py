@@ -25,9 +25,9 @@ ROWS = (1, 8, 32, 128, 512)
 """Rows of the products that are measured."""
 _MOST_ROWS = (2, 16, 64, 256, inf)
 """Up to how many rows each measurement holds."""
-_MULTIPLICATIONS, _LEAST_OUTPUTS = 200_000_000, 256
-"""Of a product that is measured, beyond which fewer outputs are computed, but no fewer than so many. It bounds the time per shape to about
-0.15 s.
+_MULTIPLICATIONS, _OUTPUTS = 200_000_000, 256
+"""Of a product that is measured, beyond which fewer outputs are computed, in multiples of so many: another number than whole vectors
+makes the plain product slower. It bounds the time per shape to about 0.15 s.
 """
 _REPEATS, _SAMPLE_S = 3, 0.5e-3
 """The fastest sample counts. Each has as many calls as take this time together."""
@@ -77,7 +77,7 @@ def faster_packed(layer: nn.Linear, packed: Product, least_rows: int) -> list[bo
         if most_rows < least_rows:
             faster.append(False)
             continue
-        outputs = max(_LEAST_OUTPUTS, _MULTIPLICATIONS // (rows * layer.in_features))
+        outputs = max(1, _MULTIPLICATIONS // (rows * layer.in_features * _OUTPUTS)) * _OUTPUTS
         whole = outputs >= layer.out_features
         part = layer if whole else _first_outputs(layer, outputs)
         products = part, packed if whole else PackedProduct(part)
