@@ -55,7 +55,7 @@ _ALONE = 6
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Four instances."""
+    """Four instances; where requests have no images, beside an idle encoder, without which no cluster starts."""
 
     name: str
     roles: str
@@ -74,10 +74,10 @@ PLACEMENTS = (
     Placement("ED+P", "ED:2,P:2"),
     Placement("ED+P, more P", "ED:1,P:3"),
     Placement("ED+P, more ED", "ED:3,P:1"),
-    Placement("PD", "PD:4"),
-    Placement("PD, budgets", "PD:4", budgets=True),
-    Placement("P+D", "P:2,D:2"),
-    Placement("P+D, more P", "P:3,D:1"),
+    Placement("PD", "E:1,PD:4"),
+    Placement("PD, budgets", "E:1,PD:4", budgets=True),
+    Placement("P+D", "E:1,P:2,D:2"),
+    Placement("P+D, more P", "E:1,P:3,D:1"),
 )
 
 
