@@ -17,6 +17,12 @@ def add_json_option(parser: ArgumentParser) -> None:
     )
 
 
+def add_before_options(parser: ArgumentParser, rounds: int) -> None:
+    """Add ``--rounds N``, by default ``rounds``, and ``--before DIR``, of benchmarks that compare two working trees in one run."""
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds of each working tree")
+    parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
+
+
 def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     """Write ``figures`` to ``path``, whose directory is made where it is missing; nothing where no path was given."""
     if path is not None:

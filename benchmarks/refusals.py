@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import ending, machine
-from benchmarks.figures import Quartiles, add_json_option, quartiles, shown, write_figures
+from benchmarks.figures import Quartiles, add_before_options, add_json_option, quartiles, shown, write_figures
 from benchmarks.refusing_router import SLOW
 from services.gateway.shedding import RECENT_S
 from triptych.cli.bench.payload import png
@@ -298,10 +298,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
-    parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
+    add_before_options(parser, Settings().rounds)
     parser.add_argument("--requests", type=int, default=Settings().requests, help="of a round, for each kind")
     parser.add_argument("--rate", type=float, default=Settings().rate, help="requests per second")
-    parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}, separated by commas")
     arguments = parser.parse_args()
     settings = Settings(tuple(arguments.kinds.split(",")), arguments.rounds, arguments.requests, arguments.rate)

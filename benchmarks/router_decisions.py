@@ -26,7 +26,7 @@ from typing import Any
 
 import triptych
 from benchmarks import ending, machine
-from benchmarks.figures import Quartiles, add_json_option, quartiles, shown, write_figures
+from benchmarks.figures import Quartiles, add_before_options, add_json_option, quartiles, shown, write_figures
 from triptych.domain.embedding import DType, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
@@ -310,8 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     add_json_option(parser)
     parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
-    parser.add_argument("--rounds", type=int, default=Settings().rounds, help="rounds of each working tree")
-    parser.add_argument("--before", type=Path, help="root of another working tree, to compare with")
+    add_before_options(parser, Settings().rounds)
     parser.add_argument("--predicted", action="store_true", help="routing by predicted time as well")
     parser.add_argument("--round", type=int, metavar="REQUESTS", help="one round in this process, as JSON")
     arguments = parser.parse_args()

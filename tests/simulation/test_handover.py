@@ -8,10 +8,10 @@ import pytest
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import Ask, make_asks, play
-from triptych.domain.embedding import Ticket
 from triptych.domain.stage import Role
 from triptych.domain.timeline import Timeline
 from triptych.policy.policies import PolicyNames
+from triptych.testing.links import SomeDamaged
 
 APART = World(texts=0, prefills=2, decodes=2)
 
@@ -104,17 +104,11 @@ def test_answers_are_right_where_segments_have_little_room(kv_arena_bytes: int) 
 
 def test_damaged_segments_are_computed() -> None:
     asks = make_asks(9, 40, images=(0, 2))
-    damaged = 0
-
-    def damage(ticket: Ticket) -> bool:
-        nonlocal damaged
-        hit = ticket.holder.startswith("p") and ticket.checksum % 3 == 0
-        damaged += hit
-        return hit
+    damage = SomeDamaged("p", one_of=3)
 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
-        assert damaged
+        assert damage.count
         assert any(one.kv_computed_tokens for one in await timelines(cluster, asks))
 
     simulate(replace(APART, damage=damage), scenario)

@@ -11,12 +11,11 @@ from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import Ask, play
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
-from triptych.domain.embedding import Ticket
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.policy.policies import PolicyNames
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.links import Fault
+from triptych.testing.links import Fault, SomeDamaged
 from triptych.testing.media import png
 from triptych.testing.model import WORDS
 
@@ -173,17 +172,11 @@ def test_answers_are_right_where_leases_are_lost(fault: Fault) -> None:
 
 def test_damaged_beginnings_are_computed() -> None:
     asks = make_turns(11, 24)
-    damaged = 0
-
-    def damage(ticket: Ticket) -> bool:
-        nonlocal damaged
-        hit = ticket.holder.startswith("t") and ticket.checksum % 5 == 0
-        damaged += hit
-        return hit
+    damage = SomeDamaged("t", one_of=5)
 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
-        assert damaged
+        assert damage.count
 
     simulate(replace(SHARED, damage=damage), scenario)
 

@@ -40,7 +40,7 @@ Choose = Callable[[nn.Linear, Product, int], Sequence[bool]]
 """Of a layer, its packed product and the fewest rows that matter: whether the packed product is faster, for each of ``ROWS``."""
 
 
-def pack(model: nn.Module, *, most_nbytes: int, least_rows: int = 1, choose: "Choose | None" = None) -> int:
+def pack(model: nn.Module, *, most_nbytes: int, least_rows: int = 1, choose: Choose | None = None) -> int:
     """Pack the float32 linear layers of ``model`` on a CPU for which that is faster, the largest first, while memory lasts.
 
     ``least_rows``: fewest rows of a product that matter. Layers of one shape are measured once (``choose``). Returns the bytes used.

@@ -247,6 +247,19 @@ class LinkedPoolManager:
         """Does nothing: the link stays for the next connection."""
 
 
+class SomeDamaged:
+    """A ``damage`` that is true for one of so many pulls from the holders whose names begin so, by their checksums."""
+
+    def __init__(self, holders: str, one_of: int) -> None:
+        self.count = 0
+        self._holders, self._one_of = holders, one_of
+
+    def __call__(self, ticket: Ticket) -> bool:
+        hit = ticket.holder.startswith(self._holders) and ticket.checksum % self._one_of == 0
+        self.count += hit
+        return hit
+
+
 class DamagingTransport:
     """Wraps a ``ports.Transport``: flips a bit of each finished pull for which ``damage`` is true."""
 
