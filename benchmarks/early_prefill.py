@@ -1,4 +1,4 @@
-"""When sending the beginning of a prompt early pays (policy ``dispatch``), in virtual time.
+"""When sending the prefix of a prompt early pays (policy ``dispatch``), in virtual time.
 
 The real services of a simulated cluster (``tests.simulation``) over engines that sleep as the ``decoder-only`` model of
 ``benchmarks.routing_models`` would take, with a prefix cache: requests of some images of 256 tokens with a text before or after them

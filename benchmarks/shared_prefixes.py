@@ -1,4 +1,4 @@
-"""When it pays to pull the beginning of a prompt from another instance instead of computing it (policy ``prefixes``), in virtual time.
+"""When it pays to pull the prefix of a prompt from another instance instead of computing it (policy ``prefixes``), in virtual time.
 
 The real services of a simulated cluster (``tests.simulation``) over engines that sleep as the ``decoder-only`` model of
 ``benchmarks.routing_models`` would take, with a prefix cache: chats of some turns begin at random, all with the same system prompt. Each

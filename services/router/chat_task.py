@@ -64,7 +64,7 @@ class ChatTask(RequestTask):
         rng: Rng,
         finds_prefixes: bool = False,
     ) -> None:
-        """``rng`` draws a missing seed, and lease ids. ``finds_prefixes``: the beginning of the prompt is looked for at other
+        """``rng`` draws a missing seed, and lease ids. ``finds_prefixes``: the prefix of the prompt is looked for at other
         instances.
         """
         super().__init__(request, admitted, cluster, clock)

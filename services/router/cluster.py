@@ -102,7 +102,7 @@ class Cluster:
         self._connections: dict[str, Connection] = {}
         self._requesters: dict[int, Requester] = {}
         self.prefix_leases = {"granted": 0, "refused": 0}
-        """Leases on segments of prompts' beginnings that were asked for, by whether they were there in time."""
+        """Leases on segments of prompts' prefixes that were asked for, by whether they were there in time."""
         self._releases: dict[str, _Unreleased] = {}
         """By instance: what waits for a running call."""
         self._text_back = asyncio.Event()

@@ -113,7 +113,7 @@ def watch(metrics: Metrics, state: State) -> None:
         )
         yield total(
             "triptych_kv_prefix_leases",
-            "Segments of prompts' beginnings that were asked for at other instances",
+            "Segments of prompts' prefixes that were asked for at other instances",
             {(outcome,): count for outcome, count in cluster.prefix_leases.items()},
             ("outcome",),
         )

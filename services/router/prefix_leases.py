@@ -1,4 +1,4 @@
-"""Leases on segments of a prompt's beginning that other instances hold, for the text instance that the prompt goes to."""
+"""Leases on segments of a prompt's prefix that other instances hold, for the text instance that the prompt goes to."""
 
 import asyncio
 import logging

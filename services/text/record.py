@@ -37,7 +37,7 @@ class Record(PullRecord, Protocol):
         ...
 
     def prefix_segments(self, outcome: str, count: int = 1) -> None:
-        """The same of the segments of a new prompt's beginning: ``pulled``, ``found``, ``lost`` or ``computed``."""
+        """The same of the segments of a new prompt's prefix: ``pulled``, ``found``, ``lost`` or ``computed``."""
         ...
 
     def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
@@ -159,7 +159,7 @@ class TextRecord:
         )
         self._kv_bytes = counter("triptych_kv_segment_bytes", "Bytes of these segments", ("outcome",))
         self._prefix_segments = counter(
-            "triptych_kv_prefix_segments", "Segments of new prompts' beginnings that others hold", ("outcome",)
+            "triptych_kv_prefix_segments", "Segments of new prompts' prefixes that others hold", ("outcome",)
         )
         self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments", "why"))
         self._resets = metrics.common_counter(

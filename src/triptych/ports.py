@@ -651,7 +651,7 @@ class TextEngine(Protocol):
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether it computes no beginning of a prompt twice, also where it ends between two items."""
+        """Whether it computes no prefix of a prompt twice, also where it ends between two items."""
         ...
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:

@@ -40,7 +40,7 @@ _AT_ONCE = 10
 _CHECKED = 10
 """Of so many seeds one is checked after every event, which takes twice the time."""
 _EARLY = 3
-"""Of so many seeds one has routers that send beginnings of prompts early, however short these are."""
+"""Of so many seeds one has routers that send prefixes of prompts early, however short these are."""
 _KEPT = 5
 """Of so many seeds one has instances that pull what others have kept of a prompt, as when it is sent again after a loss."""
 _APART = 3
@@ -241,7 +241,7 @@ def checked() -> Iterator[None]:
 
 @contextmanager
 def sent_early() -> Iterator[None]:
-    """Every beginning of a prompt is long enough."""
+    """Every prefix of a prompt is long enough."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatching, "LEAST_TOKENS", 1)
         yield

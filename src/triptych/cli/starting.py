@@ -124,7 +124,7 @@ def up(
         bool,
         typer.Option(
             "--kv-prefixes/--no-kv-prefixes",
-            help="Text instances pull long beginnings of prompts from each other instead of computing them again.",
+            help="Text instances pull long prefixes of prompts from each other instead of computing them again.",
         ),
     ] = False,
     delay_profile: Annotated[

@@ -67,7 +67,7 @@ class TextRequest:
     behind_s: float = 0.0
     """How much later than its ``due_in_s`` says it counts as having come, as its tenant is ahead of its share; negative for earlier."""
     early: bool = False
-    """It is the beginning of a prompt, computed for the prefix cache: what is generated after it is no answer."""
+    """It is the prefix of a prompt, computed for the prefix cache: what is generated after it is no answer."""
     hands_over: bool = False
     """It ends with ``HandedOver`` after the first token of each choice that has not finished with it: prefill only."""
     kv_segments: tuple[KvPlacement, ...] = ()

@@ -72,7 +72,7 @@ class InstanceInfo:
     continues: bool = False
     """Whether it goes on with answers that another instance began (``TextRequest.continued``)."""
     prefills_early: bool = False
-    """Whether it finds beginnings of prompts that it has computed (``TextRequest.early``)."""
+    """Whether it finds prefixes of prompts that it has computed (``TextRequest.early``)."""
     kv_kind: str = ""
     """Digest of the kind of its keys and values (``KvKind.digest``): it takes segments of the same kind. Empty if it takes none."""
     hands_over: bool = False

@@ -10,7 +10,7 @@ from triptych.domain.record import record
 KV = "kv"
 """Name of the one tensor of a sealed segment."""
 MOST_PREFIX_SEGMENTS = 256
-"""Of the beginning of a prompt that is looked for at other instances."""
+"""Of the prefix of a prompt that is looked for at other instances."""
 _LAYOUT = b"1"
 """Changes with what is in a segment."""
 _GRID_TOKENS = 64
@@ -114,7 +114,7 @@ class KvPlacement:
 
 @record
 class KnownSegment:
-    """A segment of a prompt's beginning that an instance is believed to hold."""
+    """A segment of a prompt's prefix that an instance is believed to hold."""
 
     name: str
     """The address of the instance."""

@@ -1,4 +1,4 @@
-"""When the beginning of a prompt is sent to a text instance although items are still being encoded."""
+"""When the prefix of a prompt is sent to a text instance although items are still being encoded."""
 
 from typing import Protocol
 

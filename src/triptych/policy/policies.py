@@ -128,7 +128,7 @@ class PolicyNames:
     """How tenants (the gateway's API keys) share encoders and text instances: weighted (what one sends beyond its share counts as
     having come later), or none (they are not told apart)."""
     dispatch: str = "complete"
-    """When a request goes to a text instance: complete (once all items are encoded), or prefix (the beginning of its prompt, up to
+    """When a request goes to a text instance: complete (once all items are encoded), or prefix (the prefix of its prompt, up to
     the first item that is missing, is computed meanwhile by one that has no other prompt to compute)."""
     handoff: str = "never"
     """When an instance that prefills and decodes hands an answer over to another one after the prefill: never, by-need (a long answer,
@@ -138,7 +138,7 @@ class PolicyNames:
     it has nothing to encode and too many wait elsewhere: lend_above). Those have encode_first set."""
 
     prefixes: str = "never"
-    """When an instance pulls the beginning of a prompt from others that have computed it, instead of computing it: never, by-cost (at least
+    """When an instance pulls the prefix of a prompt from others that have computed it, instead of computing it: never, by-cost (at least
     512 positions, if profiles do not say that computing is faster) or always. Those others have kv_prefixes set."""
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class Policies:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether beginnings of prompts are looked for at other instances."""
+        """Whether prefixes of prompts are looked for at other instances."""
         return self.prefixes is not never_pulled
 
     @classmethod

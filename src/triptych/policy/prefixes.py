@@ -1,4 +1,4 @@
-"""Whether an instance gets the beginning of a prompt from other instances, which have computed it, instead of computing it itself."""
+"""Whether an instance gets the prefix of a prompt from other instances, which have computed it, instead of computing it itself."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""When the beginning of a prompt is sent while items after it are missing."""
+"""When the prefix of a prompt is sent while items after it are missing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -185,7 +185,7 @@ class Instances:
 
     @property
     def without_early_prefill(self) -> frozenset[str]:
-        """The names of instances that would compute the beginning of a prompt twice, have other prompts to compute, or hand over."""
+        """The names of instances that would compute the prefix of a prompt twice, have other prompts to compute, or hand over."""
         return self.prefill_only.union(
             [
                 name

@@ -1,4 +1,4 @@
-"""Which segments of a prompt's beginning an instance may pull from others, by what instances tell routers that they hold."""
+"""Which segments of a prompt's prefix an instance may pull from others, by what instances tell routers that they hold."""
 
 from collections.abc import Hashable, Sequence
 
@@ -40,7 +40,7 @@ class KnownPrefixes:
         self._epochs = epochs
 
     def of(self, prompt: PromptIdentity | None, name: str) -> tuple[KnownSegment, ...]:
-        """Segments from the beginning of the prompt on, for the instance at this address, which gets the prompt now; none if it is to
+        """Segments from the prefix of the prompt on, for the instance at this address, which gets the prompt now; none if it is to
         compute all that it does not have.
 
         Those that it has cached are among them, as segments must follow each other. It does not pull what it has.

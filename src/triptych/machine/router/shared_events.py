@@ -92,7 +92,7 @@ class TextWanted:
     moves: int = 0
     """How often it has left an instance where it waited."""
     prompt: PromptIdentity | None = field(default=None, compare=False, repr=False)
-    """Finds the beginning of its prompt at other instances; None if that is not wanted."""
+    """Finds the prefix of its prompt at other instances; None if that is not wanted."""
 
 
 @record

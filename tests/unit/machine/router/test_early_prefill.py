@@ -1,4 +1,4 @@
-"""The beginning of a prompt goes to a text instance while items are encoded, and costs nothing but time if that fails."""
+"""The prefix of a prompt goes to a text instance while items are encoded, and costs nothing but time if that fails."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What of a prompt's beginning is sent with it, by what instances say that they hold."""
+"""What of a prompt's prefix is sent with it, by what instances say that they hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace

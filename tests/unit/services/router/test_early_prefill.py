@@ -1,4 +1,4 @@
-"""The policy ``prefix``: the beginning of a prompt is computed where the request goes, while items are being encoded."""
+"""The policy ``prefix``: the prefix of a prompt is computed where the request goes, while items are being encoded."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Leases on a prompt's beginning: what is not passed on is given back, and nothing waits long."""
+"""Leases on a prompt's prefix: what is not passed on is given back, and nothing waits long."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The beginning of a prompt, sent while items are being encoded: computed for the prefix cache, and no request in metrics."""
+"""The prefix of a prompt, sent while items are being encoded: computed for the prefix cache, and no request in metrics."""
 
 from dataclasses import replace
 
