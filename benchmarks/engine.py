@@ -21,10 +21,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -141,7 +142,15 @@ def warm_up(vocabulary: int) -> Iterator[dict[str, Any]]:
 
 
 class Worker:
-    def __init__(self, name: str, python: str, directory: Path, threads: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        directory: Path,
+        threads: int,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``environment``: further variables of the process."""
         variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}" if name != "vllm" else "", "HF_HUB_OFFLINE": "1"}
         variables |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -155,6 +164,7 @@ class Worker:
                 "MALLOC_TRIM_THRESHOLD_": str(heap.KEPT_NBYTES),
             }
         variables |= {"OMP_NUM_THREADS": str(threads), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory)}
+        variables |= environment
         command = [python, str(WORKER), name, str(directory), str(threads), str(max(CONCURRENCIES))]
         self.name = name
         self._log = (directory / f"{name}.log").open("w+")

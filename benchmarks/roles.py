@@ -10,7 +10,8 @@ share the machine's cores. Every placement gets the same requests (Poisson):
 
 *Goodput* is the highest of the load's rates at which at least 90 % of the requests meet both objectives, found by bisection: it is taken that
 who misses at a rate misses at higher ones. ``EPD`` and ``PD`` have unlimited budgets: a step takes whole prompts, and encodes a batch of
-images beside decodes. With ``budgets`` a step computes few tokens of prompts, and one image is encoded between two steps.
+images beside decodes. With ``budgets`` a step computes few tokens of prompts, and one image is encoded between two steps. Elsewhere than in
+``EPD, defaults`` (engines that compute only) images may take any share of the time (``--encode-share 1``).
 
 Objectives of the engines that compute are multiples of what the first placement (``EPD``) takes for one request at a time.
 A whole run takes at most about twelve minutes with either engine.
@@ -45,7 +46,7 @@ ATTAINMENT = 0.9
 DELAY, REAL = "delay", "real"
 DELAYS = Delays(image_s=0.12, prompt_token_s=0.00025, step_s=0.02, load_s=0.2)
 _ONE_IMAGE = ("--max-batch-items", "1", "--arena-bytes", str(64 << 20))
-_BATCHES = ("--max-batch-items", "8", "--arena-bytes", str(64 << 20))
+_BATCHES = ("--max-batch-items", "8", "--max-batch-tokens", "2048", "--arena-bytes", str(64 << 20))
 _UNLIMITED = 8192
 _PATIENCE_S, _LONG_PATIENCE_S = 20.0, 100.0
 """Of a client under load, and without."""
@@ -60,11 +61,14 @@ class Placement:
     name: str
     roles: str
     budgets: bool = False
+    defaults: bool = False
+    """As started without options."""
 
 
 PLACEMENTS = (
     Placement("EPD", "EPD:4"),
     Placement("EPD, budgets", "EPD:4", budgets=True),
+    Placement("EPD, defaults", "EPD:4", defaults=True),
     Placement("E+PD", "E:1,PD:3"),
     Placement("E+PD, budgets", "E:1,PD:3", budgets=True),
     Placement("E+P+D", "E:1,P:1,D:2"),
@@ -104,8 +108,10 @@ class Load:
 _TOGETHER = ("EPD", "EPD, budgets", "E+PD")
 _FOR_FIRST = (*_TOGETHER, "E+P+D, more P", "EP+D, more EP", "ED+P, more P")
 _FOR_EACH = (*_TOGETHER, "E+P+D", "EP+D", "ED+P")
+_DEFAULTS = ("EPD, defaults",)
+"""Of engines that compute, which measure what they do together."""
 _RATES, _TEXT_RATES = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0), (6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0)
-_REAL_RATES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
+_REAL_RATES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 _REAL_IMAGE = Size(224, 224)
 _FIRST, _EACH = (1.2, 0.5), (4.0, 0.05)
 """Objectives of the engines that sleep."""
@@ -122,8 +128,8 @@ LOADS: Mapping[str, Mapping[str, Load]] = MappingProxyType(
             ),
         },
         REAL: {
-            "first token": Load("100:1,200:1", "8:1", 4.0, 10.0, _REAL_RATES, _FOR_FIRST, _REAL_IMAGE),
-            "each token": Load("12:1,48:1", "48:1", 10.0, 3.0, _REAL_RATES, _FOR_EACH, _REAL_IMAGE),
+            "first token": Load("100:1,200:1", "8:1", 4.0, 10.0, _REAL_RATES, _FOR_FIRST + _DEFAULTS, _REAL_IMAGE),
+            "each token": Load("12:1,48:1", "48:1", 10.0, 3.0, _REAL_RATES, _FOR_EACH + _DEFAULTS, _REAL_IMAGE),
         },
     }
 )
@@ -172,12 +178,14 @@ class Model:
     def options(self, placement: Placement) -> dict[str, tuple[str, ...]]:
         encoder = _BATCHES if placement.roles.startswith("EPD") and not placement.budgets else _ONE_IMAGE
         budget = self.budget_tokens if placement.budgets else _UNLIMITED
+        if placement.defaults:
+            return {}
         return {
             "encoder": (*self.delays, *encoder),
             "mounted_encoder": encoder,
             "text": (
                 *(*self.delays, "--image-cache-bytes", str(64 << 20)),
-                *("--token-budget", str(budget), "--max-sequences", "64"),
+                *("--token-budget", str(budget), "--max-sequences", "64", "--encode-share", "1"),
             ),
         }
 

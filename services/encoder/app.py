@@ -3,9 +3,10 @@
 Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
+from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
@@ -47,6 +49,8 @@ from .gauges import watch
 from .record import EncoderRecord
 from .service import EncoderService
 from .settings import EncoderSettings
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 """An encoder's transports are only read from; they connect to nothing."""
@@ -141,6 +145,7 @@ async def opened(
             stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
             await prepare.run(decoders.start)
+        settings = settings.model_copy(update={"batches": await compute.run(_batches, settings, loaded.engine)})
 
         record = EncoderRecord(telemetry.metrics)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device)
@@ -233,6 +238,21 @@ def _load(
         return _LoadedEngine(engine, part_identity(checkpoint, ModelPart.ENCODER, settings.compute))
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None
+
+
+def _batches(settings: EncoderSettings, engine: EncoderEngine[Any]) -> BatchLimits:
+    """Runs in the thread that encodes. The limits of one pass, measured where that is left to the encoder."""
+    limits = settings.batches
+    if limits.max_batch_tokens is not None or settings.compute.device != "cpu" or settings.delay_profile is not None:
+        return limits
+    from triptych.engine.encoder import TransformersEncoderEngine
+    from triptych.engine.image_budget import tokens_worth_batching
+
+    if not isinstance(engine, TransformersEncoderEngine):
+        return limits
+    tokens = tokens_worth_batching(engine, most_items=limits.max_batch_items)
+    logger.info("a pass encodes up to %d tokens: more are not encoded faster", tokens)
+    return replace(limits, max_batch_tokens=tokens)
 
 
 def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str, decoding: Decoding) -> _LoadedEngine:

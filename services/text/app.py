@@ -95,9 +95,10 @@ class MountedEncoder:
     """Its reader's interface, which reads from memory to memory."""
     network: MemoryNetwork
     """The network of both memory transports."""
-    vision_encoder: VisionEncoder
+    vision_encoder: VisionEncoder | None
+    """Computes in the text engine's thread, in turns with it; None if it computes in its own, at the same time."""
     image_budget: Callable[[ObservedTextEngine], ImageBudget | None]
-    """Measured with this engine, in the engine's thread."""
+    """Of a turn, measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
     """Combines the text service and the encoder into one instance."""
     store: ArenaStore
@@ -159,7 +160,7 @@ async def opened(
     mounted: MountedEncoder | None = None,
     unloads: bool = False,
 ) -> AsyncGenerator[RpcApp[TextService]]:
-    """All of ``app`` but the engine's thread, which a mounted encoder shares. ``states``: of an instance that switches. ``unloads``: its
+    """All of ``app`` but the engine's thread, which a mounted encoder may share. ``states``: of an instance that switches. ``unloads``: its
     weights can leave the memory.
     """
     async with AsyncExitStack() as stack:
@@ -213,7 +214,7 @@ async def opened(
             clock=monotonic,
             record=record,
             part=loaded.part,
-            scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
+            scheduler=await _scheduler(settings, engine, mounted, engine_thread),
             kv=kv,
             states=states,
         )
@@ -259,8 +260,11 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Non
 
 
 async def _scheduler(
-    settings: TextSettings, engine: ObservedTextEngine, mounted: MountedEncoder, engine_thread: Offload
-) -> DeviceScheduler:
+    settings: TextSettings, engine: ObservedTextEngine, mounted: MountedEncoder | None, engine_thread: Offload
+) -> DeviceScheduler | None:
+    """None if no encoder shares the engine's thread."""
+    if mounted is None or mounted.vision_encoder is None:
+        return None
     if not isinstance(engine, StagedTextEngine):
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await engine_thread.run(mounted.image_budget, engine)
@@ -273,6 +277,7 @@ async def _scheduler(
         monotonic,
         by_turns,
         settings.encode_first,
+        settings.encode_share if budget is None else 1.0,
     )
 
 

@@ -49,6 +49,12 @@ class DeviceScheduler:
     """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
     encode_first: bool = False
     """Items go before prompts, whatever the role, and before the decodes of their iteration."""
+    encode_share: float = 1.0
+    """Where prompts and answers can be computed, items take at most this share of the time; 1 does not bound it. Without a budget, one turn
+    may take longer than many steps.
+    """
+    _owed_s: float = field(init=False, default=0.0)
+    """What steps are to take before the next turn."""
     _held_back: bool = field(init=False, default=False)
     _held_back_since_s: float | None = field(init=False, default=None)
     """Since when items go before a prompt that could be computed."""
@@ -58,12 +64,15 @@ class DeviceScheduler:
         """Whether an item waits to be encoded."""
         return self.vision_encoder.waiting_since_s is not None
 
-    def next(self, *, prefill_turn: Turn | None) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_turn``."""
+    def next(self, *, prefill_turn: Turn | None, can_step: bool) -> Iteration:
+        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_turn`` and ``can_step``."""
         if self.encode_first:
             return self._encode_first(prefill_ready=prefill_turn is not None)
         if self.by_turns:
             return by_turns(prompt=prefill_turn, item=self.vision_encoder.first_turn)
+        if can_step and self._owed_s > 0:
+            self._held_back = False
+            return Iteration(prefill=True, encode=False)
         prefill_ready = prefill_turn is not None
         since_s = self.vision_encoder.waiting_since_s
         iteration = plan_iteration(
@@ -90,8 +99,14 @@ class DeviceScheduler:
 
     async def encode(self) -> None:
         """Run the encoder's part of an iteration."""
+        began_s = self.clock()
         await self.vision_encoder.turn(self.budget)
+        self._owed_s = (self.clock() - began_s) * (1 / self.encode_share - 1)
 
     def step(self, iteration: Iteration) -> list[EngineOutput]:
         """Run the engine's part."""
-        return self.engine.step() if iteration.prefill else self.engine.decode_step()
+        began_s = self.clock()
+        try:
+            return self.engine.step() if iteration.prefill else self.engine.decode_step()
+        finally:
+            self._owed_s -= self.clock() - began_s

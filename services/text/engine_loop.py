@@ -207,12 +207,14 @@ class EngineLoop:
                     await self._wake.wait()
                 await self._apply()
                 iteration = (
-                    _ALONE if self._scheduler is None else self._scheduler.next(prefill_turn=self._load.prefill_turn)
+                    _ALONE
+                    if self._scheduler is None
+                    else self._scheduler.next(prefill_turn=self._load.prefill_turn, can_step=self._can_step)
                 )
                 encoder = self._scheduler if iteration.encode else None
                 if encoder is not None and encoder.encode_first:
                     await encoder.encode()
-                if (self._live and self._load.can_step) or self._is_lost:
+                if self._can_step or self._is_lost:
                     await self._step(iteration)
                 if encoder is not None and not encoder.encode_first:
                     await encoder.encode()
@@ -231,7 +233,11 @@ class EngineLoop:
     def _is_due(self) -> bool:
         """Whether there is anything to do."""
         told = bool(self._joining or self._cancelled or self._copies or self._is_lost)
-        return told or (bool(self._live) and self._load.can_step) or self._encode_ready
+        return told or self._can_step or self._encode_ready
+
+    @property
+    def _can_step(self) -> bool:
+        return bool(self._live) and self._load.can_step
 
     @property
     def _encode_ready(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
@@ -21,10 +22,18 @@ from triptych.errors import TriptychError
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Encoder, ObservedTextEngine, UnloadableEngine, UnloadableTextEngine, UnloadableWeights
+from triptych.ports import (
+    Encoder,
+    ObservedTextEngine,
+    Offload,
+    UnloadableEngine,
+    UnloadableTextEngine,
+    UnloadableWeights,
+)
 from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.registered import instance_registered
+from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
@@ -41,6 +50,9 @@ from .hybrid import HybridInstance
 from .residence import Residence, Unloadable, parts_of
 from .service import TextService
 from .settings import TextSettings
+
+if TYPE_CHECKING:
+    from triptych.engine.shared_threads import SharedThreads
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +113,9 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     tls = tls_identity(settings, telemetry)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
-    compute, residence = ThreadOffload(1, name="engine"), None
-    stack = ExitStack()
-    stack.callback(compute.close)
-    with stack:
+    residence = None
+    with ExitStack() as stack:
+        compute, encode, shared = _engine_threads(settings, stack)
         try:
             checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
         except BadModel as error:
@@ -117,7 +128,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             encoder_settings,
             telemetry,
             model=checkpoint,
-            compute=compute,
+            compute=encode,
             instance_id=instance_id,
             epoch=epoch,
             tls=tls,
@@ -125,11 +136,11 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             unloads=residence is not None,
         )
         async with opening as encoder:
-            encoder.service.start(runs_batches=False)
+            encoder.service.start(runs_batches=shared is not None)
             if residence is not None:
                 vision = _weights_of(encoder.engine)
                 residence.add(ModelPart.ENCODER, Unloadable(vision))
-                await compute.run(vision.unload)  # before the decoder is loaded, which may need its memory
+                await encode.run(vision.unload)  # before the decoder is loaded, which may need its memory
             beside = opened(
                 settings,
                 telemetry,
@@ -139,7 +150,9 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 epoch=epoch,
                 tls=tls,
                 states=states,
-                mounted=_mounted_encoder(encoder, settings, encoder_settings.batches.max_batch_items, residence),
+                mounted=_mounted_encoder(
+                    encoder, settings, encoder_settings.batches.max_batch_items, residence, shared
+                ),
                 unloads=residence is not None,
             )
             async with beside as text:
@@ -153,6 +166,27 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                     settings, whole, both, telemetry=telemetry, tls=tls, set_stages=set_stages
                 ):
                     yield both
+
+
+def _engine_threads(settings: TextSettings, stack: ExitStack) -> tuple[Offload, Offload, "SharedThreads | None"]:
+    """Those of the text engine and of the encoder, and what divides torch's threads between the two; None if they compute in turns, in
+    one thread: on a GPU, with one thread for both, or where items go first.
+    """
+
+    def engine(name: str) -> ThreadOffload:
+        thread = ThreadOffload(1, name=name)
+        stack.callback(thread.close)
+        return thread
+
+    compute = settings.compute
+    at_once = compute.device == "cpu" and compute.torch_threads > 1 and not settings.encode_first
+    if not at_once or settings.delay_profile is not None:
+        return (one := engine("engine")), one, None
+    from triptych.engine.shared_threads import SharedThreads, SharingOffload
+
+    logger.info("encoder and text engine compute at the same time, in %d threads", compute.torch_threads)
+    shared = SharedThreads(compute.torch_threads, clock=monotonic)
+    return SharingOffload(engine("text-engine"), shared), SharingOffload(engine("encoder"), shared), shared
 
 
 def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Checkpoint) -> bool:
@@ -172,6 +206,26 @@ def _weights_of(engine: object) -> UnloadableWeights:
     if not isinstance(engine, UnloadableEngine) or engine.weights is None:
         raise CannotStart("resident=role needs engines whose weights can be unloaded")
     return engine.weights
+
+
+async def _complete(
+    encoder: encoders.OpenEncoder,
+    settings: TextSettings,
+    residence: Residence | None,
+    shared: "SharedThreads | None",
+    service: TextService,
+    engine: ObservedTextEngine,
+) -> None:
+    """Before the instance listens. Raises CannotStart."""
+    if shared is not None:
+        from triptych.engine.decoder.text_engine import TransformersTextEngine
+        from triptych.engine.encoder import TransformersEncoderEngine
+
+        for one in (encoder.engine, engine):
+            if isinstance(one, TransformersEncoderEngine | TransformersTextEngine):
+                shared.adjust_between_layers(one.module)
+    if residence is not None:
+        await _settle(residence, settings, service, engine)
 
 
 async def _settle(
@@ -195,7 +249,11 @@ async def _settle(
 
 
 def _mounted_encoder(
-    encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int, residence: Residence | None
+    encoder: encoders.OpenEncoder,
+    settings: TextSettings,
+    most_items: int,
+    residence: Residence | None,
+    shared: "SharedThreads | None",
 ) -> MountedEncoder:
     network = MemoryNetwork()
     store = encoder.store
@@ -203,18 +261,14 @@ def _mounted_encoder(
     return MountedEncoder(
         encoder=OwnEncoder(encoder.service, memory),
         network=network,
-        vision_encoder=encoder.service.batcher,
+        vision_encoder=encoder.service.batcher if shared is None else None,
         image_budget=partial(_image_budget, encoder, settings.engine_options.tpot_slo_s, most_items),
         whole=lambda text: HybridInstance(text, encoder.service, settings),
         store=store,
         published=encoder.service.published,
         register=EncoderServicer(encoder.service).register,
-        before_listening=_nothing_to_do if residence is None else partial(_settle, residence, settings),
+        before_listening=partial(_complete, encoder, settings, residence, shared),
     )
-
-
-async def _nothing_to_do(service: TextService, engine: ObservedTextEngine) -> None:
-    """All weights are in memory."""
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:

@@ -36,6 +36,9 @@ class TextSettings(InstanceSettings):
     encode_patience_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Roles with E: prompts run before items. An item that has waited this long runs before prompts, in at most every second
     step. With encode_first, prompts run in one step after they have waited this long."""
+    encode_share: float = Field(default=0.5, gt=0, le=1)
+    """Roles ED and EPD without tpot_slo_s: the most that items take of the time in which prompts or answers can be computed. Each turn of the
+    encoder is followed by steps for as long as this asks; 1 does not bound it."""
     encode_first: bool = False
     """Roles with E: items run before prompts, beside decodes. For encoders that lend their idle time to text requests: with the router's
     policy lending=idle. With tpot_slo_s, an answer whose tokens then are four times that apart goes on elsewhere."""

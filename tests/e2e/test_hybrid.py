@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -82,6 +83,20 @@ async def test_its_own_embeddings_are_read_from_memory_and_released(
     for arena in ("encoder", "text"):
         assert got[f"triptych_arena_embeddings[('arena', '{arena}')]"] >= 2
         assert got[f"triptych_arena_leased_bytes[('arena', '{arena}')]"] == 0
+
+
+async def test_with_two_threads_its_stages_compute_at_the_same_time_and_give_the_same_answers(tmp_path: Path) -> None:
+    async with LocalCluster(roles="EPD:1", threads=2, log_dir=tmp_path) as cluster, rest(cluster.url) as client:
+        asked = [*IMAGES, *TEXTS] * 2
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(post(client, question.body())) for question in asked]
+        for question, task in zip(asked, tasks, strict=True):
+            assert text_of(task.result()) == answer(question).text
+        timeline = await timeline_of(client, tasks[0].result())
+        assert {item["pull_backend"] for item in timeline["items"]} == {"memory"}
+    written = (tmp_path / "hybrid-1.log").read_text()
+    assert "encoder and text engine compute at the same time, in 2 threads" in written
+    assert "Traceback" not in written
 
 
 async def test_hybrid_and_other_processes_work_together_and_one_may_die() -> None:

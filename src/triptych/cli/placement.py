@@ -38,5 +38,10 @@ def placed(roles: str) -> dict[Role, int]:
     return {role: sizes[role] for role in NAMES if role in sizes}
 
 
+def fair_threads(processes: int, cores: int, *, grows: bool) -> int:
+    """Compute threads for each of ``processes`` that share ``cores``: 1 where there will be more of them."""
+    return 1 if grows else max(1, cores // processes)
+
+
 def _wrong(roles: str, text: str) -> ClusterError:
     return ClusterError(f"--roles {roles}: {text}", caller=True)

@@ -9,7 +9,7 @@ import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import DEFAULT_ROLES, NAMES, placed
+from triptych.cli.placement import DEFAULT_ROLES, NAMES, fair_threads, placed
 from triptych.cli.presets import PRESETS, PresetName
 
 EXAMPLES = (
@@ -108,7 +108,15 @@ def up(
             rich_help_panel=_ENGINES,
         ),
     ] = "",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Compute threads of each encoder and text process; by default the machine's cores are divided among them, and with "
+            "--autoscale each has one.",
+            show_default=False,
+        ),
+    ] = None,
     embedding_files: Annotated[
         Path | None,
         typer.Option(
@@ -218,6 +226,7 @@ def up(
     from triptych.cli.scaling import options_of
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
+    from triptych.runtime.cores import usable_cores
 
     with unfailing_output(), failures():
         refuse_tls()
@@ -227,6 +236,8 @@ def up(
         sizes = placed(roles)
         if preset is not None and chosen is not None:
             chosen.placed_as(roles, preset)
+        engines, cores = len(models) * sum(sizes.values()), len(usable_cores())
+        threads = threads or fair_threads(engines, cores, grows=autoscale)
         switches = bool(chosen is not None and chosen.switching) if switch_roles is None else switch_roles
         refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switches)
         decides = autoscale or switches
@@ -254,6 +265,10 @@ def up(
             kv_prefixes=kv_prefixes,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
+        if threads > 1 and threads * engines > cores:
+            plain_console().print(
+                f"{engines} processes with {threads} threads each share {cores} cores, and hold each other up: use fewer --threads"
+            )
         if delay_profile is not None:
             plain_console().print(
                 "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"

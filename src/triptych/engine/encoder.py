@@ -69,6 +69,8 @@ class AdapterEncoderEngine:
         ``software`` is what else decides on rounding, by name.
         """
         self._decoding = decoding or LocalDecoding()
+        self.module = weights
+        """The part as a module of torch."""
         self._device = next(weights.parameters()).device
         self.weights_nbytes = sum(parameter.nbytes for parameter in weights.parameters())
         """Bytes of the part's weights as loaded."""

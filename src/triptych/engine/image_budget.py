@@ -1,10 +1,36 @@
-"""Measures, at start, how much the encoder may do between two decode steps on the same device."""
+"""Measures, at start, how much an encoder does in one pass: what is faster together, and what fits between two decode steps on the same device."""
 
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe
+from triptych.engine.measuring import EncoderProbe, image
 from triptych.engine.timing import fastest_s
-from triptych.policy.batching import largest_within
+from triptych.errors import InvalidMedia
+from triptych.policy.batching import largest_within, smallest_efficient
 from triptych.policy.iteration import ImageBudget
+
+_SMALL_PX = 64
+_ENOUGH_S = 0.05
+"""A pass that takes so long spends its time in large products, which on a CPU are no faster for more rows."""
+_WORTHWHILE = 0.95
+
+
+def tokens_worth_batching(encoder: TransformersEncoderEngine, *, most_items: int) -> int:
+    """Embedding tokens of the smallest pass, of small images, that twice as many would hardly make faster per token.
+
+    All items of a pass are done at its end, and on a CPU large passes take no less time per item than small ones: longer ones only make
+    the first item wait. Takes about 0.3 s, or as long as three passes over one small image.
+    """
+    probe = EncoderProbe(encoder)
+    try:
+        item = probe.prepared(image(_SMALL_PX))
+    except InvalidMedia:
+        item = probe.item()
+    items = smallest_efficient(
+        most_items,
+        lambda count: fastest_s(lambda: encoder.encode([item] * count)),
+        enough_s=_ENOUGH_S,
+        worthwhile=_WORTHWHILE,
+    )
+    return items * item.tokens
 
 
 def measured_image_budget(

@@ -102,6 +102,20 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
     return low
 
 
+def smallest_efficient(most: int, measure_s: Callable[[int], float], *, enough_s: float, worthwhile: float) -> int:
+    """The smallest batch, of 1, 2, 4, ... up to ``most``, after which twice as many would take more than ``worthwhile`` of twice the time.
+
+    None is measured that is larger than one that took ``enough_s``: what is so long has few costs that a larger batch would share.
+    """
+    size, taken_s = 1, measure_s(1)
+    while taken_s < enough_s and 2 * size <= most:
+        doubled_s = measure_s(2 * size)
+        if doubled_s > worthwhile * 2 * taken_s:
+            break
+        size, taken_s = 2 * size, doubled_s
+    return size
+
+
 def _first_end(work: Prefill) -> int:
     """The end of the bidirectional span in which ``work`` starts."""
     ends = [run.start + run.tokens for run in work.bidirectional if run.start <= work.first < run.start + run.tokens]

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from tests.unit.cli.closing_terminal import Terminal
 from tests.unit.cli.foreign_server import foreign_server
+from triptych.cli.placement import fair_threads
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[3]
@@ -92,6 +94,36 @@ def test_status_finds_the_admin_ports_of_local_clusters_only(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "grows", "threads"),
+    [(1, 2, False, 2), (2, 2, False, 1), (3, 2, False, 1), (3, 16, False, 5), (1, 16, True, 1)],
+)
+def test_cores_are_divided_among_processes(processes: int, cores: int, *, grows: bool, threads: int) -> None:
+    assert fair_threads(processes, cores, grows=grows) == threads
+
+
+@pytest.mark.timeout(60)
+def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    with subprocess.Popen(
+        command(*FREE, "--no-live", "--threads", str(cores)),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(tmp_path),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        shown = ""
+        while "try:" not in shown:
+            shown += process.stdout.readline()
+        told = [child.cmdline() for child in psutil.Process(process.pid).children()]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    if cores > 1:
+        assert f"2 processes with {cores} threads each share {cores} cores" in shown
+    assert [line[line.index("--torch-threads") + 1] for line in told if "--torch-threads" in line] == [str(cores)] * 2
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-"""The image budget is the largest batch that the encoder was measured to finish beside the decodes."""
+"""The image budget is the largest batch that the encoder was measured to finish beside the decodes; a pass has no more than is faster together."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 from tests.unit.engine.tiny import TOKENS_PER_IMAGE
 from triptych.engine import image_budget
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.image_budget import measured_image_budget
+from triptych.engine.image_budget import measured_image_budget, tokens_worth_batching
 
 
 @pytest.mark.parametrize(("tpot_slo_s", "items"), [(0.1, 5), (0.06, 1), (0.001, 1), (9.0, 8)])
@@ -39,3 +39,30 @@ def test_a_real_vision_encoder_is_measured(encoder: TransformersEncoderEngine) -
     budget, iteration_s = measured_image_budget(encoder, decode_s=0.001, tpot_slo_s=60.0, most_items=4)
     assert budget.tokens == 4 * TOKENS_PER_IMAGE
     assert 0.001 < iteration_s < 60.0
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "item_s", "items"), [(0.003, 0.001, 8), (0.0004, 0.001, 4), (0.0, 0.001, 1), (0.2, 0.001, 1)]
+)
+def test_a_pass_has_no_more_items_than_are_faster_together(
+    encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch, pass_s: float, item_s: float, items: int
+) -> None:
+    """With an encoder that takes so long for each pass, and for each item of it; one that takes 0.05 s is long enough."""
+    batches: list[int] = []
+    encode = encoder.encode
+
+    def counted(batch: list[object]) -> object:
+        batches.append(len(batch))
+        return encode(batch[:1])  # type: ignore[arg-type]
+
+    def timed_s(work: Callable[[], object]) -> float:
+        work()
+        return pass_s + item_s * batches[-1]
+
+    monkeypatch.setattr(encoder, "encode", counted)
+    monkeypatch.setattr(image_budget, "fastest_s", timed_s)
+    assert tokens_worth_batching(encoder, most_items=8) == items * TOKENS_PER_IMAGE
+
+
+def test_a_real_vision_encoder_finds_what_it_does_faster_together(encoder: TransformersEncoderEngine) -> None:
+    assert tokens_worth_batching(encoder, most_items=4) in {TOKENS_PER_IMAGE * items for items in (1, 2, 4)}

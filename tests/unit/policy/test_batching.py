@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from triptych.policy.batching import (
     largest_within,
     plan_step,
     preemption_victim,
+    smallest_efficient,
 )
 
 
@@ -122,3 +124,32 @@ def test_the_largest_batch_within_an_objective_is_found_with_few_measurements(
     assert found == max(least, min(least + extra, fitting))
     assert all(least <= batch <= min(least + extra, 2 * max(least, fitting)) for batch in asked)
     assert len(asked) <= 30
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "most", "expected"),
+    [(1.0, 64, 16), (1.0, 8, 8), (0.0, 64, 1), (0.05, 64, 1), (0.5, 64, 8), (1.0, 1, 1), (1.0, 3, 2)],
+)
+def test_the_smallest_batch_is_found_that_a_larger_one_hardly_improves_upon(
+    pass_s: float, most: int, expected: int
+) -> None:
+    """Each item takes 1 s, and each batch ``pass_s`` more: 16 take 17 s, 32 take 33 s, which is 0.97 of twice that."""
+    measured: list[int] = []
+
+    def measure_s(size: int) -> float:
+        measured.append(size)
+        return pass_s + size
+
+    assert smallest_efficient(most, measure_s, enough_s=100.0, worthwhile=0.95) == expected
+    assert max(measured) <= most
+
+
+def test_no_batch_is_measured_that_is_larger_than_one_that_took_long_enough() -> None:
+    measured: list[int] = []
+
+    def measure_s(size: int) -> float:
+        measured.append(size)
+        return 10.0 + size
+
+    assert smallest_efficient(64, measure_s, enough_s=12.0, worthwhile=0.95) == 2
+    assert measured == [1, 2]

@@ -79,6 +79,8 @@ class TransformersTextEngine:
         adapters = adapters_of(checkpoint)
         self._device = torch.device(compute.device)
         model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[compute.dtype], device=self._device)
+        self.module = model
+        """The part as a module of torch."""
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None

@@ -23,6 +23,9 @@ from triptych.domain.media import Modality
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn, as_called, batch_length, longest_waits
 
+MOST_BATCH_TOKENS = 2048
+"""Embedding tokens of one pass, where nothing else is said."""
+
 Key = bytes
 """Full digest of an embedding's identity."""
 
@@ -156,9 +159,9 @@ class BatchLimits:
     """Share of these items and bytes, and of the threads that prepare, that videos and audio never take."""
     max_batch_items: Positive = 8
     """Most items in one pass of the encoder."""
-    max_batch_tokens: Positive = 2048
+    max_batch_tokens: Positive | None = None
     """Most embedding tokens in one pass of the encoder; a larger item runs alone. All items of a pass are done at its end, and
-    what is due earlier waits until then."""
+    what is due earlier waits until then. Empty: on a CPU as many as are encoded faster together, measured at start; else 2048."""
     max_batch_bytes: Positive = 256 << 20
     """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
 
@@ -324,6 +327,7 @@ class BatchQueue:
 
     def _take(self, budget: ImageBudget | None, now_s: float) -> list[Effect]:
         limits = self._limits
+        max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
         effects: list[Effect] = []
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
@@ -332,7 +336,7 @@ class BatchQueue:
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,
-            max_tokens=min(limits.max_batch_tokens, budget.tokens) if budget else limits.max_batch_tokens,
+            max_tokens=min(max_tokens, budget.tokens) if budget else max_tokens,
             max_nbytes=min(limits.max_batch_bytes, budget.nbytes) if budget else limits.max_batch_bytes,
         )
         for key in waiting[:count]:

@@ -1,0 +1,84 @@
+"""Torch's threads, divided between two engines of a process that compute at the same time."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from triptych.ports import Clock, Offload
+
+T = TypeVar("T")
+
+_LINGER_S = 0.05
+"""An engine that computed so recently is about to go on: between two steps it does not give its threads away."""
+
+
+class SharedThreads:
+    """An engine that computes alone has all threads; two that compute at the same time have half of them each, but at least one.
+
+    Torch keeps the number of threads for each calling thread, so each engine sets its own: when a call begins, and between the
+    layers of a pass, which may be long.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        clock: Clock,
+        set_threads: Callable[[int], None] = torch.set_num_threads,
+    ) -> None:
+        self._threads = threads
+        self._set_threads = set_threads
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until_s: dict[int, float] = {}
+        """Until when each engine's thread counts as computing: without end while it does."""
+        self._own = threading.local()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Whatever the calling thread computes within."""
+        me = threading.get_ident()
+        with self._lock:
+            self._until_s[me] = float("inf")
+        self.adjust()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._until_s[me] = self._clock() + _LINGER_S
+
+    def adjust(self) -> None:
+        """Take as many threads as the calling thread, which computes, may have now."""
+        now_s = self._clock()
+        with self._lock:
+            engines = sum(until_s > now_s for until_s in self._until_s.values())
+        threads = max(1, self._threads // max(1, engines))
+        if threads != getattr(self._own, "threads", None):
+            self._set_threads(threads)
+            self._own.threads = threads
+
+    def adjust_between_layers(self, model: nn.Module) -> None:
+        """Whenever ``model`` begins one of its layers, its thread takes what it may have."""
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList):
+                for layer in module:
+                    layer.register_forward_pre_hook(lambda *_: self.adjust())
+
+
+class SharingOffload:
+    """An engine's thread, whose calls compute with its share of the threads."""
+
+    def __init__(self, offload: Offload, threads: SharedThreads) -> None:
+        self._offload = offload
+        self._threads = threads
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        return await self._offload.run(self._run, fn, args)
+
+    def _run(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
+        with self._threads.computing():
+            return fn(*args)
