@@ -38,6 +38,7 @@ def options_of(
     embedding_files: Path | None = None,
     embedding_files_bytes: int = 0,
     kv_prefixes: bool = False,
+    resident: str | None = None,
     measure: Callable[[], Path] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Flags by service, and of the encoders mounted in text processes. ``sizes`` are those of each model's pools at the
@@ -50,6 +51,7 @@ def options_of(
     of_encoder = _of_engine(
         "encoder-", encoder_engine, encoder_vllm_args, mounting, delays=delays, switches=switch_roles
     )
+    in_memory = _resident(resident, delays=delays, switches=switch_roles)
     kept = _kept(embedding_files, embedding_files_bytes)
     begins = max(sizes.values())
     most = max(_MAX_INSTANCES, begins) if max_instances is None else max_instances
@@ -79,7 +81,7 @@ def options_of(
     keeping, pulling = (("--kv-prefixes",), ("--prefixes", "by-cost")) if kv_prefixes else ((), ())
     return mounted | {
         "encoder": (*delayed, *of_encoder, *kept),
-        "text": (*delayed, *of_text, *keeping, *policies.get("text", ())),
+        "text": (*delayed, *of_text, *keeping, *in_memory, *policies.get("text", ())),
         "router": (*profiled, *objectives, *pulling, *policies.get("router", ())),
         "pool_manager": (
             *profiled,
@@ -111,6 +113,17 @@ def _of_engine(
     if delays:
         raise CliError(f"{option} {engine} computes: it cannot have a --delay-profile", caller=True)
     return ("--engine", engine, *((f"--vllm-args={vllm_args}",) if vllm_args else ()))
+
+
+def _resident(resident: str | None, *, delays: bool, switches: bool) -> tuple[str, ...]:
+    """The flag of text processes for the weights that they have in memory; none leaves it to their environment. Raises CliError."""
+    if resident is None:
+        return ()
+    if resident != "all" and not switches:
+        raise CliError(f"--resident {resident} is for instances that switch roles: --switch-roles", caller=True)
+    if resident != "all" and delays:
+        raise CliError(f"--resident {resident}: with --delay-profile there are no weights in memory", caller=True)
+    return ("--resident", resident)
 
 
 def _objectives(slo: str | None, preset: Preset | None, *, switches: bool) -> str | None:

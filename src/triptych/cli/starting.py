@@ -170,6 +170,15 @@ def up(
             rich_help_panel=_SIZES,
         ),
     ] = None,
+    resident: Annotated[
+        Literal["all", "role", "auto"] | None,
+        typer.Option(
+            help="Weights in memory of instances that switch roles: *all*; those that the *role* needs; or *auto*, those "
+            "that the role needs where all do not fit.",
+            show_default="all",
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
     reprofile: Annotated[
         bool,
         typer.Option(
@@ -263,6 +272,7 @@ def up(
             embedding_files=embedding_files,
             embedding_files_bytes=embedding_files_bytes,
             kv_prefixes=kv_prefixes,
+            resident=resident,
             measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
         )
         if threads > 1 and threads * engines > cores:

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,26 @@ def test_switching_without_what_it_takes_is_refused(told: dict[str, Any], said: 
     assert caught.value.caller
 
 
+def test_weights_in_memory_are_those_of_instances_that_switch(profiles: Path) -> None:
+    switching = partial(options_of, DEMO, APART, switch_roles=True, slo="ttft=5x,tbt=5x", profiles=profiles)
+    for resident in ("all", "role", "auto"):
+        flags = switching(resident=resident)
+        assert (flags["text"], flags["encoder"]) == (("--resident", resident), ())
+    assert switching()["text"] == (), "the environment of the processes decides"
+    assert options_of(DEMO, APART, resident="all", delay_profile=profiles)["text"][-2:] == ("--resident", "all")
+
+
+@pytest.mark.parametrize("resident", ["role", "auto"])
+def test_weights_of_a_role_without_switches_or_weights_are_refused(profiles: Path, resident: str) -> None:
+    for engine in ("triptych", "vllm"):
+        with pytest.raises(CliError, match=f"--resident {resident} is for instances that switch roles") as caught:
+            options_of(DEMO, APART, resident=resident, engine=engine)
+        assert caught.value.caller
+    asleep: dict[str, Any] = {"switch_roles": True, "slo": "ttft=5x,tbt=5x", "delay_profile": profiles}
+    with pytest.raises(CliError, match=f"--resident {resident}: with --delay-profile there are no weights"):
+        options_of(DEMO, APART, resident=resident, **asleep)
+
+
 def test_switching_takes_profiles_of_both_parts(tmp_path: Path) -> None:
     encoder, _ = synthetic_profiles(MODEL_DIR)
     write_profile(tmp_path / encoder.file_name, encoder)
@@ -216,6 +237,8 @@ def test_nothing_is_measured_before_the_rest_is_known_to_be_right(tmp_path: Path
         (("--switch-roles",), "--switch-roles moves instances between roles E, P and D, of which it needs two"),
         (("--preset", "hydra-ep-d", "--switch-roles"), "--switch-roles moves instances between roles E, P and D"),
         (("--roles", "E:1,P:1,D:1", "--switch-roles"), "to switch roles takes objectives"),
+        (("--roles", "E:1,P:1,D:1", "--resident", "role"), "--resident role is for instances that switch roles"),
+        (("--preset", "epd", "--no-switch-roles", "--resident", "auto"), "--resident auto is for instances that"),
         (("--preset", "epd", "--model", "a=demo"), "to switch roles takes profiles of the model's encoder and decoder"),
     ],
 )
