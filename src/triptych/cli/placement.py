@@ -1,5 +1,6 @@
 """Which roles the instances of a model have, and how many have each, as ``--roles`` says it."""
 
+import re
 from collections.abc import Mapping
 
 from triptych.cli.outcome import ClusterError
@@ -18,6 +19,8 @@ NAMES: Mapping[Role, str] = {
 """What names of instances begin with, by role; also the order in which they start."""
 _MOST = 64
 """Instances of one role."""
+_COUNT = re.compile("[0-9]{1,3}")
+"""Python refuses to read thousands of digits, and reads those of other scripts."""
 
 
 def placed(roles: str) -> dict[Role, int]:
@@ -28,7 +31,7 @@ def placed(roles: str) -> dict[Role, int]:
         role = next((one for one in NAMES if one.value == letters), None)
         if role is None:
             raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(one.value for one in NAMES)}")
-        if not (count.isdecimal() and 1 <= int(count) <= _MOST):
+        if not (_COUNT.fullmatch(count) and 1 <= int(count) <= _MOST):
             raise _wrong(roles, f"{entry.strip()!r} is not ROLE:COUNT with a count of 1 to {_MOST}")
         if role in sizes:
             raise _wrong(roles, f"{letters} is there more than once")

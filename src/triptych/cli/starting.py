@@ -241,7 +241,8 @@ def up(
         refuse_tls()
         models = Model.all_named(model or ["demo"])
         chosen = None if preset is None else PRESETS[preset]
-        roles = roles or (DEFAULT_ROLES if chosen is None else chosen.roles)
+        if roles is None:
+            roles = DEFAULT_ROLES if chosen is None else chosen.roles
         sizes = placed(roles)
         if preset is not None and chosen is not None:
             chosen.placed_as(roles, preset)
