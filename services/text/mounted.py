@@ -182,11 +182,12 @@ def _engine_threads(settings: TextSettings, stack: ExitStack) -> tuple[Offload, 
     at_once = compute.device == "cpu" and compute.torch_threads > 1 and not settings.encode_first
     if not at_once or settings.delay_profile is not None:
         return (one := engine("engine")), one, None
-    from triptych.engine.shared_threads import SharedThreads, SharingOffload
+    from triptych.engine.shared_threads import BETWEEN_STEPS_S, SharedThreads, SharingOffload
 
     logger.info("encoder and text engine compute at the same time, in %d threads", compute.torch_threads)
     shared = SharedThreads(compute.torch_threads, clock=monotonic)
-    return SharingOffload(engine("text-engine"), shared), SharingOffload(engine("encoder"), shared), shared
+    text = SharingOffload(engine("text-engine"), shared, keeps_s=BETWEEN_STEPS_S)
+    return text, SharingOffload(engine("encoder"), shared), shared
 
 
 def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Checkpoint) -> bool:

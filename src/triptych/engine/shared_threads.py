@@ -12,8 +12,8 @@ from triptych.ports import Clock, Offload
 
 T = TypeVar("T")
 
-_LINGER_S = 0.05
-"""An engine that computed so recently is about to go on: between two steps it does not give its threads away."""
+BETWEEN_STEPS_S = 0.05
+"""A text engine that computed so recently is about to go on."""
 
 
 class SharedThreads:
@@ -39,8 +39,8 @@ class SharedThreads:
         self._own = threading.local()
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Whatever the calling thread computes within."""
+    def computing(self, keeps_s: float = 0.0) -> Iterator[None]:
+        """Whatever the calling thread computes within. It keeps its share for ``keeps_s`` longer."""
         me = threading.get_ident()
         with self._lock:
             self._until_s[me] = float("inf")
@@ -49,7 +49,7 @@ class SharedThreads:
             yield
         finally:
             with self._lock:
-                self._until_s[me] = self._clock() + _LINGER_S
+                self._until_s[me] = self._clock() + keeps_s
 
     def adjust(self) -> None:
         """Take as many threads as the calling thread, which computes, may have now."""
@@ -72,13 +72,15 @@ class SharedThreads:
 class SharingOffload:
     """An engine's thread, whose calls compute with its share of the threads."""
 
-    def __init__(self, offload: Offload, threads: SharedThreads) -> None:
+    def __init__(self, offload: Offload, threads: SharedThreads, *, keeps_s: float = 0.0) -> None:
+        """``keeps_s``: how long it keeps its share after a call."""
         self._offload = offload
         self._threads = threads
+        self._keeps_s = keeps_s
 
     async def run(self, fn: Callable[..., T], /, *args: object) -> T:
         return await self._offload.run(self._run, fn, args)
 
     def _run(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
-        with self._threads.computing():
+        with self._threads.computing(self._keeps_s):
             return fn(*args)

@@ -34,13 +34,14 @@ class Told:
 class Another:
     """A second engine, in a thread that computes between ``begin`` and ``end``."""
 
-    def __init__(self, shared: SharedThreads) -> None:
+    def __init__(self, shared: SharedThreads, keeps_s: float = 0.0) -> None:
         self._shared = shared
+        self._keeps_s = keeps_s
         self._begun, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        with self._shared.computing():
+        with self._shared.computing(self._keeps_s):
             self._begun.set()
             self._end.wait(20)
 
@@ -69,9 +70,9 @@ def test_who_computes_alone_has_all_threads_and_two_have_half_each(threads: int,
         other.end()
 
 
-def test_an_engine_keeps_its_share_between_two_steps_and_gives_it_away_soon_after() -> None:
+def test_an_engine_keeps_its_share_for_as_long_as_it_says() -> None:
     told = Told(2)
-    other = Another(told.shared)
+    other = Another(told.shared, keeps_s=0.05)
     other.begin()
     other.end()
     told.now_s = 0.049
@@ -80,6 +81,15 @@ def test_an_engine_keeps_its_share_between_two_steps_and_gives_it_away_soon_afte
         told.now_s = 0.051
         told.shared.adjust()
         assert told.mine == [1, 2]
+
+
+def test_an_engine_that_keeps_nothing_gives_its_share_away_at_once() -> None:
+    told = Told(2)
+    other = Another(told.shared)
+    other.begin()
+    other.end()
+    with told.shared.computing():
+        assert told.mine == [2]
 
 
 def test_the_number_is_set_only_when_it_changes() -> None:
@@ -116,7 +126,8 @@ class Layered(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             values = layer(values)
-        return self.head(values)
+        made: torch.Tensor = self.head(values)
+        return made
 
 
 def test_a_pass_adjusts_before_each_layer() -> None:
