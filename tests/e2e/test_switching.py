@@ -30,8 +30,8 @@ from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 STREAMS = 30
+"""At a time, one after the other until the last switch: however fast they are, answers are under way during each switch."""
 TOKENS = 120
-"""Of each answer: long enough that it is under way during a switch."""
 BODY = Question("What digits are shown?", ("9_c",), max_tokens=TOKENS).body(
     temperature=1.2, seed=11, ignore_eos=True, stream=True
 )
@@ -107,13 +107,22 @@ async def streams_while_it_switches(
 ) -> list[tuple[str, str]]:
     """The id and the text of each stream."""
     await until(partial(answers, manager), False)  # the manager's last report may be from an earlier stream
+    got: list[tuple[str, str]] = []
+    has_switched = asyncio.Event()
+
+    async def streams() -> None:
+        while not has_switched.is_set():
+            got.append(await stream(client))
+
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(stream(client)) for _ in range(STREAMS)]
+        for _ in range(STREAMS):
+            group.create_task(streams())
         await until(partial(answers, manager), True)
         for role in roles:
             await manager.switch_instance("text-1", role, force=False)
             await until(partial(serves, manager, role), True)
-    return [task.result() for task in tasks]
+        has_switched.set()
+    return got
 
 
 async def stream(client: httpx.AsyncClient) -> tuple[str, str]:

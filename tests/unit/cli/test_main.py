@@ -514,14 +514,24 @@ def test_an_interrupted_bench_reports_the_finished_requests(
     pace: tuple[object, ...], gateway: Stub, tmp_path: Path
 ) -> None:
     out_file = tmp_path / "out.json"
+    assert gateway.router is not None
+    asked, is_over = gateway.router.requests, threading.Event()
+    enough = len(asked) + 10
+
+    def interrupt() -> None:
+        while not is_over.wait(0.05):
+            if len(asked) >= enough:  # of those before the last, some have ended
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    stop = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    stop = threading.Thread(target=interrupt)
     stop.start()
     try:
         options = [*pace, "--duration", 60, "--images", 0, "--json", out_file]
         code, out, err = triptych("bench", "--url", gateway.url, *options)
     finally:
-        stop.cancel()
+        is_over.set()
         stop.join()
         signal.signal(signal.SIGINT, before)
     assert (code, err) == (130, "")
