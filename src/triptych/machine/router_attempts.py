@@ -9,8 +9,8 @@ MOST_BREAKS = 4
 RETURN_S = 10.0
 """How long a request looks for a router after it has lost one, which may come back itself."""
 RESTART_S = 3.0
-"""How long it looks for one while some cannot be reached and the others are unavailable, as in a rolling restart: one drains while the one
-that was restarted before it is not connected yet.
+"""How long it looks for one of several while some cannot be reached and the others, if any, are unavailable, as in a rolling restart: one
+drains or was just killed while the one that was restarted before it is not connected yet.
 """
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 0.5
@@ -25,9 +25,9 @@ class Next(Enum):
 
 
 class RouterAttempts:
-    """Three cases: a request that all routers refuse, or that reaches none, is offered to each of them once. Where some refuse it and
-    others are not reached, as when routers are restarted one by one, it is offered to all of them again for ``RESTART_S``. One that
-    was sent and lost is offered to all of them again and again, until one takes it or ``RETURN_S`` has passed.
+    """Three cases: a request that all routers refuse, or an only router that is not reached, is offered to each of them once. Where
+    some of several are not reached, as when routers are restarted one by one, it is offered to all of them again for ``RESTART_S``.
+    One that was sent and lost is offered to all of them again and again, until one takes it or ``RETURN_S`` has passed.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -87,6 +87,10 @@ class RouterAttempts:
         self.error = error
         self._until_s, self._pause_s = min(until_s, self._deadline_s), _FIRST_PAUSE_S
         return Next.ANY
+
+    def all_tried(self, error: Unavailable, now_s: float) -> Next:
+        """There is no other router after the last one failed with this error."""
+        return self._any_until(now_s + RESTART_S, error) if self._unreached and len(self.tried) > 1 else Next.FAIL
 
     def pause_s(self, now_s: float) -> float | None:
         """All routers were tried: the time until they are tried again, or None once it is enough."""

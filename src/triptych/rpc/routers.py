@@ -301,23 +301,21 @@ class Routers:
         self, error: TriptychError, router: _Router, job: "_Job", attempts: RouterAttempts, *, refused: bool
     ) -> None:
         """Return when the request may be sent again. Raises the error that ends it."""
+        loop = asyncio.get_running_loop()
         if isinstance(error, NotFound) and job.asks_all and not job.begun:
             attempts.tried.add(router.address)
             follows = Next.OTHER if self._candidates(job, attempts.tried) else Next.FAIL
         else:
-            follows = attempts.failed(
-                router.address,
-                error,
-                asyncio.get_running_loop().time(),
-                refused=refused,
-                may_repeat=self._may_repeat(job),
-            )
+            may_repeat = self._may_repeat(job)
+            follows = attempts.failed(router.address, error, loop.time(), refused=refused, may_repeat=may_repeat)
         if isinstance(error, InstanceLost) and not error.sent_by_peer:
             router.answers = False
+        if follows is Next.OTHER and isinstance(error, Unavailable) and not await self._has_other(job, attempts.tried):
+            follows = attempts.all_tried(error, loop.time())
         if follows is Next.ANY:
             logger.info("request %s: router %s: %s", job.request_id, router.address, error.message)
             return await self._wait_for_any(job, attempts)
-        if follows is Next.FAIL or not await self._has_other(job, attempts.tried):
+        if follows is Next.FAIL:
             raise error
         logger.info("request %s: router %s refused it: %s", job.request_id, router.address, error.message)
         return None

@@ -57,6 +57,27 @@ def test_where_one_router_ends_and_another_is_not_there_yet_both_are_asked_again
     assert attempts.pause_s(5.0 + RESTART_S) is None
 
 
+def test_where_none_of_several_is_reached_they_are_asked_again() -> None:
+    """One was killed just now; the other, which was killed before it, is back and not connected yet."""
+    attempts = RouterAttempts(60.0)
+    assert [failed(attempts, LOST, 5.0, address=address, refused=True) for address in "ab"] == [Next.OTHER] * 2
+    assert attempts.all_tried(LOST, 5.0) is Next.ANY
+    assert (attempts.error, attempts.tried) == (LOST, {"a", "b"})
+    assert attempts.pause_s(5.0) == pytest.approx(0.1)
+    assert failed(attempts, LOST, 5.1, refused=True) is Next.ANY
+    assert attempts.pause_s(5.0 + RESTART_S) is None
+
+
+@pytest.mark.parametrize(("addresses", "error"), [("a", LOST), ("ab", Unavailable("no text instance"))])
+def test_an_only_router_that_is_not_reached_and_several_that_refuse_are_not_asked_again(
+    addresses: str, error: Unavailable
+) -> None:
+    attempts = RouterAttempts(60.0)
+    for address in addresses:
+        assert failed(attempts, error, address=address, refused=error is LOST) is Next.OTHER
+    assert attempts.all_tried(error, 0.0) is Next.FAIL
+
+
 @pytest.mark.parametrize(
     ("error", "follows"),
     [(LOST, Next.ANY), (REPORTED, Next.FAIL), (Unavailable("x"), Next.FAIL), (Overloaded("x"), Next.FAIL)],

@@ -17,6 +17,7 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, ModelNotFound, NotFound, Unavailable
+from triptych.machine.router_attempts import RESTART_S
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
 from triptych.testing import virtual_time
@@ -167,6 +168,28 @@ async def test_the_last_router_s_refusal_is_the_answer() -> None:
     with pytest.raises(Unavailable, match="no text instance"):
         await here.chat("1")
     assert here.counts == {"a": 1, "b": 1}
+
+
+def test_a_request_that_reaches_no_router_waits_a_moment_for_one_of_several() -> None:
+    """As when they are killed in turn: the first is back, and the connection to it is not yet."""
+
+    async def test() -> None:
+        here = await site(a=MODEL, b=MODEL)
+        for client in here.clients.values():
+            client.goes_away()
+
+        async def comes_back() -> None:
+            await asyncio.sleep(RESTART_S / 2)
+            here.clients["a"].refused, here.clients["a"].script = False, HELLO
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(comes_back())
+            assert tuple(await here.chat("1")) == HELLO
+        here.clients["a"].goes_away()
+        with pytest.raises(InstanceLost, match="gone"):
+            await here.chat("2")
+
+    virtual_time.run(test())
 
 
 async def test_a_router_that_does_not_answer_is_chosen_last_and_keeps_its_models() -> None:
