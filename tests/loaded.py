@@ -28,6 +28,11 @@ class LoadedProcess:
 
     def set_stages(self, stages: frozenset[Stage], version: int) -> None:
         """It serves these at once."""
-        self._stages, self.stages_version = dict.fromkeys(stages, StageLoad(0, 0)), version
+        self.stages_version = version
+        self.reports(dict.fromkeys(stages, StageLoad(0, 0)))
+
+    def reports(self, stages: Mapping[Stage, StageLoad]) -> None:
+        """This is its load now."""
+        self._stages = stages
         for listener in self._listeners:
             listener()

@@ -90,6 +90,8 @@ class EncoderService(Generic[PreparedT]):
         )
         self._received_bytes = 0
         self._draining = False
+        self._served = 0
+        """Items that were encoded since the stage opened."""
 
     def start(self, *, runs_batches: bool = True) -> None:
         """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.turn``."""
@@ -127,6 +129,7 @@ class EncoderService(Generic[PreparedT]):
             self._record.refused(error)
             raise
         self._record.encoded(request, result)
+        self._served += self._is_open and not result.cached
         return result
 
     async def _encode_in_time(self, request: EncodeRequest) -> EncodeResult:
@@ -156,7 +159,8 @@ class EncoderService(Generic[PreparedT]):
     def load(self) -> InstanceLoad:
         """The current load."""
         queue = self._batcher.queue
-        encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes)
+        served = None if self._states is None else self._served
+        encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes, served=served)
         return InstanceLoad({Stage.ENCODE: encode} if self._is_open else {}, self._draining)
 
     @property
@@ -167,6 +171,7 @@ class EncoderService(Generic[PreparedT]):
         """Other stages are open now. Items in no batch are refused if this one is not; slots and leases stay."""
         if not self._is_open:
             self._batcher.refuse_unbegun(_closed())
+            self._served = 0
         self._watched_load.notify()
 
     def is_idle(self, stage: Stage) -> bool:

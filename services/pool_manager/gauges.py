@@ -34,6 +34,8 @@ class State(Protocol):
 
     def switches_pending_s(self) -> dict[tuple[str, ...], float]: ...
 
+    def switches_unserved_s(self) -> dict[tuple[str, ...], float]: ...
+
 
 def watch(metrics: Metrics, state: State) -> None:
     """Read ``state`` at every scrape."""
@@ -78,6 +80,12 @@ def _stages(state: State) -> Iterable[Metric]:
         "triptych_pool_switch_pending_seconds",
         "Age of the oldest order to switch that is not obeyed; 0 without one",
         state.switches_pending_s(),
+        ("model_name",),
+    )
+    yield gauge(
+        "triptych_pool_switch_unserved_seconds",
+        "For how long at most a stage that an order has opened has had work and served nothing; 0 without one",
+        state.switches_unserved_s(),
         ("model_name",),
     )
 

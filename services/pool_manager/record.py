@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from triptych.machine.pool_manager.member_events import SwitchEnded, SwitchOutcome
+from triptych.machine.pool_manager.member_events import SwitchEnded, SwitchOutcome, SwitchServed
 from triptych.runtime.metrics import Metrics
 
 
@@ -11,11 +11,16 @@ class Record(Protocol):
 
     def switch_ended(self, switch: SwitchEnded) -> None: ...
 
+    def switch_served(self, switch: SwitchServed) -> None: ...
+
 
 class NoRecord:
     """A ``Record`` that does nothing."""
 
     def switch_ended(self, switch: SwitchEnded) -> None:
+        del switch
+
+    def switch_served(self, switch: SwitchServed) -> None:
         del switch
 
 
@@ -35,8 +40,15 @@ class ManagerRecord:
             "triptych_pool_switch_seconds",
             "From an order to switch until the instance reports that it serves the new role",
         )
+        self._first_requests = metrics.histogram(
+            "triptych_pool_switch_first_request_seconds",
+            "From an order to switch until each stage that it opened has served a request or item",
+        )
 
     def switch_ended(self, switch: SwitchEnded) -> None:
         self._switches.labels(switch.model, switch.source.value, switch.target.value, switch.outcome.value).inc()
         if switch.outcome is SwitchOutcome.OBEYED:
             self._seconds.observe(switch.after_s)
+
+    def switch_served(self, switch: SwitchServed) -> None:
+        self._first_requests.observe(switch.after_s)

@@ -40,6 +40,7 @@ from triptych.machine.pool_manager.member_events import (
     SendOrder,
     SessionEnded,
     SwitchEnded,
+    SwitchServed,
     SwitchWanted,
     Tick,
 )
@@ -218,6 +219,10 @@ class PoolManagerService:
     def switches_pending_s(self) -> dict[tuple[str, ...], float]:
         """By model, the age of the oldest order to switch that is not obeyed; 0 without one."""
         return {(model,): age_s for model, age_s in self._machine.switches_pending_s(self._clock()).items()}
+
+    def switches_unserved_s(self) -> dict[tuple[str, ...], float]:
+        """By model, for how long at most a stage that an order has opened has had work and served nothing."""
+        return {(model,): age_s for model, age_s in self._machine.switches_unserved_s(self._clock()).items()}
 
     @property
     def silences(self) -> Mapping[tuple[str, ...], int]:
@@ -398,5 +403,7 @@ class PoolManagerService:
                     logger.info("%s %s", instance_id, what)
                 case SwitchEnded():
                     self._record.switch_ended(effect)
+                case SwitchServed():
+                    self._record.switch_served(effect)
                 case _:
                     """The stream is gone."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -86,6 +87,8 @@ class _Job:
     """The instance drains, a stage closes, or items hold it up: it goes on elsewhere if it can."""
     why_leaving: str = ""
     """As in ``Record.handed_over``."""
+    is_decoded: bool = False
+    """There is a token that the decode stage has computed."""
 
     @property
     def needs(self) -> frozenset[Stage]:
@@ -159,6 +162,8 @@ class TextService:
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()
         self._draining = False
+        self._served: Counter[Stage] = Counter()
+        """By open stage, what it has served since it opened."""
         slo_s = settings.engine_options.tpot_slo_s
         is_lender = scheduler is not None and scheduler.encode_first
         self._tolerated_gap_s = inf if slo_s is None or not is_lender else _TOLERATED_GAP * slo_s
@@ -232,7 +237,8 @@ class TextService:
                     is_last = await self._pause(job, answers)
                     ready_tokens += sequences.take()
                 answered.update(tokens.choice for tokens in ready_tokens)
-                job.has_answered = bool(answered)
+                if ready_tokens:
+                    self._count_served(job)
                 if events := self._events(job, answers, ready_tokens, sequences, record):
                     yield events
                 if is_last and answers and answered.issuperset(answers):
@@ -372,7 +378,19 @@ class TextService:
             stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
         if self._states is None:
             return InstanceLoad(stages, self._draining)
+        stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
         return InstanceLoad(stages, self._draining, stages_version=self._states.version, closed=self._states.told)
+
+    def _count_served(self, job: _Job) -> None:
+        """It has got tokens."""
+        is_first, job.has_answered = not job.has_answered, True
+        counted = set[Stage]()
+        if is_first:
+            counted |= job.needs & _PREFILL
+        if not job.is_decoded and (job.request.continued or not is_first):
+            job.is_decoded = True
+            counted |= job.needs & _DECODE
+        self._served.update(counted & self._open)
 
     @property
     def _open(self) -> frozenset[Stage]:
@@ -431,6 +449,8 @@ class TextService:
             closed = job.needs - self._open
             if closed and (not job.has_begun or Stage.DECODE in closed):
                 self._leave(job, "switch")
+        for stage in _BOTH - self._open:
+            del self._served[stage]
         self._watched_load.notify()
 
     def is_idle(self, stage: Stage) -> bool:

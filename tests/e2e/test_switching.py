@@ -76,6 +76,8 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
         assert metrics.total("triptych_pool_switches_total", **orders) >= 1, orders
     assert metrics.total("triptych_pool_switches_total", outcome="overtaken") == 0
     assert metrics.total("triptych_pool_switch_seconds_count") >= len(ROLES)
+    assert metrics.total("triptych_pool_switch_first_request_seconds_count") >= 1
+    assert metrics.total("triptych_pool_switch_unserved_seconds") == 0
 
 
 async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
@@ -121,6 +123,7 @@ async def streams_while_it_switches(
         for role in roles:
             await manager.switch_instance("text-1", role, force=False)
             await until(partial(serves, manager, role), True)
+        await until(partial(has_served, manager), True)
         has_switched.set()
     return got
 
@@ -145,6 +148,11 @@ async def text_1(manager: PoolManagerStub) -> MemberStatus:
 
 async def serves(manager: PoolManagerStub, role: Role) -> bool:
     return (await text_1(manager)).open == role.stages
+
+
+async def has_served(manager: PoolManagerStub) -> bool:
+    """Whether each stage that the last order opened has served something."""
+    return (await text_1(manager)).served_s is not None
 
 
 async def until(asked: Callable[[], Awaitable[bool]], wanted: bool) -> None:

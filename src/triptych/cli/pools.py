@@ -261,6 +261,8 @@ def _switched(member: MemberStatus) -> str:
         found = f", serves {Role.of(member.open).value} for {in_words(member.open_s)}"
     if member.wanted is not None and not member.is_as_wanted:
         found += f", ordered to serve {member.wanted.value} {in_words(member.wanted_s)} ago"
+    elif member.served_s is not None:
+        found += f", first request {member.served_s:.2g} s after the order"
     for one in member.load.closed:
         if one.fault:
             found += f", cannot {one.stage.value}: {one.fault}"

@@ -101,6 +101,10 @@ class StageLoad:
     of an instance that hands over."""
     free_tokens: int | None = None
     """KV memory for so many tokens is free. Decode stage only; None if unknown."""
+    served: int | None = None
+    """Of an instance that switches: for how many items or requests the stage has computed what they came for since it opened. None if
+    unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)

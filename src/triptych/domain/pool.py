@@ -185,6 +185,8 @@ class MemberStatus:
     """The order is so old."""
     open_s: float = 0.0
     """The open stages have been so for so long."""
+    served_s: float | None = None
+    """From that order until each stage that it opened had served a request or item; None before, and where it opens none."""
 
     @property
     def open(self) -> frozenset[Stage]:

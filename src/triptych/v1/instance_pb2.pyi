@@ -143,18 +143,20 @@ class WatchLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StageLoad(_message.Message):
-    __slots__ = ("stage", "pending_tokens", "pending", "leased_bytes", "free_tokens")
+    __slots__ = ("stage", "pending_tokens", "pending", "leased_bytes", "free_tokens", "served")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     stage: Stage
     pending_tokens: int
     pending: int
     leased_bytes: int
     free_tokens: int
-    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., free_tokens: _Optional[int] = ...) -> None: ...
+    served: int
+    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., free_tokens: _Optional[int] = ..., served: _Optional[int] = ...) -> None: ...
 
 class ClosedStage(_message.Message):
     __slots__ = ("stage", "opens_s", "fault")

@@ -392,7 +392,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("registration", "condition", "suspected", "load", "since_s", "heard_s", "wanted", "wanted_s", "open_s")
+    __slots__ = ("registration", "condition", "suspected", "load", "since_s", "heard_s", "wanted", "wanted_s", "open_s", "served_s")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +402,7 @@ class MemberStatus(_message.Message):
     WANTED_FIELD_NUMBER: _ClassVar[int]
     WANTED_S_FIELD_NUMBER: _ClassVar[int]
     OPEN_S_FIELD_NUMBER: _ClassVar[int]
+    SERVED_S_FIELD_NUMBER: _ClassVar[int]
     registration: Registration
     condition: Condition
     suspected: bool
@@ -411,7 +412,8 @@ class MemberStatus(_message.Message):
     wanted: _instance_pb2.Role
     wanted_s: float
     open_s: float
-    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., wanted: _Optional[_Union[_instance_pb2.Role, str]] = ..., wanted_s: _Optional[float] = ..., open_s: _Optional[float] = ...) -> None: ...
+    served_s: float
+    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., wanted: _Optional[_Union[_instance_pb2.Role, str]] = ..., wanted_s: _Optional[float] = ..., open_s: _Optional[float] = ..., served_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("model", "role", "members", "scaling")

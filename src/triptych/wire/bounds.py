@@ -198,6 +198,7 @@ TABLE: Mapping[str, Rows] = {
     "StageLoad": {
         "pending_tokens": Between(0, 1 << 48),
         "pending": Anything(),
+        "served": _COUNT,
         "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
         "free_tokens": Between(0, 1 << 48),
     },

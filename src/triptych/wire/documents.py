@@ -46,6 +46,7 @@ def _member(member: MemberStatus) -> dict[str, Any]:
         "serves": Role.of(member.open).value if member.open else None,
         "serves_s": round(member.open_s, 1),
         "wanted": None if member.wanted is None else member.wanted.value,
+        "first_served_s": None if member.served_s is None else round(member.served_s, 2),
         "closed": {one.stage.value: {"opens_s": one.opens_s, "fault": one.fault} for one in member.load.closed},
     }
 

@@ -24,6 +24,7 @@ def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
             pending=one.pending,
             leased_bytes=one.leased_bytes,
             free_tokens=one.free_tokens,
+            served=one.served,
         )
         stages.append(made)
     return stages
@@ -33,7 +34,10 @@ def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, Stag
     stages: dict[Stage, StageLoad] = {}
     for one in message.stages:
         free_tokens = one.free_tokens if one.HasField("free_tokens") else None
-        stages[_STAGE.from_wire[one.stage]] = StageLoad(one.pending_tokens, one.pending, one.leased_bytes, free_tokens)
+        served = one.served if one.HasField("served") else None
+        stages[_STAGE.from_wire[one.stage]] = StageLoad(
+            one.pending_tokens, one.pending, one.leased_bytes, free_tokens, served
+        )
     if len(stages) != len(message.stages):
         raise InvalidRequest("a load report names a stage twice", param="stages")
     return stages

@@ -225,7 +225,7 @@ class TextInstance:
                 break
             await asyncio.sleep(0.05)
         for one in self.service.load().stages.values():
-            assert replace(one, free_tokens=None) == StageLoad(0, 0)
+            assert replace(one, free_tokens=None, served=None) == StageLoad(0, 0)
             assert one.free_tokens in (None, self.engine.kv_tokens)
         assert self.receiver.cache.pinned_bytes == 0
         assert len(self.scope) == LASTING_TASKS

@@ -111,4 +111,11 @@ class SwitchEnded:
     after_s: float
 
 
-MemberEffect = SendOrder | EndSession | MembersChanged | Logged | SwitchEnded
+@dataclass(frozen=True, slots=True)
+class SwitchServed:
+    """Each stage that an order has opened has served something, so long after the order."""
+
+    after_s: float
+
+
+MemberEffect = SendOrder | EndSession | MembersChanged | Logged | SwitchEnded | SwitchServed

@@ -27,7 +27,7 @@ from triptych.domain.pool import (
     Watch,
     served,
 )
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.machine.pool_manager.member_events import (
     DrainWanted,
     EndSession,
@@ -42,6 +42,7 @@ from triptych.machine.pool_manager.member_events import (
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
+    SwitchServed,
     SwitchWanted,
     Tick,
 )
@@ -82,6 +83,14 @@ class _Switch:
     version: int = 0
     """0 until it is sent: the member's last version must be known."""
     obeyed: bool = False
+    served_s: float | None = None
+    """From the order until each stage that it opened had served something; None before."""
+    waits_since_s: float | None = None
+    """Since then a stage that it opened has had work, and has served nothing."""
+
+    @property
+    def opened(self) -> frozenset[Stage]:
+        return self.role.stages - self.source.stages
 
 
 @dataclass(slots=True)
@@ -211,6 +220,7 @@ class MembersMachine:
                 wanted=None if one.switch is None else one.switch.role,
                 wanted_s=0.0 if one.switch is None else max(0.0, now_s - one.switch.since_s),
                 open_s=max(0.0, now_s - one.open_since_s),
+                served_s=None if one.switch is None else one.switch.served_s,
             )
             pools.setdefault((told.model, "" if told.role is None else told.role.value), []).append(status)
         return tuple(
@@ -225,6 +235,16 @@ class MembersMachine:
             if one.registration.switchable is not None:
                 pending_s = 0.0 if one.pending is None else max(0.0, now_s - one.pending.since_s)
                 found[one.registration.model] = max(pending_s, found.get(one.registration.model, 0.0))
+        return found
+
+    def switches_unserved_s(self, now_s: float) -> dict[str, float]:
+        """By model, for how long at most a stage that an order has opened has had work and served nothing. Models as above."""
+        found: dict[str, float] = {}
+        for one in self._members.values():
+            if one.registration.switchable is not None:
+                since_s = now_s if one.switch is None or one.switch.waits_since_s is None else one.switch.waits_since_s
+                model = one.registration.model
+                found[model] = max(now_s - since_s, found.get(model, 0.0))
         return found
 
     def validate(self) -> None:
@@ -328,6 +348,7 @@ class MembersMachine:
         elif switch is not None and _obeys(heartbeat.load, switch):
             effects += _ended(member, SwitchOutcome.OBEYED, now_s)
             switch.obeyed = True
+            effects += _verified(member, switch, now_s)
         elif switch is not None and (fault := _fault(switch, heartbeat.load)):
             effects += _ended(member, SwitchOutcome.GIVEN_UP, now_s)
             member.switch = None
@@ -452,6 +473,21 @@ class MembersMachine:
 
 def _obeys(load: InstanceLoad, switch: _Switch) -> bool:
     return bool(switch.version) and load.stages_version == switch.version and load.stages.keys() == switch.role.stages
+
+
+def _verified(member: _Member, switch: _Switch, now_s: float) -> list[MemberEffect]:
+    """The order is obeyed: see whether the stages that it opened serve what comes."""
+    if switch.served_s is not None or not switch.opened:
+        return []
+    loads = [member.load.at(stage) for stage in switch.opened]
+    if all(load.served for load in loads):
+        switch.served_s, switch.waits_since_s = max(0.0, now_s - switch.since_s), None
+        return [SwitchServed(switch.served_s)]
+    if not any(load.pending and load.served == 0 for load in loads):
+        switch.waits_since_s = None
+    elif switch.waits_since_s is None:
+        switch.waits_since_s = now_s
+    return []
 
 
 def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[MemberEffect]:

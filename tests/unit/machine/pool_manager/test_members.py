@@ -33,6 +33,7 @@ from triptych.machine.pool_manager.member_events import (
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
+    SwitchServed,
     SwitchWanted,
     Tick,
 )
@@ -384,6 +385,48 @@ def test_an_order_to_switch_ends_once_when_the_member_reports_the_stages_under_i
     assert not switches_ended(manager.handle(SwitchWanted("a", Role.P, "on purpose"))), "the last one had ended"
     again = switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(6, told(Stage.PREFILL, version=2)))))
     assert [(one.source, one.target) for one in again] == [(Role.D, Role.P)]
+
+
+def test_an_order_is_verified_by_the_first_that_each_opened_stage_serves(manager: Manager) -> None:
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.E.stages))))
+    manager.handle(SwitchWanted("a", Role.PD, "on purpose"))
+
+    def reports(sequence: int, prefill: StageLoad, decode: StageLoad) -> list[SwitchServed]:
+        load = InstanceLoad({Stage.PREFILL: prefill, Stage.DECODE: decode}, stages_version=1)
+        effects = manager.handle(HeartbeatReceived(1, Heartbeat(sequence, load)))
+        return [one for one in effects if isinstance(one, SwitchServed)]
+
+    def unserved_s() -> float:
+        return manager.machine.switches_unserved_s(manager.now_s)["m"]
+
+    empty, works, has_served = StageLoad(0, 0, served=0), StageLoad(5, 1, served=0), StageLoad(0, 0, served=1)
+    assert reports(2, empty, empty) == []
+    manager.now_s += 9.0
+    assert unserved_s() == 0, "nothing has come"
+    assert reports(3, works, empty) == []
+    manager.now_s += 2.0
+    assert unserved_s() == 2.0
+    assert reports(4, has_served, works) == []
+    assert (unserved_s(), status_of(manager).served_s) == (2.0, None)
+    assert reports(5, has_served, empty) == []
+    assert unserved_s() == 0, "its client has left"
+    assert reports(6, has_served, has_served) == [SwitchServed(11.0)]
+    assert (unserved_s(), status_of(manager).served_s) == (0.0, 11.0)
+    assert reports(7, has_served, has_served) == []
+
+
+@pytest.mark.parametrize(("source", "served"), [(Role.E, None), (Role.PD, 0)], ids=["not told", "opens none"])
+def test_what_cannot_be_verified_is_not(manager: Manager, source: Role, served: int | None) -> None:
+    """A release before does not say what it has served."""
+    manager.handle(Registered(1, registration(**SWITCHABLE)))
+    manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*source.stages))))
+    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    load = InstanceLoad({Stage.DECODE: StageLoad(5, 1, served=served)}, stages_version=1)
+    manager.handle(HeartbeatReceived(1, Heartbeat(2, load)))
+    manager.now_s += 2.0
+    manager.handle(HeartbeatReceived(1, Heartbeat(3, load)))
+    assert (status_of(manager).served_s, manager.machine.switches_unserved_s(manager.now_s)) == (None, {"m": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
 from tests.loaded import LoadedProcess
 from triptych import ports
-from triptych.domain.instance import InstanceLoad
+from triptych.domain.instance import InstanceLoad, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import Heartbeat, MemberCondition, MemberReport, Order, OrderKind, Registration, Watch
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.pool_manager.members import MemberLimits
@@ -493,6 +493,7 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         assert here.metric("switches_total", from_role="PD", to_role="D", outcome="obeyed") == 1
         assert here.metrics.registry.get_sample_value("triptych_pool_switch_seconds_count") == 1
         assert (frozenset(moves.load().stages), moves.stages_version) == (Role.D.stages, 9)
+        assert here.metric("switch_unserved_seconds") == 0
         ((_, told),) = [pool.members for pool in (await manager.status()).pools]
         assert (told.wanted, told.open, told.is_as_wanted) == (Role.D, Role.D.stages, True)
         with pytest.raises(FailedPrecondition, match="a is the last prefill instance"):
@@ -500,6 +501,26 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         await manager.switch_instance("a", Role.D, force=True)
         await asyncio.sleep(1)
         assert set(stays.load().stages) == Role.D.stages
+
+
+@virtually
+async def test_the_first_that_an_opened_stage_serves_is_seen_in_metrics_and_the_status() -> None:
+    async with site() as here:
+        manager, process = here.connect("m1:1"), here.start("a")
+        switchable(process)
+        await asyncio.sleep(1)
+        await manager.switch_instance("a", Role.EPD, force=False)
+        await asyncio.sleep(1)
+        process.reports({stage: StageLoad(5, 1, served=0) for stage in Stage})
+        await asyncio.sleep(3)
+        assert here.metric("switch_unserved_seconds") == pytest.approx(3, abs=0.1)
+        process.reports({stage: StageLoad(0, 0, served=1) for stage in Stage})
+        await asyncio.sleep(1)
+        assert here.metric("switch_unserved_seconds") == 0
+        took_s = here.metrics.registry.get_sample_value("triptych_pool_switch_first_request_seconds_sum")
+        assert took_s == pytest.approx(4, abs=0.1)
+        ((told,),) = [pool.members for pool in (await manager.status()).pools]
+        assert told.served_s == pytest.approx(4, abs=0.1)
 
 
 @virtually

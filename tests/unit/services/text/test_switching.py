@@ -21,7 +21,7 @@ from tests.unit.services.instances import (
     under_virtual_time,
 )
 from tests.unit.services.text.test_hand_over import LEASE_S, ROOM, events_of, prefill_call, release_routers
-from triptych.domain.generation import Finished, HandedOver, TextEvent, TextRequest
+from triptych.domain.generation import Finished, HandedOver, Ready, TextEvent, TextRequest
 from triptych.domain.stage import Role, Stage
 from triptych.errors import Conflict, StageClosed
 from triptych.machine.encoder.batch_queue import BatchLimits
@@ -193,5 +193,37 @@ def test_old_orders_are_refused() -> None:
             assert s.metric("switches_total", outcome="refused") == 2
             info = await s.text.service.describe()
             assert (info.role, info.switchable) == (Role.PD, Role.EPD), "what it began with, and can be"
+
+    under_virtual_time(scenario)
+
+
+def test_an_opened_stage_says_what_it_has_served_since() -> None:
+    async def scenario() -> None:
+        async with switchable(Role.E) as s:
+
+            def served() -> dict[Stage, int | None]:
+                loads = (s.text.service.load(), s.encoder.service.load())
+                return {stage: load.served for one in loads for stage, load in one.stages.items()}
+
+            assert served() == {Stage.ENCODE: 0}
+            for _ in range(2):
+                result = await s.encoder.service.encode(encode_request("cat"))
+                await s.encoder.service.release([result.ticket.lease_id, result.router_lease])
+            assert served() == {Stage.ENCODE: 1}, "the second was there"
+            s.to(Role.PD)
+            assert served() == {Stage.PREFILL: 0, Stage.DECODE: 0}
+            async with aclosing(s.text.service.generate(asked("what is this?"))) as stream:
+                assert [type(one) for one in await anext(stream)] == [Ready]
+                assert served() == {Stage.PREFILL: 0, Stage.DECODE: 0}
+                await anext(stream)
+                assert served() == {Stage.PREFILL: 1, Stage.DECODE: 0}, "the first token is the prompt's"
+                await anext(stream)
+                assert served() == {Stage.PREFILL: 1, Stage.DECODE: 1}
+            s.to(Role.P)
+            assert served() == {Stage.PREFILL: 1}, "it was open all the time"
+            await give_back(s, await events_of(s.text, asked("what is this?", hands_over=True)))
+            assert served() == {Stage.PREFILL: 2}
+            s.to(Role.EPD)
+            assert served() == {Stage.ENCODE: 0, Stage.PREFILL: 2, Stage.DECODE: 0}
 
     under_virtual_time(scenario)
