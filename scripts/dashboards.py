@@ -516,18 +516,20 @@ def pools() -> schema.Dashboard:
                     "short",
                     {
                         outcome: f'sum(increase(triptych_pool_switches_total{{{_MODEL}, outcome="{outcome}"}}[1h])) or vector(0)'
-                        for outcome in ("obeyed", "overtaken", "lost")
+                        for outcome in ("obeyed", "overtaken", "given_up", "lost")
                     }
                     | {"refused": 'sum(increase(triptych_switches_total{outcome="refused"}[1h])) or vector(0)'},
                 ),
                 graph(
                     "Time of a switch",
-                    "Longest 5 % within an hour: until the instance serves the new stages, and until the old ones are closed; and the age of the oldest that is not carried out.",
+                    "Longest 5 % within an hour: until the new stages are open, until they have served a request, and until the old ones are closed; and the age of the oldest that is not carried out, or has work and serves none.",
                     "s",
                     {
-                        "serves": _p95_of_hour("triptych_pool_switch_seconds"),
+                        "open": _p95_of_hour("triptych_pool_switch_seconds"),
+                        "first request": _p95_of_hour("triptych_pool_switch_first_request_seconds"),
                         "closed": _p95_of_hour("triptych_switch_seconds"),
                         "not obeyed": f"max(triptych_pool_switch_pending_seconds{{{_MODEL}}}) or vector(0)",
+                        "not served": f"max(triptych_pool_switch_unserved_seconds{{{_MODEL}}}) or vector(0)",
                         "not closed": "max(triptych_switch_pending_seconds) or vector(0)",
                     },
                 ),
@@ -741,6 +743,21 @@ def transfer() -> schema.Dashboard:
                         "in use": f"max(vllm:kv_cache_usage_perc{{{_MODEL}}})",
                         "preemptions/s": per_s("vllm:num_preemptions_total", _MODEL),
                         "copied back/s": per_s("triptych_kv_copies_total", 'direction="back"'),
+                    },
+                ),
+                graph(
+                    "Segments of keys and values",
+                    "Per second, by what becomes of them: sealed or cached for others, pulled or found by them, computed where they were lost.",
+                    "ops",
+                    {"{{outcome}}": per_s("triptych_kv_segments_total", by="outcome")},
+                ),
+                graph(
+                    "Prefixes of other instances",
+                    "Tokens per second that are pulled instead of computed; leases that their holders grant and refuse.",
+                    "short",
+                    {
+                        "tokens/s": per_s("triptych_kv_prefix_tokens_total") + " or vector(0)",
+                        "leases {{outcome}}/s": per_s("triptych_kv_prefix_leases_total", by="outcome"),
                     },
                 ),
                 graph(
