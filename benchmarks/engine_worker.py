@@ -27,7 +27,7 @@ class System(Protocol):
 
 
 class Ours:
-    def __init__(self, directory: Path, threads: int, most: int) -> None:
+    def __init__(self, directory: Path, threads: int, most: int, *, eager: bool) -> None:
         import torch
 
         from triptych.domain.sampling import SamplingParams
@@ -39,7 +39,7 @@ class Ours:
         self._request, self._sampling = EngineRequest, SamplingParams
         self._engine = TransformersTextEngine(
             directory / "multimodal",
-            EngineOptions(kv_cache_bytes=1 << 30, max_sequences=most, cross_cache_bytes=0),
+            EngineOptions(kv_cache_bytes=1 << 30, max_sequences=most, cross_cache_bytes=0, enforce_eager=eager),
             model_id="benchmark",
             max_embedding_bytes=0,
             compute=ComputeOptions(torch_threads=threads),
@@ -193,8 +193,10 @@ def main() -> None:
     os.dup2(2, 1)  # keep libraries' output out of the results
     if name == "generate":
         run = padded(Generate(directory, threads))
+    elif name == "vllm":
+        run = continuous(Vllm(directory, threads, most))
     else:
-        run = continuous(Ours(directory, threads, most) if name == "ours" else Vllm(directory, threads, most))
+        run = continuous(Ours(directory, threads, most, eager=name == "eager"))
     for answer in answers(run):
         told.write(json.dumps(answer) + "\n")
         told.flush()

@@ -10,8 +10,10 @@ where available (``engine/decoder/paged_attention.py``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -123,10 +125,42 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The first rows of a pass, for a compiled kernel: each the last position of a sequence, in any blocks."""
+
+    tables: np.ndarray[Any, np.dtype[np.int64]]
+    """Blocks of all sequences, one after the other."""
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    """[rows]: where the blocks of each begin."""
+    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    """[rows]: positions of each, the row's own included."""
+
+    @classmethod
+    def of(cls, contexts: Sequence[Context]) -> "DecodeRows":
+        blocks = [len(one.table) for one in contexts]
+        return cls(
+            np.fromiter(chain.from_iterable(one.table for one in contexts), np.int64, sum(blocks)),
+            np.fromiter(accumulate(blocks[:-1], initial=0), np.int64, len(blocks)) if blocks else np.empty(0, np.int64),
+            np.fromiter((one.length for one in contexts), np.int64, len(contexts)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer passes to its attention function beside tensors."""
+
+    scaling: float | None
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBatch:
     """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` are where each row's key and value go.
 
-    If ``paged`` is set, a paged kernel uses it instead of the other two.
+    If ``paged`` is set, a paged kernel uses it instead of the other two. If ``rows`` is set, fused layers compute it instead of ``decodes``.
     """
 
     cache: KvCache
@@ -134,6 +168,9 @@ class PackedBatch:
     decodes: tuple[Decodes, ...]
     chunks: tuple[Chunk, ...]
     paged: PagedLayout | None = None
+    rows: DecodeRows | None = None
+    calls: dict[int, AttentionCall] | None = None
+    """By layer, filled by ``packed_attention`` if there is one."""
 
 
 def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:
@@ -187,6 +224,8 @@ def packed_attention(
     refused = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     if refused or attention_mask is not None:
         raise NotImplementedError(f"packed attention has no {refused or 'attention mask'}")
+    if packed.calls is not None:
+        packed.calls[module.layer_idx] = AttentionCall(scaling, sliding_window)
     keys, values = packed.cache.keys[module.layer_idx], packed.cache.values[module.layer_idx]
     keys.index_copy_(0, packed.slots, key[0].transpose(0, 1))
     values.index_copy_(0, packed.slots, value[0].transpose(0, 1))
@@ -194,7 +233,8 @@ def packed_attention(
         return paged_attention(packed.paged, query, keys, values, scaling, sliding_window), None
     done = [_decodes(query, keys, values, packed, module.layer_idx, scaling, sliding_window)] if packed.decodes else []
     done += [
-        _chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window) for part in packed.chunks
+        attend_chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window)
+        for part in packed.chunks
     ]
     return (done[0] if len(done) == 1 else torch.cat(done))[None], None
 
@@ -229,7 +269,7 @@ def _decodes(
     return torch.cat(out).view(-1, heads, head_size)
 
 
-def _chunk(
+def attend_chunk(
     part: Chunk,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -33,7 +33,8 @@ class EngineOptions:
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""
     enforce_eager: bool = False
-    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding."""
+    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding. On a CPU, with float32, do
+    not compile what lies between the matrix products."""
 
     def __post_init__(self) -> None:
         check_limits(self, ("max_sequences", "token_budget"))

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from triptych.engine.decoder.attention import Chunk, Context, Decodes, PackedBatch, decodes, order_decodes
+from triptych.engine.decoder.attention import (
+    AttentionCall,
+    Chunk,
+    Context,
+    DecodeRows,
+    Decodes,
+    PackedBatch,
+    decodes,
+    order_decodes,
+)
 from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
@@ -31,6 +40,10 @@ class PackedModelRunner:
         graphs: DecodeGraphs | None = None,
     ) -> None:
         """``graphs`` runs the passes that were captured."""
+        self.is_fused = False
+        """The decoder's layers are fused (``fused_layers``), and to be used so."""
+        self.calls: dict[int, AttentionCall] | None = None
+        """By layer, filled by passes if there is one."""
         self._graphs = graphs
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
@@ -69,7 +82,7 @@ class PackedModelRunner:
             return list(forward_outputs(logits, [one.wants_logits for one in inputs]))
         single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
         contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
-        groups = order_decodes(contexts, self._device)
+        groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
         order = [single[at] for group in groups for at in group]
         several = sorted(set(range(len(inputs))).difference(single))
         ordered = [inputs[at] for at in (*order, *several)]
@@ -103,13 +116,15 @@ class PackedModelRunner:
             )
             return PackedBatch(self._cache, where, (), (), layout)
         row, singles, chunks = 0, list[Decodes](), list[Chunk]()
+        fused = DecodeRows.of(groups[0]) if self.is_fused else None
         for group in groups:
-            singles.append(decodes(row, group, self._cache))
+            if fused is None:
+                singles.append(decodes(row, group, self._cache))
             row += len(group)
         for one in ordered[row:]:
             chunks.append(Chunk(row, one.count, Context(one.end, one.table, one.is_contiguous), one.bidirectional))
             row += one.count
-        return PackedBatch(self._cache, where, tuple(singles), tuple(chunks))
+        return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
 
     def _decode(
         self, ordered: Sequence[ForwardInput], parts: Sequence[ForwardPart], rows: int, packed: PackedBatch

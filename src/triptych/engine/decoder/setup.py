@@ -11,7 +11,7 @@ from triptych.domain.kv_segment import KvKind
 from triptych.engine.decoder.attention import PACKED_ATTENTION
 from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.decoder.model_runner import ForwardInput, ModelRunner
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _BLOCK_TOKENS = 16
+_PROBE_TOKENS = 6
+_SAME = 1e-4
+"""Largest difference of two logits that are the same but for rounding, in shares of the largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,18 @@ def build_runner(
     options: KvOptions,
     model_revision: str,
     graphs: GraphOptions | None = None,
+    fused: bool = False,
 ) -> DecoderSetup:
     """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
+
+    ``fused``: let fused layers compute float32 on a CPU, where the decoder has the structure.
 
     A small pass shows at start, not at the first request, that the decoder runs.
     """
     config: Any = adapter.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     made = (
-        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs)
+        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs, fused=fused)
         if kinds <= _PACKED_LAYERS
         else _cached(adapter, kv_cache_bytes, device, options)
     )
@@ -101,6 +107,8 @@ def _packed(
     options: KvOptions,
     model_revision: str,
     graphs: GraphOptions | None,
+    *,
+    fused: bool,
 ) -> DecoderSetup:
     config: Any = adapter.decoder.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -118,7 +126,52 @@ def _packed(
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
     captured = None if graphs is None else _captured(adapter, cache, graphs)
     runner = PackedModelRunner(adapter, cache, device=device, paged=paged, graphs=captured)
+    if fused and not paged and device.type == "cpu" and dtype == torch.float32:
+        _fuse(runner, adapter, cache)
     return DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
+
+
+def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> None:
+    """Let fused layers compute the passes, if the decoder has the structure, and they yield the same."""
+    try:
+        from triptych.engine.decoder import fused_layers  # takes a second, and other devices need no numba
+    except ImportError as error:
+        logger.info("operations between products are not compiled: %s", error)
+        return
+    if cache.blocks < 2 * _PROBE_TOKENS or not fused_layers.can_fuse(adapter.decoder):
+        return
+    runner.calls = {}
+    expected = _logits(runner, adapter, cache.block_tokens)
+    calls, runner.calls = runner.calls, None
+    if expected is None:
+        return
+    fused_layers.fuse(adapter.decoder, calls)
+    runner.is_fused = True
+    found = _logits(runner, adapter, cache.block_tokens)
+    if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):
+        return
+    logger.warning("operations between products are not compiled: they would yield something else")
+    runner.is_fused = False
+    fused_layers.unfuse(adapter.decoder)
+
+
+def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: int) -> torch.Tensor | None:
+    """[3, vocabulary] of a prompt, and of a pass over the token after it and another prompt; None if a pass fails."""
+    tokens, last = range(_PROBE_TOKENS), _PROBE_TOKENS - 1
+    blocks = -(-_PROBE_TOKENS // block_tokens)
+    first, second = range(blocks), range(blocks, 2 * blocks)
+    plan = adapter.plan([0] * _PROBE_TOKENS, [])
+    passes = [
+        [ForwardInput("a", tokens[:last], plan, 0, first, False, True, True)],
+        [
+            ForwardInput("a", tokens[last:], plan, last, first, False, True, True),
+            ForwardInput("b", tokens[::-1], plan, 0, second, False, True, True),
+        ],
+    ]
+    results = [result for inputs in passes for result in runner.run(inputs)]
+    runner.drop(["a", "b"])
+    found = [one.logits.clone() for one in results if isinstance(one, ForwardOutput) and one.logits is not None]
+    return torch.stack(found) if len(found) == len(results) else None
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:

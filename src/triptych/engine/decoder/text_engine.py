@@ -100,6 +100,7 @@ class TransformersTextEngine:
             options=kv or KvOptions(),
             model_revision=self._model_info.revision,
             graphs=graphs,
+            fused=not options.enforce_eager,
         )
         if made.cache is None and options.preempted_kv_bytes:
             raise BadModel(

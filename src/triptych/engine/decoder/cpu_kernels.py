@@ -1,0 +1,231 @@
+"""What lies between the matrix products of a decoder layer, compiled for the processor: float32, on a CPU, one thread.
+
+Numba compiles each function when it is called first, and keeps it in a cache directory. Arrays are contiguous, and of float32 unless
+said otherwise; n is the number of rows of a pass. A row's results do not depend on the other rows. No index is checked.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+_ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums are vectorized. Infinities and NaN stay what they are: the engine looks for them."""
+_LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LEAST, _MOST = np.float32(-87.3), np.float32(88.0)
+_HALF, _ONE = np.float32(0.5), np.float32(1.0)
+_SERIES = tuple(
+    np.float32(one)
+    for one in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
+"""Of Cephes' ``expf``."""
+
+
+def _compiled(function: F, *, any_order: bool = True) -> F:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
+    try:
+        made: F = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no directory for its cache can be written
+        made = numba.njit(**options)(function)
+    return made
+
+
+def _reinterpret(context: Any, bits: Any) -> Any:
+    """An int32 as the float32 with these bits."""
+    del context, bits
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return numba.types.float32(numba.types.int32), generate
+
+
+_as_float: Any = intrinsic(_reinterpret)
+
+
+def _exp_plain(x: np.float32) -> np.float32:
+    """To 2e-7 of its value, and vectorized in a loop, as libm's is not. NaN stays NaN."""
+    bounded = min(max(x, _LEAST), _MOST)
+    power = np.floor(bounded * _LOG2_E + _HALF)
+    rest = bounded - power * _LN_2_HIGH
+    rest = rest - power * _LN_2_LOW
+    value = _SERIES[0]
+    value = value * rest + _SERIES[1]
+    value = value * rest + _SERIES[2]
+    value = value * rest + _SERIES[3]
+    value = value * rest + _SERIES[4]
+    value = value * rest + _SERIES[5]
+    value = value * rest * rest + rest + _ONE
+    scaled = value * _as_float((np.int32(power) + np.int32(127)) << np.int32(23))
+    return scaled if x == x else x  # noqa: PLR0124 - false for NaN alone
+
+
+_exp = _compiled(_exp_plain, any_order=False)
+
+
+def _rms_norm(hidden: Floats, weight: Floats, epsilon: np.float32, normed: Floats) -> None:
+    """Root mean square normalization: [n, width] to ``normed``."""
+    rows, width = hidden.shape
+    for row in range(rows):
+        squares = np.float32(0.0)
+        for at in range(width):
+            squares += hidden[row, at] * hidden[row, at]
+        scale = _ONE / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+        for at in range(width):
+            normed[row, at] = hidden[row, at] * scale * weight[at]
+
+
+rms_norm = _compiled(_rms_norm)
+
+
+def _add_rms_norm(hidden: Floats, added: Floats, weight: Floats, epsilon: np.float32, normed: Floats) -> None:
+    """Add ``hidden`` to ``added``, which keeps the sum, and normalize it: [n, width] each."""
+    rows, width = hidden.shape
+    for row in range(rows):
+        squares = np.float32(0.0)
+        for at in range(width):
+            added[row, at] += hidden[row, at]
+            squares += added[row, at] * added[row, at]
+        scale = _ONE / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+        for at in range(width):
+            normed[row, at] = added[row, at] * scale * weight[at]
+
+
+add_rms_norm = _compiled(_add_rms_norm)
+
+
+def _silu_times(gate: Floats, up: Floats) -> None:
+    """``gate`` becomes SiLU(gate) * up: [n, width] each."""
+    rows, width = gate.shape
+    for row in range(rows):
+        for at in range(width):
+            value = gate[row, at]
+            gate[row, at] = value / (_ONE + _exp(-value)) * up[row, at]
+
+
+silu_times = _compiled(_silu_times)
+
+
+def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, epsilon: np.float32) -> None:
+    """Of one row, [heads, size] in place: normalize each head if ``norm`` has weights, [size], and rotate it by position, [size]."""
+    number, size = heads.shape
+    half = size // 2
+    for head in range(number):
+        if len(norm):
+            squares = np.float32(0.0)
+            for at in range(size):
+                squares += heads[head, at] * heads[head, at]
+            scale = _ONE / np.float32(math.sqrt(squares / np.float32(size) + epsilon))
+            for at in range(size):
+                heads[head, at] = heads[head, at] * scale * norm[at]
+        for at in range(half):
+            first, second = heads[head, at], heads[head, at + half]
+            heads[head, at] = first * cosines[at] - second * sines[at]
+            heads[head, at + half] = second * cosines[at + half] + first * sines[at + half]
+
+
+_rotate = _compiled(_rotate_heads)
+
+
+def _rotate_and_store(
+    query: Floats,
+    key: Floats,
+    value: Floats,
+    cosines: Floats,
+    sines: Floats,
+    query_norm: Floats,
+    key_norm: Floats,
+    epsilon: np.float32,
+    slots: Integers,
+    keys: Floats,
+    values: Floats,
+) -> None:
+    """Rotate query [n, heads, size] and key [n, kv heads, size] in place, and write keys and values to their slots, [slots, kv heads, size].
+
+    ``query_norm`` and ``key_norm`` are empty where heads are not normalized.
+    """
+    for row in range(len(slots)):
+        _rotate(query[row], cosines[row], sines[row], query_norm, epsilon)
+        _rotate(key[row], cosines[row], sines[row], key_norm, epsilon)
+        slot = slots[row]
+        for head in range(key.shape[1]):
+            for at in range(key.shape[2]):
+                keys[slot, head, at] = key[row, head, at]
+                values[slot, head, at] = value[row, head, at]
+
+
+rotate_and_store = _compiled(_rotate_and_store)
+
+
+def _softmax_of(scores: Floats) -> None:
+    most = scores[0]
+    for at in range(len(scores)):
+        most = max(most, scores[at])
+    total = np.float32(0.0)
+    for at in range(len(scores)):
+        scores[at] = _exp(scores[at] - most)
+        total += scores[at]
+    for at in range(len(scores)):
+        scores[at] /= total
+
+
+_softmax = _compiled(_softmax_of)
+
+
+def _attend(
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Integers,
+    starts: Integers,
+    lengths: Integers,
+    block_tokens: int,
+    window: int,
+    scaling: np.float32,
+    scores: Floats,
+    attended: Floats,
+) -> None:
+    """Attention of the last positions of sequences: query [rows, heads, size] to ``attended``.
+
+    ``tables``: blocks of all sequences, those of row i from ``starts[i]`` on. It attends to ``lengths[i]`` positions, of which the last
+    ``window`` count if that is not 0. ``scores`` [heads per kv head, longest] is scratch memory.
+    """
+    rows, heads, size = query.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    for row in range(rows):
+        length, start = lengths[row], starts[row]
+        oldest = max(0, length - window) if window else 0
+        seen = length - oldest
+        for kv_head in range(kv_heads):
+            first = kv_head * group
+            for at in range(seen):
+                position = oldest + at
+                slot = tables[start + position // block_tokens] * block_tokens + position % block_tokens
+                for head in range(group):
+                    product = np.float32(0.0)
+                    for one in range(size):
+                        product += query[row, first + head, one] * keys[slot, kv_head, one]
+                    scores[head, at] = product * scaling
+            for head in range(group):
+                _softmax(scores[head, :seen])
+                attended[row, first + head] = np.float32(0.0)
+            for at in range(seen):
+                position = oldest + at
+                slot = tables[start + position // block_tokens] * block_tokens + position % block_tokens
+                for head in range(group):
+                    weight = scores[head, at]
+                    for one in range(size):
+                        attended[row, first + head, one] += weight * values[slot, kv_head, one]
+
+
+attend = _compiled(_attend)

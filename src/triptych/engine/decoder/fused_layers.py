@@ -1,0 +1,206 @@
+"""Decoder layers with few, compiled operations between their matrix products (``cpu_kernels``): float32 on a CPU.
+
+They stand in for transformers' layers of Llama's structure: two root mean square normalizations, attention with rotary positions, whose
+heads may be normalized, and a gated MLP with SiLU. A structure does not say what is computed, so passes are compared before they are used.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from triptych.engine.decoder import cpu_kernels
+from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
+
+_PRODUCTS = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(
+    f"mlp.{one}_proj" for one in ("gate", "up", "down")
+)
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_NO_WEIGHTS = np.empty(0, np.float32)
+_WORTH_A_THREAD = 1 << 21
+"""Multiplications of one thread below which another one takes longer to begin than it saves."""
+
+
+def can_fuse(decoder: nn.Module) -> bool:
+    """Whether all layers have the structure, and no other parts."""
+    layers = getattr(decoder, "layers", None)
+    return isinstance(layers, nn.ModuleList) and len(layers) > 0 and all(map(_has_structure, layers))
+
+
+def fuse(decoder: Any, calls: Mapping[int, AttentionCall]) -> None:
+    """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
+
+    ``calls``: what each layer passes to its attention function.
+    """
+    attention = _Attention(torch.get_num_threads())
+    for layer in decoder.layers:
+        layer.forward = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
+
+
+def unfuse(decoder: Any) -> None:
+    """Compute all passes as before."""
+    for layer in decoder.layers:
+        del layer.forward
+
+
+def _has_structure(layer: nn.Module) -> bool:
+    parts = dict(layer.named_modules())
+    norms = [parts.pop(name, None) for name in _NORMS]
+    head_norms = [parts.pop(name) for name in _HEAD_NORMS if name in parts]
+    products = [parts.pop(name, None) for name in _PRODUCTS]
+    activation = parts.pop("mlp.act_fn", None)
+    return (
+        parts.keys() == {"", "self_attn", "mlp"}
+        and all(isinstance(getattr(one, "variance_epsilon", None), float) for one in (*norms, *head_norms))
+        and all(type(one) is nn.Linear for one in products)
+        and len(head_norms) in {0, len(_HEAD_NORMS)}
+        and type(activation).__name__ in {"SiLU", "SiLUActivation"}
+    )
+
+
+class _FusedLayer:
+    """The ``forward`` of a layer."""
+
+    def __init__(self, layer: Any, call: AttentionCall, attention: "_Attention") -> None:
+        self._plain = layer.forward
+        self._first_norm, self._second_norm = layer.input_layernorm, layer.post_attention_layernorm
+        own = layer.self_attn
+        self._index: int = own.layer_idx
+        self._query, self._key, self._value, self._out = own.q_proj, own.k_proj, own.v_proj, own.o_proj
+        self._query_norm, self._key_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)
+        self._size: int = own.head_dim
+        self._scaling = self._size**-0.5 if call.scaling is None else call.scaling
+        self._window = call.window
+        self._attention = attention
+        self._gate, self._up, self._down = layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
+
+    def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        """[1, n, width] to the same, as the layer's own ``forward``."""
+        packed: PackedBatch | None = options.get("packed")
+        if packed is None or packed.rows is None:
+            plain: torch.Tensor = self._plain(hidden_states, *arguments, **options)
+            return plain
+        if arguments or options.get("attention_mask") is not None:
+            raise NotImplementedError("fused layers take no attention mask")
+        hidden = hidden_states[0].contiguous()
+        normed = torch.empty_like(hidden)
+        cpu_kernels.rms_norm(hidden.numpy(), *_norm(self._first_norm), normed.numpy())
+        attended = self._attended(normed, options["position_embeddings"], packed, packed.rows)
+        added = self._out(attended.view(len(normed), -1))
+        cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), *_norm(self._second_norm), normed.numpy())
+        gate = self._gate(normed)
+        cpu_kernels.silu_times(gate.numpy(), self._up(normed).numpy())
+        down: torch.Tensor = self._down(gate)
+        return down.add_(added)[None]
+
+    def _attended(
+        self,
+        normed: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        packed: PackedBatch,
+        rows: DecodeRows,
+    ) -> torch.Tensor:
+        """[n, heads, size]."""
+        cosines, sines = (one[0].contiguous() for one in position_embeddings)
+        if cosines.shape != (len(normed), self._size):
+            raise NotImplementedError("fused layers rotate whole heads")
+        query, key, value = (
+            product(normed).view(len(normed), -1, self._size) for product in (self._query, self._key, self._value)
+        )
+        keys, values = packed.cache.keys[self._index], packed.cache.values[self._index]
+        query_norm, epsilon = _norm(self._query_norm)
+        cpu_kernels.rotate_and_store(
+            query.numpy(),
+            key.numpy(),
+            value.numpy(),
+            cosines.numpy(),
+            sines.numpy(),
+            query_norm,
+            _norm(self._key_norm)[0],
+            epsilon,
+            packed.slots.numpy(),
+            keys.numpy(),
+            values.numpy(),
+        )
+        attended = torch.empty_like(query)
+        if len(rows):
+            self._attention.attend(
+                query.numpy(),
+                keys.numpy(),
+                values.numpy(),
+                rows,
+                packed.cache.block_tokens,
+                self._window,
+                self._scaling,
+                attended.numpy(),
+            )
+        whole = [one.transpose(0, 1)[None] for one in (query, key, value)] if packed.chunks else []
+        for chunk in packed.chunks:
+            attended[chunk.row : chunk.row + chunk.count] = attend_chunk(
+                chunk, whole[0], whole[1], whole[2], packed.cache, keys, values, self._scaling, self._window
+            )
+        return attended
+
+
+class _Attention:
+    """``cpu_kernels.attend`` with the threads that torch has for the calling thread."""
+
+    def __init__(self, threads: int) -> None:
+        """``threads``: the most."""
+        self._others = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+
+    def attend(
+        self,
+        query: cpu_kernels.Floats,
+        keys: cpu_kernels.Floats,
+        values: cpu_kernels.Floats,
+        rows: DecodeRows,
+        block_tokens: int,
+        window: int | None,
+        scaling: float,
+        attended: cpu_kernels.Floats,
+    ) -> None:
+        """Of the first rows."""
+        group, longest = query.shape[1] // keys.shape[1], int(rows.lengths.max())
+
+        def part(begin: int, end: int) -> None:
+            cpu_kernels.attend(
+                query[begin:end],
+                keys,
+                values,
+                rows.tables,
+                rows.starts[begin:end],
+                rows.lengths[begin:end],
+                block_tokens,
+                window or 0,
+                np.float32(scaling),
+                np.empty((group, longest), np.float32),
+                attended[begin:end],
+            )
+
+        work = np.cumsum(rows.lengths) * query[0].size
+        threads = (
+            1 if self._others is None else min(torch.get_num_threads(), int(work[-1]) // _WORTH_A_THREAD, len(rows))
+        )
+        if self._others is None or threads < 2:
+            return part(0, len(rows))
+        shares = np.arange(1, threads) * (work[-1] / threads)
+        ends = [0, *(int(one) for one in np.searchsorted(work, shares)), len(rows)]
+        first, *others = [one for one in pairwise(ends) if one[0] < one[1]]
+        waiting = [self._others.submit(part, *one) for one in others]
+        part(*first)
+        for one in waiting:
+            one.result()
+        return None
+
+
+def _norm(module: Any) -> tuple[cpu_kernels.Floats, np.float32]:
+    """Its weights and its epsilon. The weights may be elsewhere in the next pass."""
+    if module is None:
+        return _NO_WEIGHTS, np.float32(0.0)
+    return module.weight.detach().numpy(), np.float32(module.variance_epsilon)

@@ -1,0 +1,155 @@
+"""The compiled operations, against the same in torch."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from triptych.engine.decoder import cpu_kernels
+
+EPSILON = np.float32(1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (3, 96), (33, 100)])
+def test_rows_are_normalized(rows: int, width: int) -> None:
+    hidden, weight, normed = 3 * torch.randn(rows, width), torch.randn(width), torch.empty(rows, width)
+    cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), EPSILON, normed.numpy())
+    torch.testing.assert_close(normed, rms_norm(hidden, (width,), weight, float(EPSILON)))
+    added = torch.randn(rows, width)
+    total = hidden + added
+    cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), weight.numpy(), EPSILON, normed.numpy())
+    torch.testing.assert_close(added, total)
+    torch.testing.assert_close(normed, rms_norm(total, (width,), weight, float(EPSILON)))
+
+
+def test_gates_are_multiplied() -> None:
+    values = torch.cat([torch.linspace(-120, 120, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e-30])])
+    gate, up = values.repeat(2, 1), torch.randn(2, len(values))
+    expected = silu(gate) * up
+    cpu_kernels.silu_times(gate.numpy(), up.numpy())
+    torch.testing.assert_close(gate, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_so_in_its_row_alone(bad: float) -> None:
+    """The engine ends such a sequence, and no other."""
+    hidden, weight = torch.randn(3, 16), torch.ones(16)
+    hidden[1, 5] = bad
+    normed = torch.empty_like(hidden)
+    cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), EPSILON, normed.numpy())
+    assert normed.isfinite().all(1).tolist() == [True, False, True]
+    gate = hidden.clone()
+    cpu_kernels.silu_times(gate.numpy(), torch.ones_like(gate).numpy())
+    assert gate.isfinite().all(1).tolist() == [True, False, True]
+    query, keys, values = torch.randn(3, 2, 8), torch.randn(6, 1, 8), torch.randn(6, 1, 8)
+    query[1, 0, 3] = bad
+    attended = _attend(query, keys, values, [[0], [1], [2]], [2, 2, 2], 2)
+    assert attended.isfinite().flatten(1).all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_heads_are_rotated_and_stored(*, normalizes: bool) -> None:
+    rows, heads, kv_heads, size = 5, 4, 2, 16
+    query, key, value = (torch.randn(rows, one, size) for one in (heads, kv_heads, kv_heads))
+    angles = torch.rand(rows, size) * 6
+    weights = [torch.randn(size) for _ in range(2)]
+    keys, values = torch.zeros(12, kv_heads, size), torch.zeros(12, kv_heads, size)
+    slots = torch.tensor([7, 0, 3, 11, 4])
+
+    def rotated(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normed = rms_norm(states, (size,), weight, float(EPSILON)) if normalizes else states
+        first, second = normed.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+        return normed * angles.cos()[:, None] + turned * angles.sin()[:, None]
+
+    expected = [rotated(query, weights[0]), rotated(key, weights[1])]
+    none = np.empty(0, np.float32)
+    norms = [one.numpy() if normalizes else none for one in weights]
+    cpu_kernels.rotate_and_store(
+        query.numpy(),
+        key.numpy(),
+        value.numpy(),
+        angles.cos().numpy(),
+        angles.sin().numpy(),
+        norms[0],
+        norms[1],
+        EPSILON,
+        slots.numpy(),
+        keys.numpy(),
+        values.numpy(),
+    )
+    for found, wanted in ((query, expected[0]), (key, expected[1]), (keys[slots], expected[1]), (values[slots], value)):
+        torch.testing.assert_close(found, wanted)
+    others = [slot for slot in range(12) if slot not in slots]
+    assert not keys[others].any()
+    assert not values[others].any()
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 100])
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_rows_attend_to_their_own_blocks(window: int, scale: float) -> None:
+    heads, kv_heads, size, block = 6, 2, 24, 4
+    tables, lengths = [[5, 0, 9], [3], [2, 8], [1, 4, 6, 7, 10]], [11, 1, 8, 17]
+    query = scale * torch.randn(len(tables), heads, size)
+    keys, values = torch.randn(44, kv_heads, size), torch.randn(44, kv_heads, size)
+    attended = _attend(query, keys, values, tables, lengths, block, window)
+    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+        positions = range(max(0, length - window) if window else 0, length)
+        slots = [table[at // block] * block + at % block for at in positions]
+        for head in range(heads):
+            k, v = keys[slots, head * kv_heads // heads], values[slots, head * kv_heads // heads]
+            weights = (k @ query[row, head] * size**-0.5).softmax(0)
+            torch.testing.assert_close(attended[row, head], weights @ v, rtol=1e-4, atol=1e-5)
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: list[list[int]],
+    lengths: list[int],
+    block: int,
+    window: int = 0,
+) -> torch.Tensor:
+    attended = torch.empty_like(query)
+    starts = np.cumsum([0, *(len(table) for table in tables)])[:-1]
+    cpu_kernels.attend(
+        query.numpy(),
+        keys.numpy(),
+        values.numpy(),
+        np.concatenate([np.array(table) for table in tables]),
+        starts,
+        np.array(lengths),
+        block,
+        window,
+        np.float32(query.shape[-1] ** -0.5),
+        np.empty((query.shape[1] // keys.shape[1], max(lengths)), np.float32),
+        attended.numpy(),
+    )
+    return attended
+
+
+def test_without_a_directory_for_its_cache_it_is_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    njit: Callable[..., Any] = numba.njit
+
+    def refusing(*, cache: bool = False, **options: Any) -> Callable[..., Any]:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        made: Callable[..., Any] = njit(**options)
+        return made
+
+    monkeypatch.setattr(numba, "njit", refusing)
+    compiled = cpu_kernels._compiled(cpu_kernels._softmax_of)
+    scores = np.array([1.0, 2.0, 3.0], np.float32)
+    compiled(scores)
+    assert scores.sum() == pytest.approx(1.0)

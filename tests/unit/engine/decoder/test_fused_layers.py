@@ -1,0 +1,130 @@
+"""Fused layers: the same answers as the layers that they stand in for, or these."""
+
+import logging
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.engine.tiny import (
+    Reference,
+    encoder_engine,
+    engine_request,
+    greedy,
+    make_model,
+    random_question,
+    run,
+    text_config,
+    text_engine,
+    transformers,
+)
+from triptych.engine import decoder
+from triptych.engine.decoder import fused_layers
+from triptych.engine.decoder.packed_runner import PackedModelRunner
+from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.text_engine import TransformersTextEngine
+
+FUSED: dict[str, Callable[[], Any]] = {
+    "llama": lambda: text_config(transformers.LlamaConfig),
+    "windows": lambda: text_config(transformers.MistralConfig, sliding_window=12),
+    "normalized heads": lambda: text_config(transformers.Qwen3Config, head_dim=16),
+    "some windows": lambda: text_config(
+        transformers.Qwen2Config,
+        sliding_window=12,
+        use_sliding_window=True,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: text_config(transformers.Gemma3TextConfig, head_dim=16),
+    "gelu": lambda: text_config(transformers.LlamaConfig, hidden_act="gelu"),
+    "multipliers": lambda: text_config(transformers.GraniteConfig, residual_multiplier=0.5),
+    "parts of heads": lambda: text_config(transformers.Phi3Config, rope_parameters=PARTIAL),
+}
+
+
+def is_fused(engine: TransformersTextEngine) -> bool:
+    runner = engine._runner
+    assert isinstance(runner, PackedModelRunner)
+    return runner.is_fused
+
+
+@pytest.mark.parametrize("kv", [KvOptions(4, contiguous=True), KvOptions(4, contiguous=False)], ids=["run", "pieces"])
+@pytest.mark.parametrize("name", FUSED)
+def test_answers_are_the_same(name: str, kv: KvOptions, tmp_path: Path) -> None:
+    """Together, in chunks, and again with cached prefixes."""
+    directory = make_model(tmp_path, text=FUSED[name]())
+    reference, encoder = Reference(directory), encoder_engine(directory)
+    questions = {f"r{seed}": random_question(random.Random(seed), seed % 3) for seed in range(4)}
+    expected = {asked: reference.answer(question, 16, ignore_eos=True) for asked, question in questions.items()}
+    whole = text_engine(directory, kv=kv)
+    small = text_engine(directory, kv=kv, max_sequences=3, token_budget=16)
+    eager = text_engine(directory, kv=kv, enforce_eager=True)
+    assert [is_fused(one) for one in (whole, small, eager)] == [True, True, False]
+    for engine in (whole, small, whole, eager):
+        for asked, question in questions.items():
+            engine.add(engine_request(asked, question, reference, encoder, greedy(16, ignore_eos=True)))
+        assert run(engine) == expected
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layers_are_left_alone(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        engine = text_engine(make_model(tmp_path, text=OTHERS[name]()))
+    assert not is_fused(engine)
+    assert not caplog.records
+
+
+def test_layers_that_compute_something_else_are_left_alone(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The structure is that of others."""
+    layer = transformers.models.llama.modeling_llama.LlamaMLP
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda self, x: 0.9 * forward(self, x))
+    engine = text_engine(model_dir)
+    assert not is_fused(engine)
+    assert "they would yield something else" in caplog.text
+    model: Any = engine._adapter.decoder
+    assert all("forward" not in vars(one) for one in model.layers)
+
+
+def test_without_numba_nothing_is_compiled(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, fused_layers.__name__, None)
+    monkeypatch.delattr(decoder, "fused_layers")
+    with caplog.at_level(logging.INFO):
+        engine = text_engine(model_dir)
+    assert not is_fused(engine)
+    assert "operations between products are not compiled" in caplog.text
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_rows_are_divided_among_threads(model_dir: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_layers, "_WORTH_A_THREAD", 1)
+    reference, encoder = Reference(model_dir), encoder_engine(model_dir)
+    questions = {f"r{seed}": random_question(random.Random(seed), 0) for seed in range(4)}
+    engine = text_engine(model_dir, torch_threads=threads)
+    try:
+        for name, question in questions.items():
+            engine.add(engine_request(name, question, reference, encoder, greedy(8, ignore_eos=True)))
+        found = run(engine)
+    finally:
+        torch.set_num_threads(1)
+    assert found == {name: reference.answer(question, 8, ignore_eos=True) for name, question in questions.items()}
+
+
+def test_an_attention_mask_is_refused(model_dir: Path) -> None:
+    """Rather than ignored."""
+    engine = text_engine(model_dir)
+    runner: Any = engine._runner
+    model: Any = engine._adapter.decoder
+    packed = runner._pack([], [[]])
+    with pytest.raises(NotImplementedError, match="no attention mask"):
+        model.layers[0](torch.zeros(1, 1, 8), attention_mask=torch.zeros(1), packed=packed)
