@@ -22,8 +22,8 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
+from triptych.engine.linear_products import choose_products, load_packed, unload_packed
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
-from triptych.engine.packed_weights import load_packed, pack, unload_packed
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.torch_process import prepare_torch
@@ -190,7 +190,7 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=dtype, device=torch.device(compute.device))
         weights = PartWeights(model, checkpoint) if can_unload else None
         adapter = adapters.encoder(model, checkpoint)
-        pack(model, most_nbytes=compute.packed_weight_bytes, least_rows=_LEAST_ROWS)
+        choose_products(model, most_packed_nbytes=compute.packed_weight_bytes, least_rows=_LEAST_ROWS)
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)
         self.weights = weights
         if weights is not None:

@@ -16,7 +16,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.host_memory import available_nbytes
-from triptych.engine.packed_weights import load_packed, pack, unload_packed
+from triptych.engine.linear_products import ROWS, By, choose_products, load_packed, unload_packed
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.weight_loading import load_part
 from triptych.errors import Unavailable
@@ -96,7 +96,7 @@ def test_memory_goes_back_to_the_system_with_the_packed_copies() -> None:
 
     model = Layer().requires_grad_(False)
     weights = PartWeights(model, open_checkpoint(MODEL_DIR))
-    packed = pack(model, most_nbytes=1 << 30, choose=lambda *_: [True] * 5)
+    packed = choose_products(model, most_packed_nbytes=1 << 30, choose=lambda *_: [By.PACKED] * len(ROWS))
     weights.also(load=lambda: load_packed(model), unload=lambda: unload_packed(model))
     rows = torch.rand(8, 4096)
     expected, before = model(rows), psutil.Process().memory_info().rss

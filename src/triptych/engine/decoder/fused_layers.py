@@ -5,16 +5,15 @@ heads may be normalized, and a gated MLP with SiLU. A structure does not say wha
 """
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from triptych.engine.decoder import cpu_kernels
+from triptych.engine import cpu_kernels
 from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
+from triptych.engine.worker_threads import WorkerThreads
 
 _PRODUCTS = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(
     f"mlp.{one}_proj" for one in ("gate", "up", "down")
@@ -32,12 +31,12 @@ def can_fuse(decoder: nn.Module) -> bool:
     return isinstance(layers, nn.ModuleList) and len(layers) > 0 and all(map(_has_structure, layers))
 
 
-def fuse(decoder: Any, calls: Mapping[int, AttentionCall]) -> None:
+def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> None:
     """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
     ``calls``: what each layer passes to its attention function.
     """
-    attention = _Attention(torch.get_num_threads())
+    attention = _Attention(threads)
     for layer in decoder.layers:
         layer.forward = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
 
@@ -148,11 +147,10 @@ class _FusedLayer:
 
 
 class _Attention:
-    """``cpu_kernels.attend`` with the threads that torch has for the calling thread."""
+    """``cpu_kernels.attend``, divided among threads where there is much to do."""
 
-    def __init__(self, threads: int) -> None:
-        """``threads``: the most."""
-        self._others = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+    def __init__(self, threads: WorkerThreads) -> None:
+        self._threads = threads
 
     def attend(
         self,
@@ -184,19 +182,9 @@ class _Attention:
             )
 
         work = np.cumsum(rows.lengths) * query[0].size
-        threads = (
-            1 if self._others is None else min(torch.get_num_threads(), int(work[-1]) // _WORTH_A_THREAD, len(rows))
-        )
-        if self._others is None or threads < 2:
-            return part(0, len(rows))
+        threads = self._threads.usable(min(int(work[-1]) // _WORTH_A_THREAD, len(rows)))
         shares = np.arange(1, threads) * (work[-1] / threads)
-        ends = [0, *(int(one) for one in np.searchsorted(work, shares)), len(rows)]
-        first, *others = [one for one in pairwise(ends) if one[0] < one[1]]
-        waiting = [self._others.submit(part, *one) for one in others]
-        part(*first)
-        for one in waiting:
-            one.result()
-        return None
+        self._threads.run(part, [0, *(int(one) for one in np.searchsorted(work, shares)), len(rows)])
 
 
 def _norm(module: Any) -> tuple[cpu_kernels.Floats, np.float32]:

@@ -17,6 +17,7 @@ from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_page
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
 from triptych.engine.tensors import domain_dtype
+from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
 
@@ -70,18 +71,18 @@ def build_runner(
     options: KvOptions,
     model_revision: str,
     graphs: GraphOptions | None = None,
-    fused: bool = False,
+    threads: WorkerThreads | None = None,
 ) -> DecoderSetup:
     """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
 
-    ``fused``: let fused layers compute float32 on a CPU, where the decoder has the structure.
+    ``threads``: for fused layers, which compute float32 on a CPU where the decoder has the structure; None for layers as they are.
 
     A small pass shows at start, not at the first request, that the decoder runs.
     """
     config: Any = adapter.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     made = (
-        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs, fused=fused)
+        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
         if kinds <= _PACKED_LAYERS
         else _cached(adapter, kv_cache_bytes, device, options)
     )
@@ -107,8 +108,7 @@ def _packed(
     options: KvOptions,
     model_revision: str,
     graphs: GraphOptions | None,
-    *,
-    fused: bool,
+    threads: WorkerThreads | None,
 ) -> DecoderSetup:
     config: Any = adapter.decoder.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -126,18 +126,15 @@ def _packed(
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
     captured = None if graphs is None else _captured(adapter, cache, graphs)
     runner = PackedModelRunner(adapter, cache, device=device, paged=paged, graphs=captured)
-    if fused and not paged and device.type == "cpu" and dtype == torch.float32:
-        _fuse(runner, adapter, cache)
+    if threads is not None and not paged and device.type == "cpu" and dtype == torch.float32:
+        _fuse(runner, adapter, cache, threads)
     return DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
 
 
-def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> None:
+def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads) -> None:
     """Let fused layers compute the passes, if the decoder has the structure, and they yield the same."""
-    try:
-        from triptych.engine.decoder import fused_layers  # takes a second, and other devices need no numba
-    except ImportError as error:
-        logger.info("operations between products are not compiled: %s", error)
-        return
+    from triptych.engine.decoder import fused_layers  # needs numba
+
     if cache.blocks < 2 * _PROBE_TOKENS or not fused_layers.can_fuse(adapter.decoder):
         return
     runner.calls = {}
@@ -145,7 +142,7 @@ def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) ->
     calls, runner.calls = runner.calls, None
     if expected is None:
         return
-    fused_layers.fuse(adapter.decoder, calls)
+    fused_layers.fuse(adapter.decoder, calls, threads)
     runner.is_fused = True
     found = _logits(runner, adapter, cache.block_tokens)
     if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
+from triptych.engine.linear_products import choose_products, load_packed, unload_packed
 from triptych.engine.measuring import TextProbe
-from triptych.engine.packed_weights import load_packed, pack, unload_packed
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.request_checks import RequestLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
+from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import BadModel
 from triptych.machine.text.host_copies import HostCopies
@@ -86,7 +88,8 @@ class TransformersTextEngine:
         self.weights = PartWeights(model, checkpoint) if can_unload else None
         """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
-        pack(model, most_nbytes=compute.packed_weight_bytes)
+        threads = None if options.enforce_eager else _kernel_threads(compute)
+        choose_products(model, most_packed_nbytes=compute.packed_weight_bytes, threads=threads)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
@@ -100,7 +103,7 @@ class TransformersTextEngine:
             options=kv or KvOptions(),
             model_revision=self._model_info.revision,
             graphs=graphs,
-            fused=not options.enforce_eager,
+            threads=threads,
         )
         if made.cache is None and options.preempted_kv_bytes:
             raise BadModel(
@@ -491,6 +494,18 @@ class TransformersTextEngine:
         """Fail all choices of a request; its blocks do not enter the prefix cache."""
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
+
+
+def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:
+    """Threads for compiled kernels; None where there are none."""
+    if torch.device(compute.device).type != "cpu" or compute.dtype != "float32":
+        return None
+    try:
+        import_module("triptych.engine.cpu_kernels")
+    except ImportError as error:
+        logger.info("nothing is compiled for the processor: %s", error)
+        return None
+    return WorkerThreads(compute.torch_threads)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

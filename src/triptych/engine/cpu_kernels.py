@@ -229,3 +229,64 @@ def _attend(
 
 
 attend = _compiled(_attend)
+
+
+def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, end: int, product: Floats) -> None:
+    """Outputs ``begin`` to ``end`` of a linear layer: rows [n, inputs] and weight [outputs, inputs] to ``product`` [n, outputs].
+
+    ``bias`` is empty where there is none. Eight rows at a time share each reading of the weights.
+    """
+    number, inputs = rows.shape
+    zero = np.float32(0.0)
+    for output in range(begin, end):
+        added = bias[output] if len(bias) else zero
+        row = 0
+        while row + 8 <= number:
+            a = b = c = d = e = f = g = h = added
+            for at in range(inputs):
+                one = weight[output, at]
+                a += rows[row, at] * one
+                b += rows[row + 1, at] * one
+                c += rows[row + 2, at] * one
+                d += rows[row + 3, at] * one
+                e += rows[row + 4, at] * one
+                f += rows[row + 5, at] * one
+                g += rows[row + 6, at] * one
+                h += rows[row + 7, at] * one
+            product[row, output], product[row + 1, output], product[row + 2, output], product[row + 3, output] = (
+                a,
+                b,
+                c,
+                d,
+            )
+            product[row + 4, output], product[row + 5, output], product[row + 6, output], product[row + 7, output] = (
+                e,
+                f,
+                g,
+                h,
+            )
+            row += 8
+        while row + 4 <= number:
+            a = b = c = d = added
+            for at in range(inputs):
+                one = weight[output, at]
+                a += rows[row, at] * one
+                b += rows[row + 1, at] * one
+                c += rows[row + 2, at] * one
+                d += rows[row + 3, at] * one
+            product[row, output], product[row + 1, output], product[row + 2, output], product[row + 3, output] = (
+                a,
+                b,
+                c,
+                d,
+            )
+            row += 4
+        while row < number:
+            a = added
+            for at in range(inputs):
+                a += rows[row, at] * weight[output, at]
+            product[row, output] = a
+            row += 1
+
+
+few_rows_product = _compiled(_few_rows_product)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from triptych.engine.decoder import cpu_kernels
+from triptych.engine import cpu_kernels
 
 EPSILON = np.float32(1e-6)
 
@@ -137,6 +137,18 @@ def _attend(
         attended.numpy(),
     )
     return attended
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9, 13, 16, 21])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_of_few_rows(rows: int, *, biased: bool) -> None:
+    hidden, weight, bias = torch.randn(rows, 50), torch.randn(11, 50), torch.randn(11)
+    product = torch.full((rows, 11), math.inf)
+    added = bias if biased else torch.empty(0)
+    cpu_kernels.few_rows_product(hidden.numpy(), weight.numpy(), added.numpy(), 3, 10, product.numpy())
+    expected = torch.nn.functional.linear(hidden, weight, bias if biased else None)
+    torch.testing.assert_close(product[:, 3:10], expected[:, 3:10], rtol=1e-5, atol=1e-5)
+    assert product[:, [0, 1, 2, 10]].isinf().all(), "outputs that were not asked for"
 
 
 def test_without_a_directory_for_its_cache_it_is_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

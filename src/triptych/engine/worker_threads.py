@@ -1,0 +1,31 @@
+"""Threads for compiled kernels, beside the thread that calls them."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import torch
+
+
+class WorkerThreads:
+    """Runs parts of one computation, which must not hold Python's lock for long. Threads begin with the first."""
+
+    def __init__(self, threads: int) -> None:
+        """``threads``: the most, the calling one included."""
+        self._threads = threads
+        self._others = ThreadPoolExecutor(threads - 1, "kernels") if threads > 1 else None
+
+    def usable(self, worthwhile: int) -> int:
+        """How many threads to use: at least 1, at most those that torch has for the calling thread, and as many as are ``worthwhile``."""
+        return max(1, min(self._threads, torch.get_num_threads(), worthwhile))
+
+    def run(self, part: Callable[[int, int], None], ends: Sequence[int]) -> None:
+        """Call ``part`` between each two of ``ends``, at the same time. Raises what one of them raises, when all have ended."""
+        first, *others = [one for one in pairwise(ends) if one[0] < one[1]] or [(0, 0)]
+        waiting = [] if self._others is None else [self._others.submit(part, *one) for one in others]
+        part(*first)
+        for one in others[len(waiting) :]:
+            part(*one)
+        errors = [error for one in waiting if (error := one.exception()) is not None]
+        if errors:
+            raise errors[0]
