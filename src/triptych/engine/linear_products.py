@@ -37,8 +37,8 @@ _MULTIPLICATIONS, _OUTPUTS = 200_000_000, 256
 """Of a product that is measured, beyond which fewer outputs are computed, in multiples of so many: another number than whole vectors
 makes the plain product slower. It bounds the time that a shape takes.
 """
-_REPEATS, _SAMPLE_S = 3, 0.5e-3
-"""The fastest sample counts. Each has as many calls as take this time together."""
+_SAMPLE_S, _SAMPLES, _LONGEST_S = 0.5e-3, 3, 6e-3
+"""The fastest sample counts. Each has as many calls as take the first time together; there are so many at least, and more in the second time."""
 _SAMPLED_NBYTES = 64 << 20
 """Layers of one shape are computed in turns, as in a pass: more than a processor's cache, if there are so many."""
 _WORTHWHILE = 0.95
@@ -140,7 +140,9 @@ def _fastest_s(products: Sequence[Sequence[Product]], rows: int, inputs: int) ->
         return (time.thread_time() - began_s) / times
 
     calls = [max(1, round(_SAMPLE_S / min(sample_s(turn, 1), sample_s(turn, 1)))) for turn in turns]
-    samples = [[sample_s(*one) for one in zip(turns, calls, strict=True)] for _ in range(_REPEATS)]
+    samples, began_s = list[list[float]](), time.thread_time()
+    while len(samples) < _SAMPLES or time.thread_time() - began_s < _LONGEST_S:
+        samples.append([sample_s(*one) for one in zip(turns, calls, strict=True)])
     return [min(one) for one in zip(*samples, strict=True)]
 
 

@@ -34,7 +34,7 @@ class EngineOptions:
     step."""
     enforce_eager: bool = False
     """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding. On a CPU, with float32, do
-    not compile what lies between the matrix products."""
+    not use kernels compiled for the processor."""
 
     def __post_init__(self) -> None:
         check_limits(self, ("max_sequences", "token_budget"))
