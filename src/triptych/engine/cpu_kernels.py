@@ -290,3 +290,17 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
 
 
 few_rows_product = _compiled(_few_rows_product)
+
+
+def prepare() -> None:
+    """Compile all, or load what is in the cache. Raises OSError if the cache cannot be written any more."""
+    one, epsilon = np.ones((1, 2), np.float32), np.float32(1e-6)
+    heads, none, first = one.reshape(1, 1, 2), np.empty(0, np.float32), np.zeros(1, np.int64)
+    rms_norm(one, one[0], epsilon, one.copy())
+    add_rms_norm(one, one.copy(), one[0], epsilon, one.copy())
+    silu_times(one.copy(), one)
+    rotate_and_store(
+        heads.copy(), heads.copy(), heads, one, one, none, none, epsilon, first, heads.copy(), heads.copy()
+    )
+    attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, one.copy(), heads.copy())
+    few_rows_product(one, one, none, 0, 1, one.copy())

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -501,9 +500,11 @@ def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:
     if torch.device(compute.device).type != "cpu" or compute.dtype != "float32":
         return None
     try:
-        import_module("triptych.engine.cpu_kernels")
-    except ImportError as error:
-        logger.info("nothing is compiled for the processor: %s", error)
+        from triptych.engine import cpu_kernels  # takes a second, and other devices need no numba
+
+        cpu_kernels.prepare()
+    except (ImportError, OSError) as error:
+        logger.warning("nothing is compiled for the processor: %s", error)
         return None
     return WorkerThreads(compute.torch_threads)
 

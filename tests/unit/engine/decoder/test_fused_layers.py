@@ -2,7 +2,6 @@
 
 import logging
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.unit.engine.tiny import (
     text_engine,
     transformers,
 )
+from triptych.engine import cpu_kernels
 from triptych.engine.decoder import fused_layers
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.setup import KvOptions
@@ -38,6 +38,14 @@ FUSED: dict[str, Callable[[], Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
 }
+KERNELS: list[Any] = [
+    cpu_kernels.rms_norm,
+    cpu_kernels.add_rms_norm,
+    cpu_kernels.silu_times,
+    cpu_kernels.rotate_and_store,
+    cpu_kernels.attend,
+    cpu_kernels.few_rows_product,
+]
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 OTHERS: dict[str, Callable[[], Any]] = {
     "gemma": lambda: text_config(transformers.Gemma3TextConfig, head_dim=16),
@@ -69,6 +77,7 @@ def test_answers_are_the_same(name: str, kv: KvOptions, tmp_path: Path) -> None:
         for asked, question in questions.items():
             engine.add(engine_request(asked, question, reference, encoder, greedy(16, ignore_eos=True)))
         assert run(engine) == expected
+    assert [len(kernel.signatures) for kernel in KERNELS] == [1] * len(KERNELS), "nothing is compiled while it serves"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -93,13 +102,15 @@ def test_layers_that_compute_something_else_are_left_alone(
     assert all("forward" not in vars(one) for one in model.layers)
 
 
-def test_without_numba_nothing_is_compiled(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [ImportError("No module named 'numba'"), OSError("No space left on device")])
+def test_where_nothing_can_be_compiled_layers_are_left_alone(
+    error: Exception, model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "triptych.engine.cpu_kernels", None)
-    with caplog.at_level(logging.INFO):
-        engine = text_engine(model_dir)
-    assert not is_fused(engine)
+    def prepare() -> None:
+        raise error
+
+    monkeypatch.setattr(cpu_kernels, "prepare", prepare)
+    assert not is_fused(text_engine(model_dir))
     assert "nothing is compiled for the processor" in caplog.text
 
 
