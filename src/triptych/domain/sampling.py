@@ -70,8 +70,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = _parameter((), Many(4096, TOKEN_ID, "tokens"))
     ignore_eos: bool = _parameter(False, None)
     repetition_penalty: float = _parameter(
-        1.0, Between(0, 10, above=True), "Applies to prompt and answer; above 1 discourages repetition."
+        1.0, Between(1e-9, 10), "Applies to prompt and answer; above 1 discourages repetition."
     )
+    """Logits are divided by it: with less they could leave the range of float32."""
     frequency_penalty: float = _parameter(0.0, Between(-2, 2))
     """Applies to the answer, by each token's count."""
     presence_penalty: float = _parameter(0.0, Between(-2, 2))

@@ -82,6 +82,7 @@ def test_a_request_above_the_kv_memory_is_refused_and_max_tokens_defaults_to_wha
         ({"stop_token_ids": (1, 2, 3)}, "stop_token_ids"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-10}, "repetition_penalty"),
         ({"repetition_penalty": 10.1}, "repetition_penalty"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty"),
         ({"frequency_penalty": 2.1}, "frequency_penalty"),

@@ -14,7 +14,8 @@ from transformers.generation import logits_process as untyped_hf
 
 from tests.unit.engine.decoder.reference_sampling import Logits, Sampler, candidates, choose
 from tests.unit.engine.decoder.reference_sampling import uniform as reference_uniform
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.bounds import Between
+from triptych.domain.sampling import PARAMETERS, SamplingParams
 from triptych.engine.decoder.sampling import Sampled, sample, uniform
 from triptych.engine.decoder.sequence import EngineSequence
 from triptych.engine.families.adapters import PromptPlan
@@ -242,6 +243,15 @@ def test_penalties_and_bias_are_as_defined(
     )
     logits = reference(sampling, answer)
     assert logits[chosen(sampling, answer)] == pytest.approx(logits.max(), abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_the_smallest_repetition_penalty_a_token_of_the_prompt_or_the_answer_is_chosen(temperature: float) -> None:
+    bound = PARAMETERS["repetition_penalty"].bound
+    assert isinstance(bound, Between)
+    assert bound.fault("it", bound.low) is None
+    sampling = SamplingParams(temperature=temperature, seed=1, repetition_penalty=bound.low)
+    assert chosen(sampling, ANSWER) in {*PROMPT, *ANSWER}
 
 
 def test_a_large_bias_determines_the_token() -> None:

@@ -98,6 +98,7 @@ def url(value: Any) -> dict[str, Any]:
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
         ({"presence_penalty": "1"}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty"),
         ({"min_p": 1.5}, "min_p"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
