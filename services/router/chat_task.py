@@ -115,6 +115,7 @@ class ChatTask(RequestTask):
                 prompt_tokens=prompt_tokens,
                 context_length=self._model.context_length,
                 kv_tokens=self._cluster.kv_tokens,
+                kv_block_tokens=self._cluster.kv_block_tokens,
             )
             if not self.request.continued:  # its caller has some of it already
                 self._refuse_late(prompt_tokens)

@@ -121,6 +121,11 @@ class Cluster:
         return self._machine.instances.kv_tokens
 
     @property
+    def kv_block_tokens(self) -> int:
+        """Tokens of the blocks that each choice takes of it; 0 if unknown."""
+        return self._machine.instances.kv_block_tokens
+
+    @property
     def arena_bytes(self) -> int:
         """Of all usable encoders together."""
         return self._machine.instances.arena_bytes

@@ -46,6 +46,7 @@ class HybridInstance:
             encoder,
             role=Role.of(text.role.stages | encoder.role.stages) if text.switchable is None else text.role,
             kv_tokens=text.kv_tokens,
+            kv_block_tokens=text.kv_block_tokens,
             parts=encoder.parts + text.parts,
             continues=text.continues,
             prefills_early=text.prefills_early,

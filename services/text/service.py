@@ -194,6 +194,7 @@ class TextService:
             arena_bytes=self._receiver.cache.capacity_bytes,
             offers=self._offers(),
             kv_tokens=self._engine.kv_tokens,
+            kv_block_tokens=self._engine.kv_block_tokens,
             parts=() if self._part is None else (self._part,),
             continues=True,
             prefills_early=self._engine.finds_prefixes,

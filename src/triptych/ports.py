@@ -645,6 +645,11 @@ class TextEngine(Protocol):
         ...
 
     @property
+    def kv_block_tokens(self) -> int:
+        """Tokens of a block of it. A choice takes whole blocks."""
+        ...
+
+    @property
     def placeholder_ids(self) -> AbstractSet[int]:
         """The token ids that mark items in a prompt."""
         ...

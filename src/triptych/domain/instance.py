@@ -83,6 +83,8 @@ class InstanceInfo:
     """Positions of a whole segment of keys and values (``KvKind.segment_tokens``); 0 if it takes none."""
     kv_position_bytes: int = 0
     """Bytes of one position."""
+    kv_block_tokens: int = 0
+    """Tokens of a block, in which each choice takes ``kv_tokens``; 0 if unknown."""
 
 
 @record

@@ -154,11 +154,12 @@ def check_timeout(timeout_s: float, max_timeout_s: float) -> float:
 
 
 def complete(
-    sampling: SamplingParams, *, prompt_tokens: int, context_length: int, kv_tokens: int = 0
+    sampling: SamplingParams, *, prompt_tokens: int, context_length: int, kv_tokens: int = 0, kv_block_tokens: int = 0
 ) -> SamplingParams:
     """The parameters with ``max_tokens`` set: as requested, or what is left of the context and of ``kv_tokens``.
 
     ``kv_tokens`` is the capacity of a text instance for one request (prompt and answer, per choice); 0 if unknown.
+    Each choice takes whole blocks of ``kv_block_tokens`` of it; 0 if unknown.
 
     Raises ContextTooLong if the prompt and the requested tokens (at least one) exceed the context; InvalidRequest if
     they exceed ``kv_tokens``, or if ``min_tokens`` exceeds what is left.
@@ -170,7 +171,8 @@ def complete(
             param="messages",
         )
     if kv_tokens:
-        kept = kv_tokens // sampling.n - prompt_tokens
+        share = kv_tokens // sampling.n
+        kept = share - share % max(1, kv_block_tokens) - prompt_tokens
         asked = sampling.max_tokens or 1
         if asked > kept and asked <= left:
             times = f"{sampling.n} times " if sampling.n > 1 else ""

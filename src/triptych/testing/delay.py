@@ -149,6 +149,7 @@ class DelayTextEngine:
         token_nbytes = costs.profile.measured.kv_token_nbytes
         self.model = model
         self.kv_tokens = options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS
+        self.kv_block_tokens = 1
         heads_nbytes = 2 * model.dtype.itemsize
         head_size = token_nbytes // heads_nbytes or model.hidden_size
         self.kv_kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)

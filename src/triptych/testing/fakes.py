@@ -178,6 +178,7 @@ class FakeTextEngine:
     vocabulary: range
     model: ModelInfo = FAKE_MODEL
     kv_tokens: int = 1 << 20
+    kv_block_tokens: int = 1
     max_running: int = 16
     step_s: float = 0.005
     sequence_s: float = 0.0

@@ -50,6 +50,9 @@ def test_a_request_above_the_kv_memory_is_refused_and_max_tokens_defaults_to_wha
         complete(SamplingParams(), prompt_tokens=20, context_length=100, kv_tokens=20)
     assert complete(SamplingParams(n=2), prompt_tokens=20, context_length=100, kv_tokens=90).max_tokens == 25
     assert complete(SamplingParams(n=2), prompt_tokens=20, context_length=100, kv_tokens=999).max_tokens == 80
+    three = SamplingParams(n=3)
+    completed = complete(three, prompt_tokens=20, context_length=100, kv_tokens=112, kv_block_tokens=16)
+    assert completed.max_tokens == 12, "a third of seven blocks is two blocks"
     with pytest.raises(ContextTooLong):
         complete(SamplingParams(max_tokens=81), prompt_tokens=20, context_length=100, kv_tokens=50)
 

@@ -237,6 +237,10 @@ class TransformersTextEngine:
         return self._limits.kv_blocks * self._limits.block_tokens
 
     @property
+    def kv_block_tokens(self) -> int:
+        return self._limits.block_tokens
+
+    @property
     def prefix_queries_tokens(self) -> int:
         """Prompt tokens looked up in the prefix cache so far."""
         return self._batch.prefix_queries_tokens

@@ -180,6 +180,10 @@ class VllmTextEngine:
         return longest if longest < self._model_info.context_length else self._kv_capacity
 
     @property
+    def kv_block_tokens(self) -> int:
+        return self._block_tokens
+
+    @property
     def _kv_capacity(self) -> int:
         return int(self._pool.num_gpu_blocks - 1) * self._block_tokens  # one block is vLLM's own
 

@@ -59,6 +59,8 @@ class Instances:
     """The pool that answers go on in."""
     kv_tokens: int = 0
     """Most tokens that a usable instance that decodes can hold for one request; 0 if unknown."""
+    kv_block_tokens: int = 0
+    """The largest block of their KV memory; 0 if unknown."""
     arena_bytes: int = 0
     """Of all usable encoders together."""
     parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class Instances:
         self.has_text = any(one.usable for one in texts)
         kept = [info.kv_tokens for info in usable]
         self.kv_tokens = max(kept, default=0) if all(kept) else 0
+        self.kv_block_tokens = max([info.kv_block_tokens for info in usable], default=0)
 
     def _mark_duplicates(self) -> None:
         """Use each process under one address: the one used so far, else the first."""

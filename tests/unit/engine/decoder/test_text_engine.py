@@ -364,7 +364,8 @@ def test_a_choice_that_fails_ends_its_request_once(model_dir: Path) -> None:
 
 def test_the_kv_cache_is_bounded_in_bytes(model_dir: Path) -> None:
     assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES + 1, kv=BY_TOKEN).kv_tokens == 100
-    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES).kv_tokens == 96
+    in_blocks = text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES)
+    assert (in_blocks.kv_tokens, in_blocks.kv_block_tokens) == (96, 16)
     with pytest.raises(ValueError, match="holds no block of 16 tokens"):
         text_engine(model_dir, kv_cache_bytes=SLOT_NBYTES - 1)
 

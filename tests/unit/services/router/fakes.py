@@ -57,6 +57,7 @@ class KillableInstance:
         self.epoch = 1
         self.failures: deque[Exception] = deque()
         self.kv_tokens = 0
+        self.kv_block_tokens = 0
         self.parts: tuple[ServedPart, ...] = ()
         self.continues = False
         self.prefills_early = False
@@ -96,6 +97,7 @@ class KillableInstance:
             (),
             "fake-1",
             kv_tokens=self.kv_tokens,
+            kv_block_tokens=self.kv_block_tokens,
             parts=self.parts,
             continues=self.continues,
             prefills_early=self.prefills_early,

@@ -479,6 +479,18 @@ async def test_a_request_above_every_text_instances_kv_memory_is_refused_before_
 
 
 @virtual
+async def test_an_answer_without_max_tokens_ends_with_the_last_whole_block_of_its_choice() -> None:
+    async with bench() as made:
+        made.texts[0].kv_tokens, made.texts[0].kv_block_tokens = 112, 16
+        made.texts[0].kill()
+        made.texts[0].restart()
+        await until(lambda: made.router.cluster.kv_tokens == 112)
+        await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(n=3)))
+        (request,) = made.texts[0].requests
+        assert request.sampling.max_tokens == 32 - len(request.token_ids)
+
+
+@virtual
 async def test_a_stream_that_ends_before_all_choices_is_an_error() -> None:
     async with bench() as made:
         made.texts[0].finishes = False

@@ -53,6 +53,7 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
                 encoder,
                 role=Role.EPD,
                 kv_tokens=text.kv_tokens,
+                kv_block_tokens=text.kv_block_tokens,
                 continues=True,
                 prefills_early=True,
                 kv_kind=text.kv_kind,

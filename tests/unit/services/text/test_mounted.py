@@ -73,6 +73,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
         assert info.role is Role.EPD
         assert info.max_items
         assert info.kv_tokens
+        assert info.kv_block_tokens
         assert {offer.backend for offer in info.offers} == {"shm"}, "other processes cannot use the in-memory transport"
         async with aclosing(stub.watch_load()) as loads:
             assert set((await anext(loads)).stages) == set(Stage)
