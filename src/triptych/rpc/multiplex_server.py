@@ -128,7 +128,9 @@ class _Exchange:
         call.task = group.create_task(self._serve(call, start))
         call.task.add_done_callback(partial(self._ended, call))
 
-    def _ended(self, call: "_Call", _: asyncio.Task[None]) -> None:
+    def _ended(self, call: "_Call", task: asyncio.Task[None]) -> None:
+        if call.late and task.cancelled():  # perhaps before it ran
+            self._unsent.end(call.number, "DEADLINE_EXCEEDED", "", ())
         call.timer.cancel()
         self._servicer.open -= 1
         del self._calls[call.number]
@@ -137,10 +139,6 @@ class _Exchange:
         try:
             await self._answer(call, start)
             call.code = "OK"
-        except asyncio.CancelledError:
-            if not call.late:
-                raise
-            call.code = "DEADLINE_EXCEEDED"
         except grpc.aio.AbortError:
             pass  # the handler has set the status
         except Exception:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
+import uvloop
 
 from services.text.servicer import TextServicer
 from triptych import errors
@@ -365,6 +366,16 @@ async def test_an_invalid_request_ends_its_call_and_no_other() -> None:
         ends = await ends_of(stream, 5)
     unknown = dict.fromkeys((2, 3, 4), "UNIMPLEMENTED")
     assert ends == {1: "INVALID_ARGUMENT", **unknown, 5: "OK"}
+
+
+def test_a_call_whose_time_is_over_before_it_runs_ends_too() -> None:
+    async def late() -> dict[int, str]:
+        async with exchange(Script(waits=True)) as stream:
+            await stream.write(started(1, timeout_s=0))
+            return await ends_of(stream, 1)
+
+    ends = uvloop.run(late())  # unlike asyncio's, its timers of no time run before new tasks
+    assert ends == {1: "DEADLINE_EXCEEDED"}
 
 
 async def test_what_names_no_call_is_ignored() -> None:
