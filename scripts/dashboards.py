@@ -747,9 +747,12 @@ def transfer() -> schema.Dashboard:
                 ),
                 graph(
                     "Segments of keys and values",
-                    "Per second, by what becomes of them: sealed or cached for others, pulled or found by them, computed where they were lost.",
+                    "Per second, by what becomes of them: sealed for an answer that goes on elsewhere or cached already, kept for prompts that begin alike; at the reader pulled, found, lost, or computed.",
                     "ops",
-                    {"{{outcome}}": per_s("triptych_kv_segments_total", by="outcome")},
+                    {
+                        outcome: per_s("triptych_kv_segments_total", f'outcome="{outcome}"') + " or vector(0)"
+                        for outcome in ("sealed", "cached", "kept", "pulled", "found", "lost", "computed")
+                    },
                 ),
                 graph(
                     "Prefixes of other instances",
