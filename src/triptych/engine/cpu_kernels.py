@@ -72,14 +72,21 @@ def _exp_plain(x: np.float32) -> np.float32:
 _exp = _compiled(_exp_plain, any_order=False)
 
 
+def _inverse_rms_of(values: Floats, epsilon: np.float32) -> np.float32:
+    squares = np.float32(0.0)
+    for at in range(len(values)):
+        squares += values[at] * values[at]
+    return _ONE / np.float32(math.sqrt(squares / np.float32(len(values)) + epsilon))
+
+
+_inverse_rms = _compiled(_inverse_rms_of)
+
+
 def _rms_norm(hidden: Floats, weight: Floats, epsilon: np.float32, normed: Floats) -> None:
     """Root mean square normalization: [n, width] to ``normed``."""
     rows, width = hidden.shape
     for row in range(rows):
-        squares = np.float32(0.0)
-        for at in range(width):
-            squares += hidden[row, at] * hidden[row, at]
-        scale = _ONE / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+        scale = _inverse_rms(hidden[row], epsilon)
         for at in range(width):
             normed[row, at] = hidden[row, at] * scale * weight[at]
 
@@ -91,11 +98,9 @@ def _add_rms_norm(hidden: Floats, added: Floats, weight: Floats, epsilon: np.flo
     """Add ``hidden`` to ``added``, which keeps the sum, and normalize it: [n, width] each."""
     rows, width = hidden.shape
     for row in range(rows):
-        squares = np.float32(0.0)
         for at in range(width):
             added[row, at] += hidden[row, at]
-            squares += added[row, at] * added[row, at]
-        scale = _ONE / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+        scale = _inverse_rms(added[row], epsilon)
         for at in range(width):
             normed[row, at] = added[row, at] * scale * weight[at]
 
@@ -121,10 +126,7 @@ def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, e
     half = size // 2
     for head in range(number):
         if len(norm):
-            squares = np.float32(0.0)
-            for at in range(size):
-                squares += heads[head, at] * heads[head, at]
-            scale = _ONE / np.float32(math.sqrt(squares / np.float32(size) + epsilon))
+            scale = _inverse_rms(heads[head], epsilon)
             for at in range(size):
                 heads[head, at] = heads[head, at] * scale * norm[at]
         for at in range(half):
