@@ -42,9 +42,11 @@ def checkpoint() -> Checkpoint:
 
 
 def own(kv: KvOptions | None = None, **options: Any) -> TransformersTextEngine:
+    """Without compiled kernels where vLLM is: it does not start in a process that has loaded Numba's compiler before."""
+    eager = find_spec("vllm") is not None
     return TransformersTextEngine(
         checkpoint(),
-        EngineOptions(**({"kv_cache_bytes": 16 << 20} | options)),
+        EngineOptions(**({"kv_cache_bytes": 16 << 20, "enforce_eager": eager} | options)),
         model_id=MODEL_ID,
         max_embedding_bytes=MAX_EMBEDDING_BYTES,
         compute=ComputeOptions(packed_weight_bytes=0),
