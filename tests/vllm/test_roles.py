@@ -23,8 +23,8 @@ from triptych.rpc.stubs import RouterStub
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 DECODE = {"decode-1", "decode-2"}
-TOKENS = 100
-"""Of an answer whose instance is killed: more than it can have by then."""
+TOKENS, BEGUN = 400, 20
+"""Of an answer whose instance is killed once so many have come: more than it can have by then, however late they are read."""
 TIMEOUT_S = 240.0
 OTHERS = 2
 _names = count()
@@ -70,7 +70,7 @@ async def test_an_answer_goes_on_when_its_decode_instance_is_killed(served: Serv
     killed: list[str] = []
 
     async def kill(tokens: int) -> None:
-        if tokens >= TOKENS // 5 and not killed:
+        if tokens >= BEGUN and not killed:
             killed.append(str((await served.timeline(name))["text_instance"]))
             served.cluster.kill(killed[0])
 
