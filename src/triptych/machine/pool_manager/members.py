@@ -6,7 +6,7 @@ older one at once, unless the older one is provably there.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -230,21 +230,19 @@ class MembersMachine:
 
     def switches_pending_s(self, now_s: float) -> dict[str, float]:
         """By model, how old the oldest order to switch is that is not obeyed; 0 without one. Models of which no member can switch are left out."""
-        found: dict[str, float] = {}
-        for one in self._members.values():
-            if one.registration.switchable is not None:
-                pending_s = 0.0 if one.pending is None else max(0.0, now_s - one.pending.since_s)
-                found[one.registration.model] = max(pending_s, found.get(one.registration.model, 0.0))
-        return found
+        return self._longest_s(now_s, lambda one: None if one.pending is None else one.pending.since_s)
 
     def switches_unserved_s(self, now_s: float) -> dict[str, float]:
         """By model, for how long at most a stage that an order has opened has had work and served nothing. Models as above."""
+        return self._longest_s(now_s, lambda one: None if one.switch is None else one.switch.waits_since_s)
+
+    def _longest_s(self, now_s: float, since_s: Callable[[_Member], float | None]) -> dict[str, float]:
         found: dict[str, float] = {}
         for one in self._members.values():
             if one.registration.switchable is not None:
-                since_s = now_s if one.switch is None or one.switch.waits_since_s is None else one.switch.waits_since_s
-                model = one.registration.model
-                found[model] = max(now_s - since_s, found.get(model, 0.0))
+                began_s = since_s(one)
+                model, lasts_s = one.registration.model, 0.0 if began_s is None else max(0.0, now_s - began_s)
+                found[model] = max(lasts_s, found.get(model, 0.0))
         return found
 
     def validate(self) -> None:
