@@ -86,7 +86,8 @@ def choose_products(
             makes[By.COMPILED] = partial(CompiledProduct, threads=threads)
         if not makes:
             continue
-        chosen = (choose or fastest)(layers[: max(1, _SAMPLED_NBYTES // nbytes)], makes, least_rows)
+        sampled = max(1, _SAMPLED_NBYTES // nbytes)
+        chosen = (choose or fastest)(layers[: min(sampled, fits) if fits else sampled], makes, least_rows)
         for number, layer in enumerate(layers):
             wanted = {by: make for by, make in makes.items() if by in chosen and (by is not By.PACKED or number < fits)}
             taken += nbytes * (By.PACKED in wanted)

@@ -96,6 +96,13 @@ def test_layers_of_one_shape_are_measured_together_and_stay_plain_where_that_is_
     assert not any("forward" in vars(layer) for layer in model)
 
 
+def test_no_more_is_packed_to_measure_it_than_there_is_memory_for() -> None:
+    alike = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).requires_grad_(False)
+    choose = Chosen(PLAIN)
+    choose_products(alike, most_packed_nbytes=2 * 64 * 64 * 4, choose=choose)
+    assert choose.asked == [((64, 64), 2, {By.PACKED})]
+
+
 def test_small_layers_are_not_packed_and_the_smallest_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_products, "LEAST_PACKED_NBYTES", LARGE + 1)
     monkeypatch.setattr(linear_products, "LEAST_NBYTES", SMALL + 1)
