@@ -1,4 +1,5 @@
-"""What lies between the matrix products of a decoder layer, compiled for the processor: float32, on a CPU, one thread.
+"""Operations of the text engine, compiled for the processor: what lies between the matrix products of a decoder layer, and products of few
+rows. float32, on a CPU, one thread for each call.
 
 Numba compiles each function when it is called first, and keeps it in a cache directory. Arrays are contiguous, and of float32 unless
 said otherwise; n is the number of rows of a pass. A row's results do not depend on the other rows. No index is checked.
@@ -255,18 +256,14 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
                 f += rows[row + 5, at] * one
                 g += rows[row + 6, at] * one
                 h += rows[row + 7, at] * one
-            product[row, output], product[row + 1, output], product[row + 2, output], product[row + 3, output] = (
-                a,
-                b,
-                c,
-                d,
-            )
-            product[row + 4, output], product[row + 5, output], product[row + 6, output], product[row + 7, output] = (
-                e,
-                f,
-                g,
-                h,
-            )
+            product[row, output] = a
+            product[row + 1, output] = b
+            product[row + 2, output] = c
+            product[row + 3, output] = d
+            product[row + 4, output] = e
+            product[row + 5, output] = f
+            product[row + 6, output] = g
+            product[row + 7, output] = h
             row += 8
         while row + 4 <= number:
             a = b = c = d = added
@@ -276,12 +273,10 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
                 b += rows[row + 1, at] * one
                 c += rows[row + 2, at] * one
                 d += rows[row + 3, at] * one
-            product[row, output], product[row + 1, output], product[row + 2, output], product[row + 3, output] = (
-                a,
-                b,
-                c,
-                d,
-            )
+            product[row, output] = a
+            product[row + 1, output] = b
+            product[row + 2, output] = c
+            product[row + 3, output] = d
             row += 4
         while row < number:
             a = added

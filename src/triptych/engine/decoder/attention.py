@@ -10,7 +10,7 @@ where available (``engine/decoder/paged_attention.py``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -137,12 +137,10 @@ class DecodeRows:
 
     @classmethod
     def of(cls, contexts: Sequence[Context]) -> "DecodeRows":
-        blocks = [len(one.table) for one in contexts]
-        return cls(
-            np.fromiter(chain.from_iterable(one.table for one in contexts), np.int64, sum(blocks)),
-            np.fromiter(accumulate(blocks[:-1], initial=0), np.int64, len(blocks)) if blocks else np.empty(0, np.int64),
-            np.fromiter((one.length for one in contexts), np.int64, len(contexts)),
-        )
+        counts = np.array([len(one.table) for one in contexts], np.int64)
+        ends = counts.cumsum()
+        tables = np.fromiter(chain.from_iterable(one.table for one in contexts), np.int64)
+        return cls(tables, ends - counts, np.array([one.length for one in contexts], np.int64))
 
     def __len__(self) -> int:
         return len(self.lengths)
