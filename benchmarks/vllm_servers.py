@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -43,9 +44,10 @@ class Vllm:
             *("--host", ports.HOST, "--port", str(port), "--dtype", "float32"),
             *("--limit-mm-per-prompt", json.dumps({"image": 8, "video": 0}), *self.arguments, *arguments),
         )
-        environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-        async with _process(command, environment, self.log_dir / f"{name}.log"):
-            yield await _until_healthy(name, port)
+        with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:  # vLLM leaves them
+            environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "VLLM_RPC_BASE_PATH": sockets}
+            async with _process(command, environment, self.log_dir / f"{name}.log"):
+                yield await _until_healthy(name, port)
 
     @asynccontextmanager
     async def disaggregated(self, threads: int) -> AsyncGenerator[str]:

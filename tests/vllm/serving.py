@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -40,26 +41,28 @@ async def vllm_serve(
         *("--limit-mm-per-prompt", '{"image": 0, "video": 0}', "--enable-mm-embeds"),
         *("--tensor-parallel-size", str(workers), "--ec-transfer-config", json.dumps(connector)),
     ]
-    own = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments],
-            cwd=ROOT,
-            env={**os.environ, **own},  # noqa: TID251 - of the child
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
-            async with asyncio.timeout(_START_S):
-                while not await is_healthy(client):
-                    _is_running(process, log)
-                    await asyncio.sleep(0.2)
-            yield client
-            _is_running(process, log)
-    finally:
-        await asyncio.to_thread(_stop, process)
+    with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:  # vLLM leaves them
+        own = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+        own["VLLM_RPC_BASE_PATH"] = sockets
+        with log.open("wb") as out:
+            process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
+                [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments],
+                cwd=ROOT,
+                env={**os.environ, **own},  # noqa: TID251 - of the child
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
+                async with asyncio.timeout(_START_S):
+                    while not await is_healthy(client):
+                        _is_running(process, log)
+                        await asyncio.sleep(0.2)
+                yield client
+                _is_running(process, log)
+        finally:
+            await asyncio.to_thread(_stop, process)
 
 
 async def is_healthy(client: httpx.AsyncClient) -> bool:
