@@ -15,6 +15,8 @@ _MAX_ITEMS_NAMED = 512
 """Message and items become headers, which gRPC limits to 8 KiB together."""
 _TREE = errors.tree()
 _TLS_FAULT = re.compile(r"handshake failed.{0,200}OPENSSL_internal:([A-Z0-9_]{1,80})(?:: ([a-z ]{1,80}))?", re.ASCII)
+_BROKEN = re.compile("Internal error from Core|RST_STREAM|Stream removed", re.ASCII)
+"""What gRPC says with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its connection."""
 LOST = "the connection to the instance was lost"
 _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
     cls.grpc_code: cls
@@ -54,8 +56,8 @@ def error_from_status(
 ) -> errors.TriptychError:
     """The error that a peer sent; for a foreign status, the class nearest to its gRPC code.
 
-    A broken connection is UNAVAILABLE without our metadata: that is an InstanceLost. gRPC's own messages contain
-    addresses, so they are replaced.
+    A broken connection is UNAVAILABLE without our metadata (INTERNAL or UNKNOWN where gRPC notices it at a write or by a
+    reset): that is an InstanceLost. gRPC's own messages contain addresses, so they are replaced.
     """
     found = {key: value for key, value in metadata if isinstance(value, str)}
     cls = _TREE.get(found.get(_CODE_KEY, ""))
@@ -87,6 +89,8 @@ def _foreign_status(grpc_code: str, message: str) -> errors.TriptychError:
     match grpc_code:
         case "UNAVAILABLE":
             return errors.InstanceLost(_lost(message))
+        case "INTERNAL" | "UNKNOWN" if _BROKEN.search(message):
+            return errors.InstanceLost(LOST)
         case "DEADLINE_EXCEEDED":
             return errors.DeadlineExceeded("the call did not end within its deadline")
         case "RESOURCE_EXHAUSTED" if "larger than max" in message:

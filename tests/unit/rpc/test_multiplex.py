@@ -240,6 +240,23 @@ async def test_a_server_that_stops_loses_all_calls_and_later_ones_find_the_next_
                         await asyncio.sleep(0.02)  # gRPC waits between attempts to connect
 
 
+async def test_calls_that_run_or_begin_when_a_server_stops_are_lost_whatever_grpc_was_doing() -> None:
+    async def until_refused(stub: InstanceStub) -> errors.TriptychError:
+        while True:
+            try:
+                await answer(stub, request())
+            except errors.TriptychError as error:
+                return error
+
+    for grace_s in (0.0, 0.001, 0.01) * 8:
+        async with pair(Script()) as (stub, server):
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(until_refused(stub)) for _ in range(20)]
+                await asyncio.sleep(0.01)
+                await server.stop(grace_s)
+            assert {type(call.result()) for call in calls} == {errors.InstanceLost}
+
+
 async def test_closing_the_client_fails_its_calls_and_ends_them_at_the_server() -> None:
     script = Script(waits=True)
     async with pair(script) as (stub, _):

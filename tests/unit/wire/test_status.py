@@ -64,6 +64,19 @@ def test_a_refused_certificate_is_told(message: str, told: str) -> None:
     assert "127.0.0.1" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("grpc_code", "message"),
+    [
+        ("INTERNAL", "Internal error from Core"),
+        ("INTERNAL", "Received RST_STREAM with error code 2"),
+        ("UNKNOWN", "Stream removed"),
+    ],
+)
+def test_a_stream_that_breaks_is_a_lost_instance_whatever_grpc_was_doing(grpc_code: str, message: str) -> None:
+    assert type(error_from_status(grpc_code, message, ())) is errors.InstanceLost
+    assert type(error_from_status(grpc_code, "internal error", ())) is errors.InternalError
+
+
 def test_a_message_above_the_grpc_size_limit_is_too_large() -> None:
     too_large = error_from_status("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 4)", ())
     assert type(too_large) is errors.RequestTooLarge
