@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import TensorSpec
@@ -46,6 +47,8 @@ _CHANNELS = "RGB"
 class QwenEncoder:
     def __init__(self, model: PreTrainedModel | ImageEncoder, checkpoint: Checkpoint) -> None:
         self._model: Any = model
+        if isinstance(model, nn.Module):
+            _embed_patches_by_product(model)
         self._family = _qwen(checkpoint)
         self._images = ImagePreparer(checkpoint.files)
         self._frames = _FramePreparer(checkpoint.files, self._family)
@@ -92,6 +95,33 @@ class QwenEncoder:
         ]
         rotary = [features[ROTARY] for features in batch]
         return list(zip(made.pooler_output, rotary, *layers, strict=True))
+
+
+class _PatchEmbedding(nn.Module):
+    """Patches, [n, values of a patch], to [n, width]: the product that a convolution over whole patches is.
+
+    On a CPU it takes under a third of the convolution's time, which is a twentieth of a small encoder's.
+    """
+
+    def __init__(self, convolution: nn.Conv3d) -> None:
+        super().__init__()
+        weight = convolution.weight.data.flatten(1)
+        self.proj = nn.Linear(weight.shape[1], weight.shape[0], bias=convolution.bias is not None, device="meta")
+        self.proj.weight = nn.Parameter(weight, requires_grad=False)
+        if convolution.bias is not None:
+            self.proj.bias = nn.Parameter(convolution.bias.data, requires_grad=False)
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.proj(patches.to(self.proj.weight.dtype))
+        return embedded
+
+
+def _embed_patches_by_product(model: nn.Module) -> None:
+    """Replace the modules that embed patches."""
+    for module in list(model.modules()):
+        convolution = getattr(getattr(module, "patch_embed", None), "proj", None)
+        if isinstance(convolution, nn.Conv3d):
+            module.patch_embed = _PatchEmbedding(convolution)
 
 
 class _FramePreparer:

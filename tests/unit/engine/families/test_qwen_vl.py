@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as untyped_transformers
+from torch import nn
 
 from tests.unit.engine.rope_index import RopeIndex, whole_seconds_only, with_parts_of_seconds
 from tests.unit.families.video_processors import video_processor
@@ -167,6 +169,23 @@ def test_frames_of_a_video_are_resized_one_by_one() -> None:
     tracemalloc.stop()
     assert features["grid"][0] == 30
     assert most_nbytes < 6 * 3 * info.pixels
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed"), ("qwen3_vl", "Qwen3VLVisionPatchEmbed")]
+)
+def test_patches_are_embedded_by_a_product_as_by_the_models_convolution(model_type: str, name: str) -> None:
+    made = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    vision = SimpleNamespace(patch_size=14, temporal_patch_size=2, in_channels=3, hidden_size=8)
+    convolution = getattr(made, name)(**({"config": vision} if model_type == "qwen3_vl" else {"embed_dim": 8}))
+    model: Any = nn.Module()
+    model.patch_embed = convolution
+    QwenEncoder(model, checkpoint(model_type))
+    patches = torch.rand(5, 3 * 2 * 14 * 14)
+    embedded = model.patch_embed(patches)
+    assert type(model.patch_embed.proj) is nn.Linear
+    assert model.patch_embed.proj.weight.data_ptr() == convolution.proj.weight.data_ptr()
+    assert torch.allclose(embedded, convolution(patches), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("split", [True, False])
