@@ -38,8 +38,10 @@ def error_body(error: TriptychError) -> api.Error:
 
 
 def error_headers(error: TriptychError) -> dict[str, str]:
-    """Retry-After in whole seconds if the error has one; at least 1, as 0 would mean immediately."""
-    return {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
+    """Retry-After in whole seconds, for errors that may go away; at least 1, as 0 would mean immediately."""
+    if error.retry_after_s is None and not error.retryable:
+        return {}
+    return {"retry-after": str(max(1, ceil(error.retry_after_s or 0.0)))}
 
 
 def usage_body(usage: Usage) -> api.Usage:

@@ -130,11 +130,11 @@ class GatewaySettings(ServiceSettings):
     def _public_without_keys_or_tls_is_explicit(self) -> Self:
         if not self.is_loopback and self.keys is None and not self.allow_anyone:
             raise ValueError(
-                f"host ({self.host}) is not a loopback address: set keys, or allow_anyone to serve without keys"
+                f"host ({self.host}) is not a loopback address: set --keys, or --allow-anyone to serve without keys"
             )
         if not self.is_loopback and self.rest_tls.files is None and not self.allow_network:
             raise ValueError(
-                f"host ({self.host}) is not a loopback address: set rest_tls_cert and rest_tls_key, or --allow-network to "
+                f"host ({self.host}) is not a loopback address: set --rest-tls-cert and --rest-tls-key, or --allow-network to "
                 "serve without TLS"
             )
         return self

@@ -386,7 +386,7 @@ class LocalCluster:
         if expected:
             self._events.put_nowait(ProcessEnded(plan.name, str(ended)))
         else:
-            self._failed = True
+            self._failed |= code != 0 or not self._kept  # what has drained is ended by its operator, with status 0
             self._events.put_nowait(ended)
         self.on_change()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -57,8 +57,7 @@ async def drain(
         pools = (await manager.status()).pools
         found = next((pool for pool in pools if instance_id in _ids(pool)), None)
         if found is None:
-            names = ", ".join(sorted(name for pool in pools for name in _ids(pool))) or "none"
-            raise CliError(f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True)
+            raise _unknown(instance_id, pools)
         try:
             await manager.drain_instance(instance_id, force=force)
         except FailedPrecondition as refused:
@@ -95,7 +94,9 @@ async def switch(
             await manager.switch_instance(instance_id, role, force=force)
         except FailedPrecondition as refused:
             raise CliError(f"{refused.message}; --force switches it nevertheless", caller=True) from None
-        except (InvalidRequest, NotFound) as refused:
+        except NotFound:
+            raise _unknown(instance_id, (await manager.status()).pools) from None
+        except InvalidRequest as refused:
             raise CliError(refused.message, caller=True) from None
 
     async def is_done(manager: PoolManagerStub) -> bool:
@@ -141,6 +142,11 @@ async def _is_idle(instance_id: str, manager: PoolManagerStub) -> bool:
 
 def _ids(pool: PoolStatus) -> set[str]:
     return {member.registration.instance_id for member in pool.members}
+
+
+def _unknown(instance_id: str, pools: Iterable[PoolStatus]) -> CliError:
+    names = ", ".join(sorted(name for pool in pools for name in _ids(pool))) or "none"
+    return CliError(f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True)
 
 
 async def scale(pool: str, size: int | None, for_s: float, managers: Managers, console: Console) -> None:

@@ -115,10 +115,12 @@ def _stages(document: dict[str, Any]) -> Text:
             line.append(f"{name} ", style="dim").append(f"{_ms(document[field])}   ")
     line.append("= ", style="dim").append(f"{_ms(document['total_s'])}", style="bold")
     line.append(" with the calls between them; first token after ", style="dim").append(_ms(document["ttft_s"]))
-    line.append(", on ", style="dim").append(document["text_instance"], style="cyan")
+    line.append(", on ", style="dim")
     if document.get("prefill_instance"):
-        line.append(", handed over by ", style="dim").append(document["prefill_instance"], style="cyan")
-        line.append(f" in {_ms(document['handover_s'])}", style="dim")
+        line.append(document["prefill_instance"], style="cyan").append(", handed over to ", style="dim")
+        line.append(document["text_instance"], style="cyan").append(f" in {_ms(document['handover_s'])}", style="dim")
+    else:
+        line.append(document["text_instance"], style="cyan")
     if document.get("continuations"):
         lost = "a router" if document.get("continued_tokens") else "another"
         line.append(f" after {lost} was lost, with a pause of ", style="dim").append(_ms(document["interrupted_s"]))

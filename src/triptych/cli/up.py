@@ -123,7 +123,7 @@ def _told(cluster: LocalCluster, event: Event) -> Iterator[str]:
     """An event as lines."""
     match event:
         case Exit():
-            yield f"{event}; its log is {cluster.log_dir / event.name}.log"
+            yield f"{event}; its log is {cluster.log_dir / event.name}.log" if event.code else f"{event}"
             if consequence := cluster.consequence(event):
                 yield consequence
         case StartProcess(_, process, reason):

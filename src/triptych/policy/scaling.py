@@ -258,7 +258,11 @@ def _switches(view: PoolView) -> bool:
 
 def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
     rates = f"{load.burst_per_s:.4g}, {load.short_per_s:.4g} and {load.long_per_s:.4g} tokens/s over 5, 30 and 300 s"
-    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.capacity_per_s:.4g} per replica: {needed} replicas"
+    switched = ""
+    if view.switched:
+        at_work = "of other pools help" if view.switched > 0 else "of this pool serve another stage"
+        switched = f", while {abs(view.switched)} {at_work}"
+    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.capacity_per_s:.4g} per replica: {needed} replicas{switched}"
 
 
 def _steady_text(needed: int | None, view: PoolView) -> str:

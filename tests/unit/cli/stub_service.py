@@ -19,6 +19,7 @@ parser.add_argument("--router")
 parser.add_argument("--mount-router")
 parser.add_argument("--instances", default=os.environ.get("TRIPTYCH_STUB_INSTANCES", ""))  # noqa: TID251
 parser.add_argument("--stubborn", action="store_true")
+parser.add_argument("--ends-well", action="store_true", help="with status 0 when it is told to end, as services do")
 parser.add_argument("--broken", action="store_true")
 parser.add_argument("--broken-if", type=Path, help="a file: while it exists, the process cannot start")
 parser.add_argument("--slow-if", type=Path, help="a file: while it exists, the process starts and never ends starting")
@@ -43,6 +44,8 @@ if arguments.broken or (arguments.broken_if is not None and arguments.broken_if.
     sys.exit("there is nothing to serve")
 if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if arguments.ends_well:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 admin = HTTPServer(("127.0.0.1", arguments.admin_port), Handler)
 threading.Thread(target=admin.serve_forever, daemon=True).start()
 if arguments.router or arguments.mount_router:

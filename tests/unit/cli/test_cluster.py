@@ -217,6 +217,10 @@ async def test_logs_are_kept_only_when_a_process_failed(make: Make) -> None:
             raise KeyError
     assert cluster.kept_logs is None
     assert not is_running(cluster.log_dir)
+    async with make(restart=True, encoder=("--ends-well",)) as cluster:
+        psutil.Process(cluster.processes["encoder-1"]).terminate()  # as an operator ends what has drained
+        assert (await cluster.next_exit()).code == 0
+    assert cluster.kept_logs is None
     async with make() as cluster:
         cluster.kill("encoder-1")
         await cluster.next_exit()

@@ -290,7 +290,7 @@ async def test_the_last_with_a_stage_is_switched_by_force_only() -> None:
             CliError, match=r"text-1 is the last prefill instance of m.*; --force switches it nevertheless$"
         ):
             await pools.switch("text-1", Role.D, managers, shown)
-        with pytest.raises(CliError, match="no member has this instance id"):
+        with pytest.raises(CliError, match=r"knows no member .*; there are: "):
             await pools.switch("text-9", Role.D, managers, shown)
         assert manager.orders == []
         await pools.switch("text-1", Role.D, managers, shown, force=True)

@@ -426,12 +426,17 @@ def test_instances_of_other_pools_that_help_out_are_not_ordered_again() -> None:
     busy = replace(VIEW, load=load(401))
     assert decide(busy, LIMITS).target == 5
     assert decide(replace(busy, switched=3), LIMITS).target == 2
-    assert decide(replace(busy, switched=1), LIMITS).target == 4
+    few = decide(replace(busy, switched=1), LIMITS)
+    assert few.target == 4
+    assert str(few.reasons[0].text).endswith("4 replicas, while 1 of other pools help")
 
 
 def test_a_pool_does_not_shrink_because_its_own_help_elsewhere() -> None:
     assert decide(LOW, LIMITS).target == 1
     assert decide(replace(LOW, switched=-1), LIMITS).target == 2
+    lent = decide(replace(VIEW, load=load(401), switched=-1), LIMITS)
+    assert lent.target == 6
+    assert lent.reasons[0].text.endswith("6 replicas, while 1 of this pool serve another stage")
 
 
 def test_a_wait_is_predicted_with_those_that_serve() -> None:

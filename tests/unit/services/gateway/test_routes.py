@@ -167,9 +167,20 @@ async def test_an_error_before_the_first_token_is_a_status(
     assert answer.headers["x-request-id"]
 
 
-async def test_retry_after_is_at_least_one_whole_second(rest: Rest) -> None:
-    async with rest(FakeRouter([errors.Overloaded("full", retry_after_s=0.2)])) as client:
-        assert (await client.post(CHAT, json=ASK)).headers["retry-after"] == "1"
+@pytest.mark.parametrize(
+    ("error", "wait"),
+    [
+        (errors.Overloaded("full", retry_after_s=0.2), "1"),
+        (errors.InstanceLost("lost"), "1"),
+        (errors.InvalidMedia("never"), None),
+        (errors.EngineFailure("a bug"), None),
+    ],
+)
+async def test_errors_that_may_go_away_have_a_retry_after_of_at_least_one_second(
+    rest: Rest, error: errors.TriptychError, wait: str | None
+) -> None:
+    async with rest(FakeRouter([error])) as client:
+        assert (await client.post(CHAT, json=ASK)).headers.get("retry-after") == wait
 
 
 async def test_an_error_after_the_first_token_ends_the_stream_without_done(rest: Rest) -> None:

@@ -408,9 +408,9 @@ async def test_a_timeline_is_visible_only_to_the_key_of_its_request(
 
 
 def test_listening_beyond_loopback_requires_keys_and_tls_or_settings(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="allow_anyone"):
+    with pytest.raises(ValueError, match="--allow-anyone"):
         GatewaySettings(host="0.0.0.0")
-    with pytest.raises(ValueError, match="rest_tls_cert"):
+    with pytest.raises(ValueError, match="--rest-tls-cert"):
         GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml")
     GatewaySettings(host="0.0.0.0", allow_anyone=True, allow_network=True)
     GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml", allow_network=True)
