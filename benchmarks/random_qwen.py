@@ -1,6 +1,7 @@
 """A Qwen2.5-VL with random weights, in the files of a published model, which transformers, vLLM and Triptych load."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,17 +99,21 @@ def make(directory: Path, shape: Shape) -> None:
     _write_processors(directory)
 
 
-def _tokenizer(vocabulary: int) -> Any:
-    """Bytes, and as many further tokens as the vocabulary has: every id is text."""
+def byte_tokenizer(vocabulary: int, special: Sequence[str]) -> Tokenizer:
+    """Bytes, and as many further tokens as the vocabulary has: every id is text. The first ids are the special tokens'."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*_SPECIAL, *alphabet]
+    tokens = [*special, *alphabet]
     tokens += [f"w{number}" for number in range(vocabulary - len(tokens))]
     backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(list(_SPECIAL))
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def _tokenizer(vocabulary: int) -> Any:
     return transformers.Qwen2Tokenizer(
-        tokenizer_object=backend,
+        tokenizer_object=byte_tokenizer(vocabulary, _SPECIAL),
         eos_token=_SPECIAL[2],
         pad_token=_SPECIAL[0],
         extra_special_tokens=list(_SPECIAL),

@@ -7,14 +7,14 @@
 - ``triptych-apart``: Triptych with an encoder and its own text engine, one thread each.
 - ``triptych-hybrid``: Triptych with one instance that encodes, prefills and decodes, two threads.
 
-The model is a Qwen2.5-VL with random weights, in float32. Seven of ten requests are text only, the others have 1 to 8
-images, each different; every answer has 32 tokens. First the capacity of ``vllm`` is measured, by a closed loop, and
+The model is a Qwen2.5-VL with random weights, in float32, or a LLaVA (``--family``). Seven of ten requests are text only, the
+others have 1 to 8 images, each different (``--images N``: every request has N); every answer has 32 tokens. First the capacity of ``vllm`` is measured, by a closed loop, and
 its latency without load for each number of images. The rates are shares of that capacity, and the objectives multiples
 of that latency: both are fixed before the first round. In each round and at each rate all systems get the same requests
 at the same times (open loop, Poisson), one system after the other, in an order that changes from round to round; the
 others idle meanwhile. On more than two cores the client runs on others.
 
-A class of fewer than 200 requests has P90 in place of P99. A system is ahead of another in a figure if the ranges of
+CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is ahead of another in a figure if the ranges of
 their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not.
 """
 
@@ -34,9 +34,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import ending, machine
+from benchmarks import ending, machine, random_llava, random_qwen
 from benchmarks.figures import add_json_option, write_figures
-from benchmarks.random_qwen import CONTEXT_TOKENS, Shape, image_tokens, make
+from benchmarks.random_qwen import CONTEXT_TOKENS, Shape
 from benchmarks.versus_vllm_report import LEAST_ROUNDS, Run, Taken, Unloaded, document, rows, show, verdicts
 from benchmarks.vllm_servers import Vllm
 from triptych.cli.bench import load, payload
@@ -50,6 +50,12 @@ BASE = "vllm"
 SYSTEMS = (BASE, "vllm-apart", "triptych-vllm", "triptych-apart", "triptych-hybrid")
 MIB = 1 << 20
 FULL = Shape()
+IMAGE_PX = 224
+FAMILIES = {
+    "qwen2.5-vl": (random_qwen.make, random_qwen.image_tokens(IMAGE_PX)),
+    "llava": (random_llava.make, random_llava.IMAGE_TOKENS),
+}
+"""How the model is made, and the tokens of an image."""
 START_S = 900.0
 WARM_UP, UNLOADED, CAPACITY, ROUNDS = range(0, 4_000_000, 1_000_000)
 """Seeds of the parts of a run: no image is sent twice to a system."""
@@ -57,6 +63,7 @@ WARM_UP, UNLOADED, CAPACITY, ROUNDS = range(0, 4_000_000, 1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    family: str = "qwen2.5-vl"
     shape: Shape = FULL
     rounds: int = LEAST_ROUNDS
     requests: int = 60
@@ -67,8 +74,9 @@ class Settings:
     capacity_callers: int = 16
     unloaded_repeats: int = 5
     text_share: float = 0.7
-    most_images: int = 8
-    image_px: int = 224
+    image_counts: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """Of requests with images, each as often as the others."""
+    image_px: int = IMAGE_PX
     prompt_words: int = 16
     """Each of about four tokens."""
     output_tokens: int = 32
@@ -80,10 +88,10 @@ class Settings:
 
     @property
     def mix(self) -> Mix:
-        some = (1 - self.text_share) / self.most_images
-        images = [(0, self.text_share), *((number, some) for number in range(1, self.most_images + 1))]
+        some = (1 - self.text_share) / len(self.image_counts)
+        images = [(0, self.text_share)] if self.text_share else []
         return Mix(
-            Distribution.of(images),
+            Distribution.of([*images, *((number, some) for number in self.image_counts)]),
             Distribution.of([(self.prompt_words, 1)]),
             Distribution.of([(self.output_tokens, 1)]),
             Size(self.image_px, self.image_px),
@@ -164,7 +172,7 @@ async def unloaded(url: str, settings: Settings) -> Unloaded:
     """One request at a time."""
     ttft_s: list[float] = []
     tpot_s: list[float] = []
-    for images in range(settings.most_images + 1):
+    for images in range(max(settings.image_counts) + 1):
         taken = [
             _answered(await send(url, [settings.planned(images)], seed=UNLOADED + 1000 * images + number))[0]
             for number in range(settings.unloaded_repeats)
@@ -209,10 +217,15 @@ def plan(settings: Settings, rate: float, seed: int) -> list[Planned]:
 
 async def idle_core_share(seconds: float) -> float:
     """Of one core, what everything that was started takes while nothing is asked."""
-    pids = {one.pid: one for one in psutil.Process().children(recursive=True)}
-    before = sum(sum(one.cpu_times()[:2]) for one in pids.values())
+    started = psutil.Process().children()
+    before_s = cpu_s(started)
     await asyncio.sleep(seconds)
-    return (sum(sum(one.cpu_times()[:2]) for one in pids.values()) - before) / seconds
+    return (cpu_s(started) - before_s) / seconds
+
+
+def cpu_s(started: Sequence[psutil.Process]) -> float:
+    """What these processes and those that they started have taken."""
+    return sum(sum(one.cpu_times()[:2]) for first in started for one in (first, *first.children(recursive=True)))
 
 
 async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int], set[int]]) -> Run:
@@ -222,13 +235,16 @@ async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int]
     seeds = count(ROUNDS)
     async with AsyncExitStack() as stack:
         urls: dict[str, str] = {}
+        processes: dict[str, list[psutil.Process]] = {}
         os.sched_setaffinity(0, cores[0])  # children inherit it
         for name in settings.systems:
             say(f"starting {name}")
+            before = psutil.Process().children()
             urls[name] = await stack.enter_async_context(starting[name]())
+            processes[name] = [one for one in psutil.Process().children() if one not in before]
         os.sched_setaffinity(0, cores[1])
         for url in urls.values():
-            for images in (0, 1, settings.most_images):
+            for images in (0, 1, max(settings.image_counts)):
                 _answered(await send(url, [settings.planned(images)] * 2, seed=WARM_UP + images))
         idle = await idle_core_share(5.0)
         alone = await unloaded(urls[BASE], settings)
@@ -243,8 +259,10 @@ async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int]
                 order = list(urls)
                 order = order[number % len(order) :] + order[: number % len(order)]
                 for name in order:
+                    before_s = cpu_s(processes[name])
                     records = await send(urls[name], requests, seed)
-                    taken.append(Taken(name, share, share * most, number, tuple(records)))
+                    took_s = cpu_s(processes[name]) - before_s
+                    taken.append(Taken(name, share, share * most, number, tuple(records), took_s))
                     say(f"round {number}, {share:.0%}, {name}: {brief(records)}")
     return Run(most, alone, idle, tuple(taken))
 
@@ -269,13 +287,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"at least {LEAST_ROUNDS} for a result")
     parser.add_argument("--requests", type=int, help="of a round at one rate")
     parser.add_argument("--eager", action="store_true", help="vLLM compiles nothing: a faster start")
+    parser.add_argument("--family", choices=FAMILIES, default=Settings.family)
+    parser.add_argument("--images", type=int, choices=range(1, 9), metavar="1..8", help="every request has so many")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help=f"besides {BASE}")
     options = parser.parse_args()
     if find_spec("vllm") is None:
         parser.error("vLLM is not installed here: run it by build/vllm/bin/python, which `make vllm-environment` makes")
     given = {name: value for name in ("rounds", "requests") if (value := getattr(options, name)) is not None}
     settings = replace(SMOKE if options.smoke else Settings(), **given)
-    settings = replace(settings, eager=settings.eager or options.eager)
+    settings = replace(settings, eager=settings.eager or options.eager, family=options.family)
+    if options.images:
+        settings = replace(settings, text_share=0.0, image_counts=(options.images,))
     if options.systems:
         settings = replace(settings, systems=tuple(one for one in SYSTEMS if one == BASE or one in options.systems))
     allowed = sorted(os.sched_getaffinity(0))
@@ -283,7 +305,8 @@ def main() -> None:
     on = {**machine.describe(), "system_cores": str(sorted(cores[0])), "client_cores": str(sorted(cores[1]))}
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))
-    print(f"{image_tokens(settings.image_px)} tokens per image; load average {os.getloadavg()}", flush=True)
+    make, tokens = FAMILIES[settings.family]
+    print(f"{tokens} tokens per image; load average {os.getloadavg()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="versus-vllm-") as name:
         model, logs = Path(name) / "model", Path(name) / "logs"
         logs.mkdir()

@@ -41,6 +41,8 @@ class Taken:
     """Requests per second, by the plan."""
     round: int
     records: tuple[Record, ...]
+    cpu_s: float
+    """Of all its processes."""
 
     def of(self, images: range) -> list[Record]:
         return [record for record in self.records if len(record.planned.images) in images]
@@ -79,6 +81,7 @@ def rows(result: Run) -> list[dict[str, Any]]:
                 "sent_late_p99_s": round(
                     percentile([record.sent_late_s for one in rounds for record in one.records], 99), 3
                 ),
+                "cpu_s_per_request": _over([one.cpu_s / len(one.records) for one in rounds]),
                 "classes": {name: _class(rounds, images) for name, images in CLASSES.items()},
                 "goodput": {
                     f"{ttft:g}x TTFT, {tpot:g}x TPOT": _over(
@@ -163,7 +166,7 @@ def show(made: Sequence[dict[str, Any]], rounds: int) -> None:
     for row in made:
         print(
             f"\n{row['share']:.0%} ({row['rate']} requests/s)  {row['system']}: {row['requests']} requests, {row['failed']} failed, "
-            f"sent late P99 {row['sent_late_p99_s']} s"
+            f"sent late P99 {row['sent_late_p99_s']} s, CPU {row['cpu_s_per_request']['all']} s a request"
         )
         for name, figures in row["classes"].items():
             times = "  ".join(
@@ -186,6 +189,7 @@ def document(result: Run) -> list[dict[str, Any]]:
             "system": one.system,
             "share": one.share,
             "round": one.round,
+            "cpu_s": round(one.cpu_s, 3),
             "requests": [
                 [len(r.planned.images), round(r.planned.arrival_s, 3), _rounded(r.ttft_s), _rounded(r.tpot_s), r.error]
                 for r in one.records
