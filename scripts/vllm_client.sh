@@ -8,7 +8,7 @@ case $engine in
   triptych) up=(.venv/bin/triptych up) result=vllm-client ;;
   vllm)
     arguments='--enforce-eager --kv-cache-memory-bytes 67108864'
-    up=("$python" -m triptych.cli.main up --engine vllm --vllm-args "$arguments") result=vllm-client-vllm
+    up=("$python" -m triptych.cli up --engine vllm --vllm-args "$arguments") result=vllm-client-vllm
     ;;
   *) echo "ENGINE=$engine is neither triptych nor vllm" >&2; exit 2 ;;
 esac

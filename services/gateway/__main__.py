@@ -16,7 +16,7 @@ def _app(settings: GatewaySettings, telemetry: Telemetry) -> AbstractAsyncContex
     try:
         from . import mounted  # the router's dependencies are optional
     except ModuleNotFoundError as error:
-        raise SystemExit(f"gateway: --mount-router needs what a router needs (triptych[router]): {error}") from None
+        raise SystemExit(f"gateway: --mount-router needs what a router needs (the extra 'router'): {error}") from None
     return mounted.app(settings, telemetry)
 
 

@@ -40,7 +40,7 @@ async def app(
             raise CannotStart(str(error)) from None
         except ImportError as error:
             needs = "redis" if settings.store.redis and error.name == "redis" else "kubernetes"
-            raise CannotStart(f"{error.name} is not installed: pip install 'triptych[{needs}]'") from None
+            raise CannotStart(f"{error.name} is not installed: install Triptych's extra '{needs}'") from None
         scope = await stack.enter_async_context(TaskScope("pool_manager"))
         if run is not None:
             scope.spawn(run, name="scaler's own work", vital=True)

@@ -1,5 +1,6 @@
 """Wires up the router: stubs, threads, and the model's tokenizer and template."""
 
+import logging
 import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +33,8 @@ from .record import RouterRecord
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
 from .settings import RouterSettings
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -101,6 +104,8 @@ async def _membership(
         return managed
     path = settings.instances_file
     if path is None:
+        if not settings.instances:
+            logger.warning("no instance can join: give --pool-manager, --instances or --instances-file")
         return FixedMembership(settings.instances)
     try:
         await offload.run(read_members, path)

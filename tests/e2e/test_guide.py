@@ -57,7 +57,7 @@ def blocks() -> list[Block]:
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """``triptych up`` on free ports, with replacements for the guides' addresses."""
     log = tmp_path_factory.mktemp("up") / "up.log"
-    command = [sys.executable, "-m", "triptych.cli.main", "up", "--port", "0", "--router-port", "0", "--no-live"]
+    command = [sys.executable, "-m", "triptych.cli", "up", "--port", "0", "--router-port", "0", "--no-live"]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT) as process:
         try:
             yield _addresses(process, log)

@@ -45,7 +45,7 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
 async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
     """As docs/kubernetes.md has it. Returns the identity of an operator."""
     certs = folder / "certs"
-    command = [sys.executable, "-m", "triptych.cli.main", "certs", str(certs)]
+    command = [sys.executable, "-m", "triptych.cli", "certs", str(certs)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     for one in SERVICES:
         files = {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}

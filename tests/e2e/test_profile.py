@@ -15,7 +15,7 @@ from triptych.runtime.profiles import read_profile, read_profiles
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-COMMAND = (sys.executable, "-m", "triptych.cli.main", "profile", "--quick", "--part", "encoder", "--out")
+COMMAND = (sys.executable, "-m", "triptych.cli", "profile", "--quick", "--part", "encoder", "--out")
 
 
 def test_an_interrupted_profile_goes_on_where_it_was(tmp_path: Path) -> None:

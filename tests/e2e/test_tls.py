@@ -206,7 +206,7 @@ async def sdk_and_command_take_a_users_certificate(cluster: LocalCluster, own: P
     async with AsyncClient(cluster.router_target, tls=identities.identity(own)) as sdk:
         images = [DIGITS / f"{name}.png" for name in TWO.images]
         assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
-    command = (sys.executable, "-m", "triptych.cli.main", "status", "--url", cluster.url)
+    command = (sys.executable, "-m", "triptych.cli", "status", "--url", cluster.url)
     for flags in (identities.flags(own), ()):
         process = await asyncio.create_subprocess_exec(
             *command, "--pool-manager", cluster.manager_target, *flags, stdout=asyncio.subprocess.PIPE

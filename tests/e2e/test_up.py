@@ -13,7 +13,7 @@ import pytest
 from tests.unit.cli.closing_terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "triptych.cli.main", "up", "--roles", "E:1,PD:1", "--port", "0", "--router-port", "0"]
+COMMAND = [sys.executable, "-m", "triptych.cli", "up", "--roles", "E:1,PD:1", "--port", "0", "--router-port", "0"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -59,7 +59,7 @@ def certs(
     """
     with failures():
         if importlib.util.find_spec("cryptography") is None:
-            raise CliError("this needs cryptography: pip install 'triptych[cli]'", caller=True)
+            raise CliError("this needs cryptography: install Triptych's extra 'cli'", caller=True)
         if new_authority and (renew or renew_within is not None or drop_old_authorities):
             raise CliError("--new-authority comes first, and the rest once all services have read ca.pem", caller=True)
         hosts = tuple(_host(one) for one in host or ())

@@ -98,12 +98,8 @@ app.add_typer(certs.commands)
 
 
 def main() -> None:
-    """The entry point that the package installs."""
+    """Run the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # do not fail on characters that the terminal cannot show
     app(prog_name="triptych")
-
-
-if __name__ == "__main__":
-    main()

@@ -137,7 +137,7 @@ def profile(
         needed = [("torch", "encoder,text"), *([("matplotlib", "bench")] if plot else [])]
         for module, extra in needed:
             if importlib.util.find_spec(module) is None:
-                raise CliError(f"this needs {module}: pip install 'triptych[{extra}]'", caller=True)
+                raise CliError(f"this needs {module}: install Triptych's extra '{extra}'", caller=True)
         job = Job(
             model, tuple(part or ModelPart), out, quick, dtype, device, threads, kv_cache_mib << 20, slo_factor, plot
         )

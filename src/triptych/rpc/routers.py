@@ -20,6 +20,7 @@ from triptych.errors import InstanceLost, ModelNotFound, NotFound, TriptychError
 from triptych.machine.answer_so_far import AnswerSoFar
 from triptych.machine.router_attempts import Next, RouterAttempts
 from triptych.ports import Membership, Rng, Router
+from triptych.wire.status import LOST
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 ASK_S = 1.0
 """How often routers that do not answer are asked for their models, and how long an answer may take."""
+_MODELS_NAMED = 8
+"""In the error for a model that is not served."""
 _INTRODUCTION_S = 2.0
 """How long a refused request waits for a router that has not named its models: it is asked in this time."""
 
@@ -316,6 +319,8 @@ class Routers:
             logger.info("request %s: router %s: %s", job.request_id, router.address, error.message)
             return await self._wait_for_any(job, attempts)
         if follows is Next.FAIL:
+            if refused and not job.begun and isinstance(error, InstanceLost) and error.message == LOST:
+                raise Unavailable("no router answers", retry_after_s=ASK_S)
             raise error
         logger.info("request %s: router %s refused it: %s", job.request_id, router.address, error.message)
         return None
@@ -342,8 +347,11 @@ class Routers:
         """Raises ModelNotFound, or Unavailable while no router could be asked."""
         candidates = self._candidates(job, tried)
         if not candidates:
-            if any(router.models for router in self._routers.values()):
-                raise ModelNotFound(f"the model {job.model!r} is not served", param="model")
+            if served := sorted({model.model_id for router in self._routers.values() for model in router.models}):
+                names = ", ".join(map(repr, served[:_MODELS_NAMED]))
+                more = len(served) - _MODELS_NAMED
+                names += f" and {more} more" if more > 0 else ""
+                raise ModelNotFound(f"the model {job.model!r} is not served; served: {names}", param="model")
             raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
         router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
         self._turns += 1

@@ -163,7 +163,9 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError:
-            raise TracingUnavailable("otlp_endpoint is set, but triptych[telemetry] is not installed") from None
+            raise TracingUnavailable(
+                "otlp_endpoint is set, but Triptych's extra 'telemetry' is not installed"
+            ) from None
         provider = TracerProvider(
             resource=Resource.create({"service.name": f"triptych-{service}"}), sampler=sampler(sampling)
         )

@@ -641,15 +641,23 @@ def test_help_imports_no_slow_module() -> None:
     )
     assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "triptych.cli.main", "--help"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "triptych.cli", "--help"], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of CPU"
 
 
 @pytest.mark.process
+def test_without_its_packages_the_command_says_what_to_install() -> None:
+    script = "import sys; sys.modules['typer'] = None; from triptych.cli.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "triptych: typer is not installed: the command needs Triptych's extra 'cli'\n"
+
+
+@pytest.mark.process
 def test_a_terminal_without_unicode_works() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "triptych.cli.main", "status", "--url", "http://127.0.0.1:1/é"],
+        [sys.executable, "-m", "triptych.cli", "status", "--url", "http://127.0.0.1:1/é"],
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,

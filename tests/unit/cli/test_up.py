@@ -57,7 +57,7 @@ def test_closing_the_terminal_stops_the_cluster_in_order(tmp_path: Path, view: s
 
 def status(tmp_path: Path, url: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "triptych.cli.main", "status", "--json", "--url", url],
+        [sys.executable, "-m", "triptych.cli", "status", "--json", "--url", url],
         env=environment(tmp_path),
         capture_output=True,
         text=True,

