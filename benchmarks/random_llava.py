@@ -1,10 +1,12 @@
 """A LLaVA with random weights, in the files of a published model, which transformers, vLLM and Triptych load."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as untyped_transformers
+from safetensors.torch import load_file, save_file
 
 from benchmarks.random_qwen import CONTEXT_TOKENS, HEAD, Shape, byte_tokenizer
 
@@ -12,6 +14,7 @@ transformers: Any = untyped_transformers
 SIDE_PX, PATCH_PX = 224, 14
 IMAGE_TOKENS = (SIDE_PX // PATCH_PX) ** 2
 """Of every image, whatever its size."""
+_PUBLISHED = re.compile(r"^vision_tower\.(?!vision_model\.)")
 _SPECIAL = ("<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<image>")
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{% if message['content'] is string %}{{ message['content'] }}"
@@ -64,6 +67,10 @@ def make(directory: Path, shape: Shape) -> None:
         eos_token_id=ids["<|end|>"], pad_token_id=ids["<pad>"], do_sample=False
     )
     model.save_pretrained(directory)
+    # The names of published weights, which vLLM expects. Recent releases of transformers save others.
+    weights = load_file(directory / "model.safetensors")
+    renamed = {_PUBLISHED.sub("vision_tower.vision_model.", name): weight for name, weight in weights.items()}
+    save_file(renamed, directory / "model.safetensors", {"format": "pt"})
     transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessor(
             size={"height": SIDE_PX, "width": SIDE_PX}, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3

@@ -64,6 +64,7 @@ WARM_UP, UNLOADED, CAPACITY, ROUNDS = range(0, 4_000_000, 1_000_000)
 @dataclass(frozen=True, slots=True)
 class Settings:
     family: str = "qwen2.5-vl"
+    """One of ``FAMILIES``."""
     shape: Shape = FULL
     rounds: int = LEAST_ROUNDS
     requests: int = 60
@@ -287,7 +288,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"at least {LEAST_ROUNDS} for a result")
     parser.add_argument("--requests", type=int, help="of a round at one rate")
     parser.add_argument("--eager", action="store_true", help="vLLM compiles nothing: a faster start")
-    parser.add_argument("--family", choices=FAMILIES, default=Settings.family)
+    parser.add_argument("--family", choices=FAMILIES, default="qwen2.5-vl")
     parser.add_argument("--images", type=int, choices=range(1, 9), metavar="1..8", help="every request has so many")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help=f"besides {BASE}")
     options = parser.parse_args()

@@ -46,8 +46,8 @@ class Vllm:
         )
         with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:  # vLLM leaves them
             environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "VLLM_RPC_BASE_PATH": sockets}
-            async with _process(command, environment, self.log_dir / f"{name}.log"):
-                yield await _until_healthy(name, port)
+            async with _process(command, environment, self.log_dir / f"{name}.log") as process:
+                yield await _until_healthy(name, port, process)
 
     @asynccontextmanager
     async def disaggregated(self, threads: int) -> AsyncGenerator[str]:
@@ -62,8 +62,8 @@ class Vllm:
             urls = [await stack.enter_async_context(server) for server in servers]
             port = ports.free(1)[0]
             proxy = ("benchmarks.encode_proxy", str(port), *urls)
-            await stack.enter_async_context(_process(proxy, {}, self.log_dir / "proxy.log"))
-            yield await _until_healthy("the proxy", port)
+            process = await stack.enter_async_context(_process(proxy, {}, self.log_dir / "proxy.log"))
+            yield await _until_healthy("the proxy", port, process)
             if not any(files.iterdir()):
                 raise RuntimeError("vLLM's encoder has stored no embedding: the text server encoded by itself")
 
@@ -78,7 +78,9 @@ def _example(files: Path, role: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def _process(command: Sequence[str], environment: dict[str, str], log: Path) -> AsyncGenerator[None]:
+async def _process(
+    command: Sequence[str], environment: dict[str, str], log: Path
+) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A module in a session of its own, with all that it starts; what is left of it is killed at the end."""
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -90,7 +92,7 @@ async def _process(command: Sequence[str], environment: dict[str, str], log: Pat
             start_new_session=True,
         )
     try:
-        yield
+        yield process
     except BaseException as error:
         error.add_note(_tail(log))
         raise
@@ -109,7 +111,7 @@ def _tail(log: Path) -> str:
     return f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}"
 
 
-async def _until_healthy(name: str, port: int) -> str:
+async def _until_healthy(name: str, port: int, process: asyncio.subprocess.Process) -> str:
     url = f"http://{ports.address(port)}"
     async with httpx.AsyncClient(trust_env=False) as client:
         try:
@@ -118,6 +120,8 @@ async def _until_healthy(name: str, port: int) -> str:
                     with contextlib.suppress(httpx.HTTPError):
                         if (await client.get(f"{url}/health")).is_success:
                             return url
+                    if process.returncode is not None:
+                        raise RuntimeError(f"{name} ended while it started")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise RuntimeError(f"{name} does not answer") from None
