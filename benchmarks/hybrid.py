@@ -40,6 +40,8 @@ from triptych.cli.bench.workload import Distribution, Mix, Planned, Size, arriva
 HERE = Path(__file__).parents[1]
 APART = "apart"
 _MODEL = "random"
+_COMMAND = "from triptych.cli.main import main; main()"
+"""``triptych``, of this tree or of another."""
 _IMAGE = Size(224, 224)
 _MOST_IMAGES, _TEXT_SHARE, _WORDS, _TOKENS = 8, 0.7, 16, 32
 _MIX = Mix(
@@ -87,7 +89,7 @@ def systems(before: Path | None) -> list[System]:
 async def running(system: System, model: Path, log: Path) -> AsyncIterator[str]:
     """``triptych up`` of the system's tree; its URL."""
     (port,) = ports.free(1, set())
-    command = [sys.executable, "-m", "triptych.cli.main", "up", "--no-live", "--model", f"{_MODEL}={model}"]
+    command = [sys.executable, "-c", _COMMAND, "up", "--no-live", "--model", f"{_MODEL}={model}"]
     command += ["--roles", system.roles, "--threads", str(system.threads), "--port", str(port), "--router-port", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{system.tree}:{system.tree / 'src'}"}  # noqa: TID251 - passed to the child
     with log.open("w") as out:

