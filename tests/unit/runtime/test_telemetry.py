@@ -32,7 +32,9 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
 
 def test_unavailable_tracing_ends_the_process_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(SystemExit, match=r"router: otlp_endpoint is set, but Triptych's extra 'telemetry' is not installed"):
+    with pytest.raises(
+        SystemExit, match=r"router: otlp_endpoint is set, but Triptych's extra 'telemetry' is not installed"
+    ):
         Telemetry.of("router", ServiceSettings(otlp_endpoint="http://collector:4317"))
 
 
