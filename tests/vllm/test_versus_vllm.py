@@ -14,16 +14,28 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.mark.parametrize(
-    "systems",
+    ("systems", "options", "unloaded"),
     [
-        pytest.param((BASE, "triptych-vllm"), id="vLLM alone and as the text engine"),
-        pytest.param(SYSTEMS, id="all", marks=pytest.mark.slow),
+        pytest.param((BASE, "triptych-vllm"), (), 9, id="vLLM alone and as the text engine"),
+        pytest.param(
+            (BASE, "triptych-apart"),
+            ("--family", "llava", "--images", "2"),
+            3,
+            id="images alone of another family",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(SYSTEMS, (), 9, id="all", marks=pytest.mark.slow),
     ],
 )
-def test_the_benchmark_measures_every_system(tmp_path: Path, systems: tuple[str, ...]) -> None:
+def test_the_benchmark_measures_every_system(
+    tmp_path: Path, systems: tuple[str, ...], options: tuple[str, ...], unloaded: int
+) -> None:
     out = tmp_path / "versus_vllm.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.versus_vllm", "--smoke", "--systems", *systems[1:], "--json", str(out)],
+        [
+            *(sys.executable, "-m", "benchmarks.versus_vllm", "--smoke", *options),
+            *("--systems", *systems[1:], "--json", str(out)),
+        ],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -35,4 +47,5 @@ def test_the_benchmark_measures_every_system(tmp_path: Path, systems: tuple[str,
     assert said["machine"]["cpu"]
     assert sorted(row["system"] for row in said["rows"]) == sorted(systems)
     assert all(row["requests"] == said["settings"]["requests"] and not row["failed"] for row in said["rows"])
-    assert len(said["unloaded"]["ttft_s"]) == 9
+    assert all(row["cpu_s_per_request"]["least"] > 0 for row in said["rows"])
+    assert len(said["unloaded"]["ttft_s"]) == unloaded
