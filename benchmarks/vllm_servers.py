@@ -102,9 +102,19 @@ async def _process(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await process.wait()
+                while _is_there(process.pid):  # noqa: ASYNC110 - its processes remove their shared memory after it
+                    await asyncio.sleep(_POLL_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _tail(log: Path) -> str:

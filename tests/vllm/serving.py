@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 
 from tests.vllm.reference import MAX_TOKENS, ROOT
+from triptych.runtime.clock import monotonic
 
 SERVED = "vllm-served"
 KV_CACHE_BYTES = 64 << 20
@@ -85,8 +87,11 @@ def _free_port() -> int:
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
+    end_s = monotonic() + _STOP_S
     try:
         process.wait(_STOP_S)
+        while _is_left(process.pid) and monotonic() < end_s:  # its processes remove their shared memory after it
+            time.sleep(0.1)
     finally:
         if _is_left(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
