@@ -7,14 +7,16 @@
 - ``triptych-apart``: Triptych with an encoder and its own text engine, one thread each.
 - ``triptych-hybrid``: Triptych with one instance that encodes, prefills and decodes, two threads.
 
-The model is a Qwen2.5-VL with random weights, in float32, or a LLaVA (``--family``). Seven of ten requests are text only, the
-others have 1 to 8 images, each different (``--images N``: every request has N); every answer has 32 tokens. First the capacity of ``vllm`` is measured, by a closed loop, and
+The model is a Qwen2.5-VL with random weights, in float32, or a LLaVA (``--family``). Seven of ten requests are text only,
+the others have 1 to 8 images, each different (``--images N``: every request has N); every answer has 32 tokens. First the
+capacity of ``vllm`` is measured, by a closed loop, and
 its latency without load for each number of images. The rates are shares of that capacity, and the objectives multiples
 of that latency: both are fixed before the first round. In each round and at each rate all systems get the same requests
 at the same times (open loop, Poisson), one system after the other, in an order that changes from round to round; the
 others idle meanwhile. On more than two cores the client runs on others.
 
-CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is ahead of another in a figure if the ranges of
+CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is
+ahead of another in a figure if the ranges of
 their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not.
 """
 
@@ -288,7 +290,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"at least {LEAST_ROUNDS} for a result")
     parser.add_argument("--requests", type=int, help="of a round at one rate")
     parser.add_argument("--eager", action="store_true", help="vLLM compiles nothing: a faster start")
-    parser.add_argument("--family", choices=FAMILIES, default="qwen2.5-vl")
+    parser.add_argument("--family", choices=FAMILIES, default=Settings().family)
     parser.add_argument("--images", type=int, choices=range(1, 9), metavar="1..8", help="every request has so many")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help=f"besides {BASE}")
     options = parser.parse_args()

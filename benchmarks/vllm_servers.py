@@ -102,14 +102,15 @@ async def _process(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await process.wait()
-                while _is_there(process.pid):  # noqa: ASYNC110 - its processes remove their shared memory after it
+                while group_runs(process.pid):  # noqa: ASYNC110 - its processes remove their shared memory after it
                     await asyncio.sleep(_POLL_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
-def _is_there(group: int) -> bool:
+def group_runs(group: int) -> bool:
+    """Whether a process group has a process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

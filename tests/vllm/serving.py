@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.vllm_servers import group_runs
 from tests.vllm.reference import MAX_TOKENS, ROOT
+from triptych.cli import ports
 from triptych.runtime.clock import monotonic
 
 SERVED = "vllm-served"
@@ -30,7 +31,7 @@ async def vllm_serve(
     directory: Path, routers: str, log: Path, *, workers: int = 1, **options: Any
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Its REST API, once it is ready. ``options`` are those of the connector; ``workers`` compute each step together."""
-    port = _free_port()
+    (port,) = ports.free(1, ())
     connector = {
         "ec_connector": "PullingConnector",
         "ec_connector_module_path": "triptych.integrations.vllm.pulling",
@@ -78,32 +79,17 @@ def _is_running(process: "subprocess.Popen[bytes]", log: Path) -> None:
     assert process.poll() is None, f"vLLM ended: {log.read_text()[-3000:]}"
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     end_s = monotonic() + _STOP_S
     try:
         process.wait(_STOP_S)
-        while _is_left(process.pid) and monotonic() < end_s:  # its processes remove their shared memory after it
+        while group_runs(process.pid) and monotonic() < end_s:  # its processes remove their shared memory after it
             time.sleep(0.1)
     finally:
-        if _is_left(process.pid):
+        if group_runs(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _is_left(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def ask(client: httpx.AsyncClient, parts: list[Mapping[str, Any]], **options: Any) -> httpx.Response:

@@ -428,7 +428,7 @@ def test_instances_of_other_pools_that_help_out_are_not_ordered_again() -> None:
     assert decide(replace(busy, switched=3), LIMITS).target == 2
     few = decide(replace(busy, switched=1), LIMITS)
     assert few.target == 4
-    assert str(few.reasons[0].text).endswith("4 replicas, while 1 of other pools help")
+    assert few.reasons[0].text.endswith("4 replicas, while 1 of other pools help")
 
 
 def test_a_pool_does_not_shrink_because_its_own_help_elsewhere() -> None:
