@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 STREAMS = 30
-"""At a time, one after the other until the last switch: however fast they are, answers are under way during each switch."""
+"""At a time, one after the other until the last switch."""
 TOKENS = 120
 BODY = Question("What digits are shown?", ("9_c",), max_tokens=TOKENS).body(
     temperature=1.2, seed=11, ignore_eos=True, stream=True
@@ -51,7 +52,8 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
         async with rest(cluster.url) as client:
             _, whole = await stream(client)
             assert whole
-            got = await streams_while_it_switches(client, manager)
+            orders = Orders(ROLES, enough=partial(has_handed_over, cluster, client))
+            got = await streams_while_it_switches(client, manager, orders)
             told = [await timeline(client, request_id) for request_id, _ in got]
         await manager.switch_instance("prefill-1", Role.D, force=False)
         with pytest.raises(FailedPrecondition, match="text-1 is the last prefill instance"):
@@ -64,32 +66,31 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     assert {one["outcome"] for one in told} == {"done"}
     assert any(one["prefill_instance"] == "text-1" for one in told), "it handed answers over"
     took_s = re.findall(r"has switched within ([\d.]+) s", (logs / "text-1.log").read_text())
-    assert len(took_s) == len(ROLES)
+    assert len(took_s) == orders.given >= len(ROLES)
     sys.stdout.write(f"switches took {', '.join(took_s)} s\n")
-    assert metrics.total("triptych_switches_total", "text-1", outcome="done") == len(ROLES)
+    assert metrics.total("triptych_switches_total", "text-1", outcome="done") == orders.given
     assert metrics.total("triptych_switch_seconds_sum", "text-1") == pytest.approx(sum(map(float, took_s)), abs=0.01)
     assert metrics.total("triptych_switch_pending_seconds", "text-1") == 0
     assert metrics.total("triptych_stage_open", "text-1") == len(ROLES[-1].stages)
-    assert metrics.total("triptych_kv_hand_overs_total", "text-1", why="switch") > 0
     for source, target in (("PD", "P"), ("P", "D"), ("D", "PD")):
-        orders = {"from_role": source, "to_role": target, "outcome": "obeyed"}
-        assert metrics.total("triptych_pool_switches_total", **orders) >= 1, orders
+        one = {"from_role": source, "to_role": target, "outcome": "obeyed"}
+        assert metrics.total("triptych_pool_switches_total", **one) >= 1, one
     assert metrics.total("triptych_pool_switches_total", outcome="overtaken") == 0
-    assert metrics.total("triptych_pool_switch_seconds_count") >= len(ROLES)
+    assert metrics.total("triptych_pool_switch_seconds_count") >= orders.given
     assert metrics.total("triptych_pool_switch_first_request_seconds_count") >= 1
     assert metrics.total("triptych_pool_switch_unserved_seconds") == 0
 
 
 async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
     """Requests with an image, through an instance that has only the encoder or only the language model in memory."""
-    logs, roles = tmp_path / "logs", (Role.E, Role.PD, Role.E, Role.PD)
+    logs, orders = tmp_path / "logs", Orders((Role.E, Role.PD, Role.E, Role.PD))
     loading = {"text": ("--switchable", "EPD", "--resident", "role")}
     async with LocalCluster(roles="E:1,PD:2", options=loading, log_dir=logs) as cluster:
         manager = PoolManagerStub(cluster.manager_target)
         async with rest(cluster.url) as client:
             _, whole = await stream(client)
             assert whole
-            got = await streams_while_it_switches(client, manager, roles)
+            got = await streams_while_it_switches(client, manager, orders)
             told = [await timeline(client, request_id) for request_id, _ in got]
         assert all(one.opens_s > 0 and not one.fault for one in (await text_1(manager)).load.closed)
         await manager.close()
@@ -97,15 +98,30 @@ async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams
     assert {text for _, text in got} == {whole}
     assert {one["outcome"] for one in told} == {"done"}
     said = (logs / "text-1.log").read_text()
-    assert said.count("the encoder is loaded") == roles.count(Role.E)
-    assert said.count("the decoder is unloaded") >= roles.count(Role.E)
+    assert said.count("the encoder is loaded") == orders.roles.count(Role.E)
+    assert said.count("the decoder is unloaded") >= orders.roles.count(Role.E)
     took_s = re.findall(r"has switched within ([\d.]+) s", said)
-    assert len(took_s) == len(roles)
+    assert len(took_s) == orders.given == len(orders.roles)
     sys.stdout.write(f"switches with a load took {', '.join(took_s)} s\n")
 
 
+async def at_once() -> bool:
+    return True
+
+
+@dataclass
+class Orders:
+    """Roles to switch to, one after the other, and all again until ``enough``: whether an answer is under way on the instance at the
+    moment of one switch is not known before.
+    """
+
+    roles: Sequence[Role]
+    enough: Callable[[], Awaitable[bool]] = at_once
+    given: int = 0
+
+
 async def streams_while_it_switches(
-    client: httpx.AsyncClient, manager: PoolManagerStub, roles: Sequence[Role] = ROLES
+    client: httpx.AsyncClient, manager: PoolManagerStub, orders: Orders
 ) -> list[tuple[str, str]]:
     """The id and the text of each stream."""
     await until(partial(answers, manager), False)  # the manager's last report may be from an earlier stream
@@ -120,9 +136,12 @@ async def streams_while_it_switches(
         for _ in range(STREAMS):
             group.create_task(streams())
         await until(partial(answers, manager), True)
-        for role in roles:
-            await manager.switch_instance("text-1", role, force=False)
-            await until(partial(serves, manager, role), True)
+        async with asyncio.timeout(120):
+            while not (orders.given and await orders.enough()):
+                for role in orders.roles:
+                    await manager.switch_instance("text-1", role, force=False)
+                    await until(partial(serves, manager, role), True)
+                    orders.given += 1
         await until(partial(has_served, manager), True)
         has_switched.set()
     return got
@@ -148,6 +167,11 @@ async def text_1(manager: PoolManagerStub) -> MemberStatus:
 
 async def serves(manager: PoolManagerStub, role: Role) -> bool:
     return (await text_1(manager)).open == role.stages
+
+
+async def has_handed_over(cluster: LocalCluster, client: httpx.AsyncClient) -> bool:
+    """Whether a switch has moved an answer."""
+    return (await scraped(cluster, client)).total("triptych_kv_hand_overs_total", "text-1", why="switch") > 0
 
 
 async def has_served(manager: PoolManagerStub) -> bool:
