@@ -1,7 +1,9 @@
 """kill -9 of a text process in the middle of a stream: the client reads the whole right answer."""
 
 import json
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,9 @@ from triptych.cli.cluster import LocalCluster
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 TOKENS = 700
-"""Of each choice: long enough that its text process is killed before the end."""
+"""Of each choice: long enough that its text process is stopped before the end."""
+SEEN = 20
+"""Tokens after which it is."""
 QUESTION = Question("What digits are shown?", ("9_c", "3_a"), max_tokens=TOKENS)
 BODY = QUESTION.body(
     temperature=1.2, seed=11, n=2, ignore_eos=True, frequency_penalty=0.3, logprobs=True, top_logprobs=1, stream=True
@@ -68,6 +72,18 @@ async def timeline(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]
     return found
 
 
+@contextmanager
+def stopped(cluster: LocalCluster, processes: Collection[str]) -> Iterator[None]:
+    """They do nothing meanwhile, so that no answer ends before the one is killed that is found out about."""
+    for one in processes:
+        cluster.kill(one, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in processes:
+            cluster.kill(one, signal.SIGCONT)
+
+
 async def test_a_stream_goes_on_when_its_text_process_is_killed() -> None:
     async with LocalCluster(roles="E:1,PD:2") as cluster, rest(cluster.url) as client:
 
@@ -77,7 +93,9 @@ async def test_a_stream_goes_on_when_its_text_process_is_killed() -> None:
         killed: dict[str, str] = {}
 
         async def kill(request_id: str, tokens: int) -> None:
-            if tokens >= TOKENS // 5 and not killed:
+            if tokens < SEEN or killed:
+                return
+            with stopped(cluster, {"text-1", "text-2"}):
                 killed[request_id] = (await timeline(client, request_id))["text_instance"]
                 cluster.kill(killed[request_id])
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.e2e.client import post, rest, stream, timeline_of
 from tests.e2e.reference import Question, answer, questions
 from tests.e2e.test_answers import assert_no_stacks
-from tests.e2e.test_continuations import TOKENS, Streamed
+from tests.e2e.test_continuations import SEEN, TOKENS, Streamed, stopped
 from tests.e2e.test_continuations import stream as sampled
 from tests.e2e.test_continuations import timeline as timeline_by_id
 from triptych.cli.cluster import LocalCluster
@@ -82,7 +82,9 @@ async def test_a_stream_goes_on_when_one_of_its_instances_is_killed(
     killed: dict[str, str] = {}
 
     async def kill(request_id: str, tokens: int) -> None:
-        if tokens >= TOKENS // 5 and not killed:
+        if tokens < SEEN or killed:
+            return
+        with stopped(cluster, PREFILL | DECODE):
             told = await timeline_by_id(http, request_id)
             killed[request_id] = told[stage] or told["text_instance"]
             cluster.kill(killed[request_id])
