@@ -118,6 +118,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.refusals --json benchmarks/results/refusals.json
 	$(BIN)/python -m benchmarks.products --json benchmarks/results/products.json
 	$(BIN)/python -m benchmarks.threads --json benchmarks/results/threads.json
+	$(BIN)/python -m benchmarks.step_tokens --json benchmarks/results/step_tokens.json
 	$(BIN)/python -m benchmarks.hybrid --json benchmarks/results/hybrid.json
 	$(BIN)/python -m benchmarks.residence --json benchmarks/results/residence.json
 	$(BIN)/python -m benchmarks.shared_prefixes --json benchmarks/results/shared_prefixes.json

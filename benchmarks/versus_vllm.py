@@ -84,7 +84,8 @@ class Settings:
     """Each of about four tokens."""
     output_tokens: int = 32
     max_sequences: int = 32
-    token_budget: int = 2048
+    vllm_step_tokens: int = 2048
+    """The default of ``vllm serve`` on a CPU. Triptych's own engine measures its token budget."""
     kv_cache_mib: int = 512
     eager: bool = False
     systems: tuple[str, ...] = SYSTEMS
@@ -124,12 +125,12 @@ SMOKE = Settings(
 def systems(settings: Settings, model: Path, logs: Path) -> dict[str, Callable[[], AbstractAsyncContextManager[str]]]:
     """How each is started; the contexts give URLs."""
     common = (
-        *("--max-num-seqs", str(settings.max_sequences), "--max-num-batched-tokens", str(settings.token_budget)),
+        *("--max-num-seqs", str(settings.max_sequences), "--max-num-batched-tokens", str(settings.vllm_step_tokens)),
         *("--max-model-len", str(CONTEXT_TOKENS), "--kv-cache-memory-bytes", str(settings.kv_cache_mib * MIB)),
         *(("--enforce-eager",) if settings.eager else ()),
     )
     own = (
-        *("--max-sequences", str(settings.max_sequences), "--token-budget", str(settings.token_budget)),
+        *("--max-sequences", str(settings.max_sequences)),
         *("--kv-cache-bytes", str(settings.kv_cache_mib * MIB)),
     )
     vllm = Vllm(model, MODEL_ID, common, logs)

@@ -19,7 +19,7 @@ from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.engine.timing import timed_s
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.ports import EngineRequest, TextEngine
+from triptych.ports import EngineOutput, EngineRequest, TextEngine
 
 PROBE_SIDE_PX = 448
 _SOUND_S = 10
@@ -85,32 +85,46 @@ class TextProbe:
         taken = self._answer_s(context, salt=self._salt(), choices=batch, tokens=steps + 1)
         return None if taken is None else taken[-steps:]
 
+    def compute(self, prompts: int, tokens: int) -> None:
+        """Compute so many prompts of so many tokens at the same time. Raises ContextTooLong or InvalidRequest if one does not fit."""
+        for _ in range(prompts):
+            self._add(tokens, salt=self._salt())
+        while self._engine.has_work:
+            self._step()
+
     def _salt(self) -> bytes:
         return next(self._names).to_bytes(8, "big")
 
     def _answer_s(self, prompt: int, *, salt: bytes, choices: int = 1, tokens: int = 1) -> list[float] | None:
         """The time to the first tokens, then the duration of each step."""
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, n=choices, ignore_eos=True, seed=0)
-        request = EngineRequest(f"probe-{next(self._names)}", (self._token,) * prompt, (), sampling, tenant_salt=salt)
         try:
-            self._engine.add(request)
+            self._add(prompt, salt=salt, choices=choices, tokens=tokens)
         except (ContextTooLong, InvalidRequest):
             return None
         times: list[float] = []
         first_s = 0.0
         while self._engine.has_work:
             began_s = time.perf_counter()
-            outputs = self._engine.step()
+            outputs = self._step()
             took_s = time.perf_counter() - began_s
-            for output in outputs:
-                if output.error is not None:
-                    raise output.error
             if times:
                 times.append(took_s)
             else:
                 first_s += took_s
                 times += [first_s] if outputs else []
         return times
+
+    def _add(self, prompt: int, *, salt: bytes, choices: int = 1, tokens: int = 1) -> None:
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, n=choices, ignore_eos=True, seed=0)
+        request = EngineRequest(f"probe-{next(self._names)}", (self._token,) * prompt, (), sampling, tenant_salt=salt)
+        self._engine.add(request)
+
+    def _step(self) -> Sequence[EngineOutput]:
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        return outputs
 
 
 class EncoderProbe:

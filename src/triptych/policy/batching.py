@@ -102,15 +102,18 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
     return low
 
 
-def smallest_efficient(most: int, measure_s: Callable[[int], float], *, enough_s: float, worthwhile: float) -> int:
+def smallest_efficient(
+    most: int, measure_s: Callable[[int], float], *, enough_s: float, worthwhile: float, short_s: float = 0.0
+) -> int:
     """The smallest batch, of 1, 2, 4, ... up to ``most``, after which twice as many would take more than ``worthwhile`` of twice the time.
 
-    None is measured that is larger than one that took ``enough_s``: what is so long has few costs that a larger batch would share.
+    None is measured that is larger than one that took ``enough_s``: what is so long has few costs that a larger batch would share. One that
+    took less than ``short_s`` is too small, whatever a larger one gains.
     """
     size, taken_s = 1, measure_s(1)
     while taken_s < enough_s and 2 * size <= most:
         doubled_s = measure_s(2 * size)
-        if doubled_s > worthwhile * 2 * taken_s:
+        if taken_s >= short_s and doubled_s > worthwhile * 2 * taken_s:
             break
         size, taken_s = 2 * size, doubled_s
     return size

@@ -157,7 +157,7 @@ class DelayTextEngine:
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
-        self._token_budget = options.token_budget
+        self._token_budget = options.most_step_tokens
         self._length = length
         self._sleep = sleep
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)

@@ -195,3 +195,21 @@ def test_copies_of_embeddings_are_bounded_and_freed_with_their_request(model_dir
 def test_the_token_budget_follows_the_latency_objective(model_dir: Path) -> None:
     assert text_engine(model_dir, tpot_slo_s=1e-9, max_sequences=3, token_budget=64).token_budget == 3
     assert text_engine(model_dir, tpot_slo_s=60.0, max_sequences=3, token_budget=64).token_budget == 64
+    assert text_engine(model_dir, tpot_slo_s=1e-9, max_sequences=3, token_budget=None).token_budget == 3
+
+
+@pytest.mark.parametrize("kv_tokens", [64, 400, 4096])
+def test_without_a_budget_and_an_objective_the_budget_is_measured(
+    model_dir: Path, reference: Reference, make: Make, kv_tokens: int
+) -> None:
+    """Whatever KV memory there is, and however little of it one prompt can have."""
+    kv = KvOptions(4, contiguous=False)
+    engine = text_engine(model_dir, token_budget=None, kv_cache_bytes=kv_tokens * SLOT_NBYTES, max_sequences=4, kv=kv)
+    prompts = engine.token_budget / min(128, engine.kv_tokens - 1)
+    assert prompts in (1, 2, 4, 8, 16, 32)
+    assert engine.token_budget <= 2048
+    assert not engine.has_work
+    assert engine.kv_free_tokens == engine.kv_tokens
+    question = random_question(random.Random(2), 1)
+    engine.add(make("one", question, greedy(12)))
+    assert run(engine)["one"] == reference.answer(question, 12)

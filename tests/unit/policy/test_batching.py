@@ -144,6 +144,11 @@ def test_the_smallest_batch_is_found_that_a_larger_one_hardly_improves_upon(
     assert max(measured) <= most
 
 
+@pytest.mark.parametrize(("short_s", "expected"), [(0.0, 1), (3.0, 4), (4.0, 4), (4.5, 8), (1000.0, 64)])
+def test_a_batch_that_takes_less_than_a_short_time_is_too_small(short_s: float, expected: int) -> None:
+    assert smallest_efficient(64, float, enough_s=2000.0, worthwhile=0.95, short_s=short_s) == expected
+
+
 def test_no_batch_is_measured_that_is_larger_than_one_that_took_long_enough() -> None:
     measured: list[int] = []
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from triptych.domain.bounds import Between
 from triptych.domain.limits import Count, Positive, check_limits
 
+_MOST_STEP_TOKENS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -23,12 +25,13 @@ class EngineOptions:
     start: recompute."""
     max_sequences: Positive = 32
     """Most sequences in one step of the engine."""
-    token_budget: Positive = 2048
-    """Most tokens in one step of the engine."""
+    token_budget: Positive | None = None
+    """Most tokens in one step of the engine. All prompts of a step are done at its end, and answers wait for it. Empty: on a CPU as many as
+    are computed faster together, measured at start; else 2048."""
     tpot_slo_s: Annotated[float | None, Between(0, above=True)] = None
     """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
-    budget becomes the largest, up to ``token_budget``, that takes three quarters of the target on an idle instance. Role
-    EPD: likewise for what is encoded beside a step of decodes. Unset measures nothing."""
+    budget becomes the largest, up to ``token_budget`` or 2048, that takes three quarters of the target on an idle instance. Role
+    EPD: likewise for what is encoded beside a step of decodes."""
     cross_cache_bytes: Count = 1 << 30
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""
@@ -37,4 +40,12 @@ class EngineOptions:
     not use kernels compiled for the processor."""
 
     def __post_init__(self) -> None:
-        check_limits(self, ("max_sequences", "token_budget"))
+        if self.token_budget is None:
+            check_limits(self)
+        else:
+            check_limits(self, ("max_sequences", "token_budget"))
+
+    @property
+    def most_step_tokens(self) -> int:
+        """The token budget where nothing is measured, and the largest that a measurement can choose."""
+        return max(_MOST_STEP_TOKENS, self.max_sequences) if self.token_budget is None else self.token_budget

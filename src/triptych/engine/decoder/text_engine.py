@@ -29,6 +29,7 @@ from triptych.engine.families.registry import adapters_of
 from triptych.engine.linear_products import choose_products, load_packed, unload_packed
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
+from triptych.engine.prefill_budget import tokens_worth_computing
 from triptych.engine.request_checks import RequestLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
@@ -69,12 +70,12 @@ class TransformersTextEngine:
         kv: KvOptions | None = None,
         can_unload: bool = False,
     ) -> None:
-        """With ``options.tpot_slo_s`` steps are measured. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
+        """Steps are measured for the token budget, where ``options`` leave it open. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
 
         ``kv``: layout of KV memory; None is the device's default. With ``can_unload`` its ``weights`` can leave the memory and come
         back, which is tried now.
         """
-        max_sequences, token_budget = options.max_sequences, options.token_budget
+        max_sequences = options.max_sequences
         prepare_torch(compute)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
@@ -113,7 +114,7 @@ class TransformersTextEngine:
         self._made = made
         self._runner: ModelRunner = made.runner
         self._mover = KvMover(made.cache) if made.cache is not None else None
-        self._batch = self._new_batch(token_budget, max_sequences)
+        self._batch = self._new_batch(options.most_step_tokens, max_sequences)
         self._limits = Limits(
             RequestLimits(
                 context_length=context_length,
@@ -131,8 +132,7 @@ class TransformersTextEngine:
         )
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
-        if options.tpot_slo_s is not None:
-            token_budget = max(max_sequences, self._measured_budget(options.tpot_slo_s))
+        token_budget = max(max_sequences, self._token_budget(options))
         copies = self._host_copies(options)
         self._batch = self._new_batch(token_budget, max_sequences, copies)  # with an empty prefix cache
         if self.weights is not None:
@@ -194,13 +194,21 @@ class TransformersTextEngine:
             copies,
         )
 
-    def _measured_budget(self, tpot_slo_s: float) -> int:
-        """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin."""
-        most = min(self.token_budget, self._longest - 1)
-        least = min(self._limits.max_sequences, most)
-        prefill_s = partial(self._prefill_s, TextProbe(self))
-        prefill_s(least)
-        return largest_within(MEASURED_SHARE * tpot_slo_s, most, prefill_s, least=least)
+    def _token_budget(self, options: EngineOptions) -> int:
+        """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin; without one as many
+        as are worth computing together.
+        """
+        most = min(options.most_step_tokens, self._longest - 1)
+        if options.tpot_slo_s is not None:
+            least = min(options.max_sequences, most)
+            prefill_s = partial(self._prefill_s, TextProbe(self))
+            prefill_s(least)
+            return largest_within(MEASURED_SHARE * options.tpot_slo_s, most, prefill_s, least=least)
+        if options.token_budget is not None or self._device.type != "cpu" or not self._made.supports_chunked_prefill:
+            return options.most_step_tokens
+        tokens = tokens_worth_computing(TextProbe(self), most=options.most_step_tokens, longest_prompt=most)
+        logger.info("a step computes up to %d tokens of prompts: more are not computed faster", tokens)
+        return tokens
 
     def _prefill_s(self, probe: TextProbe, tokens: int) -> float:
         return min(probe.prefill_s(tokens) or inf for _ in range(2))

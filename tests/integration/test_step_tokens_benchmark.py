@@ -1,0 +1,20 @@
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+def test_the_benchmark_of_token_budgets_measures_given_and_measured_ones(tmp_path: Path) -> None:
+    rows = figures_of("step_tokens", tmp_path)["rows"]
+    assert [(one["budget"], one["measured"]) for one in rows[:-1]] == [(64, False), (2048, False)]
+    assert rows[-1]["measured"]
+    assert 128 <= rows[-1]["budget"] <= 2048
+    for row in rows:
+        assert all(value > 0 for value in row["median"].values())
+        assert (row["median"]["short_s"] < row["median"]["long_s"]) == (row["budget"] < 900), (
+            "it passes the long one between steps"
+        )
+        assert set(row["to_largest"]) == set(row["median"])
