@@ -17,7 +17,8 @@ others idle meanwhile. On more than two cores the client runs on others.
 
 CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is
 ahead of another in a figure if the ranges of
-their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not.
+their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not. Triptych has its
+defaults, but for as many sequences and as much KV memory as vLLM.
 """
 
 import argparse
