@@ -9,16 +9,14 @@
 
 The model is a Qwen2.5-VL with random weights, in float32, or a LLaVA (``--family``). Seven of ten requests are text only,
 the others have 1 to 8 images, each different (``--images N``: every request has N); every answer has 32 tokens. First the
-capacity of ``vllm`` is measured, by a closed loop, and
-its latency without load for each number of images. The rates are shares of that capacity, and the objectives multiples
-of that latency: both are fixed before the first round. In each round and at each rate all systems get the same requests
+capacity of ``vllm`` is measured, by a closed loop, and its latency without load for each number of images. The rates are
+shares of that capacity, and the objectives multiples of that latency: both are fixed before the first round. In each round and at each rate all systems get the same requests
 at the same times (open loop, Poisson), one system after the other, in an order that changes from round to round; the
 others idle meanwhile. On more than two cores the client runs on others.
 
 CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is
-ahead of another in a figure if the ranges of
-their rounds do not overlap. Every vLLM has the same arguments; its defaults compile the model, ``--eager`` does not. Triptych has its
-defaults, but for as many sequences and as much KV memory as vLLM.
+ahead of another in a figure if the ranges of their rounds do not overlap. Every vLLM has the same arguments; its defaults
+compile the model, ``--eager`` does not. Triptych has its defaults, but the number of sequences and the KV memory of vLLM.
 """
 
 import argparse
@@ -130,10 +128,7 @@ def systems(settings: Settings, model: Path, logs: Path) -> dict[str, Callable[[
         *("--max-model-len", str(CONTEXT_TOKENS), "--kv-cache-memory-bytes", str(settings.kv_cache_mib * MIB)),
         *(("--enforce-eager",) if settings.eager else ()),
     )
-    own = (
-        *("--max-sequences", str(settings.max_sequences)),
-        *("--kv-cache-bytes", str(settings.kv_cache_mib * MIB)),
-    )
+    own = (*("--max-sequences", str(settings.max_sequences), "--kv-cache-bytes", str(settings.kv_cache_mib * MIB)),)
     vllm = Vllm(model, MODEL_ID, common, logs)
     by_vllm = ("--engine", "vllm", "--vllm-args", " ".join(common))
 

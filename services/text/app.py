@@ -443,7 +443,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint, *, can_unload: bool 
 
 
 def _part(identity: ProfileIdentity, settings: TextSettings) -> ServedPart:
-    """A measured budget is smaller; the instances of a pool may differ in it, and it hardly changes what a prompt takes."""
+    """With the largest token budget: the instances of a pool may measure different ones, which hardly change what a prompt takes."""
     return ServedPart(identity, settings.engine.max_sequences, token_budget=settings.engine.most_step_tokens)
 
 

@@ -17,7 +17,7 @@ PositiveSeconds = Annotated[float, Between(0, above=True)]
 def check_limits(limits: Any, *ordered: tuple[str, str]) -> None:
     """Call it in ``__post_init__``. Raises ValueError naming the first setting out of bounds.
 
-    The first setting of each pair in ``ordered`` must not exceed the second.
+    The first setting of each pair in ``ordered`` must not exceed the second, where both are set.
     """
     hints = get_type_hints(type(limits), include_extras=True)
     for name in (field.name for field in fields(limits)):
@@ -26,5 +26,6 @@ def check_limits(limits: Any, *ordered: tuple[str, str]) -> None:
             if (fault := bound.fault(name, value)) is not None:
                 raise ValueError(fault)
     for low, high in ordered:
-        if getattr(limits, low) > getattr(limits, high):
-            raise ValueError(f"{low} ({getattr(limits, low)}) exceeds {high} ({getattr(limits, high)})")
+        least, most = getattr(limits, low), getattr(limits, high)
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"{low} ({least}) exceeds {high} ({most})")

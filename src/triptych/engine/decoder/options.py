@@ -40,10 +40,7 @@ class EngineOptions:
     not use kernels compiled for the processor."""
 
     def __post_init__(self) -> None:
-        if self.token_budget is None:
-            check_limits(self)
-        else:
-            check_limits(self, ("max_sequences", "token_budget"))
+        check_limits(self, ("max_sequences", "token_budget"))
 
     @property
     def most_step_tokens(self) -> int:

@@ -70,7 +70,7 @@ class TransformersTextEngine:
         kv: KvOptions | None = None,
         can_unload: bool = False,
     ) -> None:
-        """Steps are measured for the token budget, where ``options`` leave it open. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
+        """Steps are measured where ``options`` leave the token budget open. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
 
         ``kv``: layout of KV memory; None is the device's default. With ``can_unload`` its ``weights`` can leave the memory and come
         back, which is tried now.
@@ -132,7 +132,7 @@ class TransformersTextEngine:
         )
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
-        token_budget = max(max_sequences, self._token_budget(options))
+        token_budget = max(max_sequences, self._chosen_budget(options))
         copies = self._host_copies(options)
         self._batch = self._new_batch(token_budget, max_sequences, copies)  # with an empty prefix cache
         if self.weights is not None:
@@ -194,7 +194,7 @@ class TransformersTextEngine:
             copies,
         )
 
-    def _token_budget(self, options: EngineOptions) -> int:
+    def _chosen_budget(self, options: EngineOptions) -> int:
         """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin; without one as many
         as are worth computing together.
         """
