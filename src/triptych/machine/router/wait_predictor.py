@@ -23,8 +23,9 @@ _QUEUE = 4
 _LEAST_S = 1.0
 _LEAST_SERVED = 4
 """A rate is measured over at least this time and this many requests ..."""
-_MOST_SERVED = 64
-"""... and over the last of these, so that it follows the mix of requests and the number of instances."""
+_ENOUGH_SERVED = 64
+"""... and over no more than the last of these, if they are not served within that time: so it follows the mix of requests and the
+number of instances."""
 _REMEMBERED_S = 60.0
 """For how long the rate of a queue that has ended counts."""
 _WEIGHT = 0.1
@@ -47,9 +48,11 @@ class _Queue:
         """By priority."""
         self.shares = TenantShares(fairness)
         self._since_s: float | None = None
-        """Since when there has been a queue."""
-        self._served: deque[tuple[float, int]] = deque(maxlen=_MOST_SERVED)
-        """When requests of this queue were served, and their work."""
+        """Since when what is served has been measured; None while there is no queue."""
+        self._served: deque[tuple[float, int]] = deque()
+        """When the last requests of this queue were served, and their work."""
+        self._served_work = 0
+        """All of it."""
         self._known: tuple[float, float, float] | None = None
         """When the rate was measured last, the work per second, and the requests."""
 
@@ -59,6 +62,7 @@ class _Queue:
         if self._since_s is None and self.waiting >= _QUEUE:
             self._since_s = now_s
             self._served.clear()
+            self._served_work = 0
         return self.shares.enter(tenant, priority, work, self._per_s(now_s), now_s, alone=alone)
 
     def leave(self, place: Place, now_s: float, *, served: bool) -> None:
@@ -72,18 +76,18 @@ class _Queue:
             return
         if served:
             self._served.append((now_s, work))
+            self._served_work += work
             self._measure(self._since_s, now_s)
         if self.waiting < _QUEUE // 2:
             self._since_s = None
 
     def _measure(self, since_s: float, now_s: float) -> None:
-        times, work = len(self._served), sum(work for _, work in self._served)
-        if times == _MOST_SERVED:
-            since_s, first = self._served[0]
-            work -= first
-        if times >= _LEAST_SERVED and now_s - since_s >= _LEAST_S:
-            took_s = now_s - since_s
-            self._known = now_s, work / took_s, (times - (times == _MOST_SERVED)) / took_s
+        while len(self._served) > _ENOUGH_SERVED and now_s - self._served[0][0] >= _LEAST_S:
+            since_s, work = self._served.popleft()
+            self._served_work -= work
+        self._since_s, took_s = since_s, now_s - since_s
+        if len(self._served) >= _LEAST_SERVED and took_s >= _LEAST_S:
+            self._known = now_s, self._served_work / took_s, len(self._served) / took_s
 
     def _per_s(self, now_s: float) -> float | None:
         """The work that is served per second; None if it is not known."""

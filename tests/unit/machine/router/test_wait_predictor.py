@@ -57,6 +57,16 @@ def test_nothing_is_predicted_before_there_are_observations(count: int, every_s:
     assert router.wait_s() == 0.0
 
 
+@pytest.mark.parametrize("per_s", [60, 250, 5000])
+def test_the_wait_is_predicted_however_fast_requests_are_served(per_s: int) -> None:
+    router = Router()
+    router.arrive(8 * per_s)
+    router.serve(2 * per_s, every_s=1 / per_s)
+    assert router.wait_s() == pytest.approx(6.0, rel=0.02)
+    router.serve(2 * per_s, every_s=2 / per_s)
+    assert router.wait_s() == pytest.approx(8.0, rel=0.02), "it follows a queue that is served more slowly"
+
+
 def test_no_rate_is_measured_without_a_queue() -> None:
     """A slow stream of requests would else look like a slow stage, and a burst like a long wait."""
     router = Router()
