@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SPARE = 64
+"""Requests that have begun and may still be expected to be lost, besides as many as wait."""
 _ALONE = Iteration(prefill=True, encode=False)
 """Without an encoder."""
 
@@ -111,7 +114,9 @@ class EngineLoop:
         """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
         self._turns: dict[str, Turn] = {}
-        """Of the requests in the engine that have not begun."""
+        """Of those of them that have not begun."""
+        self._lost_at: list[tuple[float, str]] = []
+        """A heap of when these cannot be served in time any more. Some may have begun or gone since."""
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._is_lost = False
@@ -133,10 +138,7 @@ class EngineLoop:
     @property
     def requests(self) -> tuple[int, int]:
         """Number of requests that the engine has not started, and of those that it has."""
-        started = 0
-        for one in self._live.values():
-            started += one.joined_s is not None
-        return len(self._joining) + len(self._live) - started, started
+        return len(self._joining) + len(self._turns), len(self._live) - len(self._turns)
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -175,11 +177,10 @@ class EngineLoop:
         if (joining := self._joining.pop(request_id, None)) is not None:
             joining.on_copied()
             joining.sequences.close()
-        elif (sequences := self._live.pop(request_id, None)) is not None:
-            self._turns.pop(request_id, None)
+        elif request_id in self._live:
             self._cancelled.add((request_id, None))
             self._wake.set()
-            sequences.close()
+            self._leave(request_id).close()
 
     def cancel_choice(self, request_id: str, choice: int) -> None:
         """Remove one choice of a request in the engine. Finished ones are ignored."""
@@ -188,7 +189,7 @@ class EngineLoop:
             self._wake.set()
             sequences.drop(choice)
             if sequences.is_over:
-                del self._live[request_id]
+                self._leave(request_id)
 
     def lose(self) -> None:
         """The engine cannot go on, as it has noticed between two steps: its next step says so, and is made now."""
@@ -252,6 +253,7 @@ class EngineLoop:
         for request_id, one in joining.items():
             self._live[request_id] = one.sequences
             self._turns[request_id] = one.request.turn
+            heappush(self._lost_at, (one.request.turn.lost_s, request_id))
         lost, copies = self._lost_turns(), self._next_copies()
         if not (joining or self._cancelled or lost or copies):
             return
@@ -291,9 +293,16 @@ class EngineLoop:
 
     def _lost_turns(self) -> list[tuple[str, Turn]]:
         """The new turns of requests that have not begun, and cannot be served in time any more."""
+        if len(self._lost_at) > 2 * len(self._turns) + _SPARE:
+            self._lost_at = sorted((turn.lost_s, request_id) for request_id, turn in self._turns.items())
         now_s = self._clock()
-        lost = [(request_id, turn.at(now_s)) for request_id, turn in self._turns.items() if turn.lost_s < now_s]
-        self._turns.update(lost)
+        lost: list[tuple[str, Turn]] = []
+        while self._lost_at and self._lost_at[0][0] < now_s:
+            _, request_id = heappop(self._lost_at)
+            turn = self._turns.get(request_id)
+            if turn is not None and turn.lost_s < now_s:
+                self._turns[request_id] = turn.at(now_s)
+                lost.append((request_id, self._turns[request_id]))
         return lost
 
     def _exchange(
@@ -326,22 +335,20 @@ class EngineLoop:
         return refused, results, self._engine_load()
 
     async def _step(self, iteration: Iteration) -> None:
-        before, began_s = dict(self._live), self._clock()
+        began_s = self._clock()
         try:
             outputs, load = await self._thread.run(self._step_once, iteration)
         except Exception as error:
-            for request_id, sequences in before.items():
-                if self._live.get(request_id) is sequences:
-                    self._fail(request_id, error)
+            for request_id in list(self._live):
+                self._fail(request_id, error)
             if isinstance(error, InstanceLost):
                 raise
             return
         now_s = self._clock()
         self._told(load)
-        for request_id, sequences in before.items():
-            if sequences.joined_s is None and (request_id not in load.waiting or request_id in load.awaiting):
-                sequences.join(began_s)
-                self._turns.pop(request_id, None)
+        for request_id in [one for one in self._turns if one not in load.waiting or one in load.awaiting]:
+            del self._turns[request_id]
+            self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
         if not self._load.has_work:
@@ -356,8 +363,9 @@ class EngineLoop:
             self._fail(output.request_id, output.error)
             return
         sequences.deliver(output, now_s)
+        self._turns.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
         if sequences.is_over:
-            del self._live[output.request_id]
+            self._leave(output.request_id)
 
     def _step_once(self, iteration: Iteration) -> tuple[list[EngineOutput], _Load]:
         """Runs in the engine's thread."""
@@ -388,12 +396,15 @@ class EngineLoop:
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""
-        self._turns.pop(request_id, None)
         self._cancelled.add((request_id, None))
         if not isinstance(error, TriptychError):
             logger.error("the engine failed on request %s", request_id, exc_info=error)
             error = EngineFailure("the engine failed on this request")
-        self._live.pop(request_id).fail(error)
+        self._leave(request_id).fail(error)
+
+    def _leave(self, request_id: str) -> Sequences:
+        self._turns.pop(request_id, None)
+        return self._live.pop(request_id)
 
 
 def handing_engine(engine: TextEngine) -> HandingTextEngine | None:

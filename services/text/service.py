@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -28,7 +28,7 @@ from triptych.errors import (
 from triptych.machine.encoder.arena_events import Slot
 from triptych.machine.extents import round_up
 from triptych.machine.stage_states import StageStates
-from triptych.policy.queueing import Turn, as_called, longest_waits
+from triptych.policy.queueing import as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, HandingTextEngine, ObservedTextEngine, Offload, Rng, TokenGrammar
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
@@ -42,65 +42,15 @@ from .checks import arriving_lengths, check_request, usable_segments
 from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop, handing_engine
 from .handing import Handing, Stretch, stretches
+from .jobs import BOTH, DECODE, PREFILL, Job, Jobs
 from .keeping import Keeping
 from .kv_store import KvStore
 from .record import NO_RECORD, Record
 from .sequences import Sequences, Tokens
 from .settings import TextSettings
 
-_PREFILL, _DECODE = frozenset({Stage.PREFILL}), frozenset({Stage.DECODE})
-_BOTH = _PREFILL | _DECODE
-
 _TOLERATED_GAP = 4
 """In multiples of the objective between tokens: beyond it an answer leaves an instance where items go first."""
-
-
-@dataclass(slots=True)
-class _Job:
-    """One request. Its id is unique in this instance, as a caller may send the same request again."""
-
-    job_id: str
-    request: TextRequest
-    arrived_s: float
-    deadline_s: float
-    turn: Turn
-    """Its position in every queue of this instance."""
-    tokens: int
-    """Prompt tokens and the most that may be generated here."""
-    in_receiver: bool = False
-    """The receiver has the tickets and releases their leases."""
-    in_engine: bool = False
-    """The engine has the request and signals when it no longer needs the embeddings."""
-    has_begun: bool = False
-    """The engine has started the request."""
-    has_answered: bool = False
-    """There is a first token, so its prompt has been computed."""
-    arriving: Arriving | None = None
-    """Has the tickets of its keys and values, and releases their leases."""
-    handing: Handing | None = None
-    keeping: Keeping | None = None
-    limit: asyncio.Timeout | None = None
-    """What ends its present wait in time."""
-    has_been_held_up: bool = False
-    """It is moved for that once, as it may be held up anywhere."""
-    is_leaving: bool = False
-    """The instance drains, a stage closes, or items hold it up: it goes on elsewhere if it can."""
-    why_leaving: str = ""
-    """As in ``Record.handed_over``."""
-    is_decoded: bool = False
-    """There is a token that the decode stage has computed."""
-
-    @property
-    def needs(self) -> frozenset[Stage]:
-        """The stages that compute it."""
-        if self.request.continued:
-            return _DECODE
-        return _PREFILL if self.request.hands_over or self.request.early else _BOTH
-
-    def runs_at(self, stage: Stage) -> bool:
-        """Whether this stage has something to do for it, or to hand over."""
-        over = stage is Stage.PREFILL and self.has_answered and not self.request.hands_over
-        return stage in self.needs and not over
 
 
 class TextService:
@@ -159,7 +109,7 @@ class TextService:
         )
         if kv is not None:
             kv.store.on_change(self._watched_load.notify)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs = Jobs()
         self._job_numbers = itertools.count()
         self._draining = False
         self._served: Counter[Stage] = Counter()
@@ -260,7 +210,7 @@ class TextService:
 
     def _events(
         self,
-        job: _Job,
+        job: Job,
         answers: dict[int, Answer],
         ready_tokens: Sequence[Tokens],
         sequences: Sequences,
@@ -281,7 +231,7 @@ class TextService:
                 events.append(end)
         return events
 
-    async def _pause(self, job: _Job, answers: Mapping[int, Answer]) -> bool:
+    async def _pause(self, job: Job, answers: Mapping[int, Answer]) -> bool:
         """Get no more tokens, and begin to hand over what there is. False, and nothing has changed, if there is no room for it, or
         the caller does not take it.
         """
@@ -305,7 +255,7 @@ class TextService:
         return True
 
     async def _hand_over(
-        self, job: _Job, choices: Collection[int], prefill_s: float
+        self, job: Job, choices: Collection[int], prefill_s: float
     ) -> AsyncGenerator[Sequence[TextEvent]]:
         """``HandedOver``, once what can be handed over is sealed."""
         handing, why = job.handing, "asked" if job.request.hands_over else job.why_leaving
@@ -357,40 +307,37 @@ class TextService:
         load.
         """
         waiting, running = self._waiting, self._loop.requests[1]
-        prompts, tokens = 0, self._loop.pending_tokens
-        for job in self._jobs.values():
-            if not job.has_answered:
-                prompts += len(job.request.token_ids)
-            if not job.in_engine:
-                tokens += job.tokens
-        prompts = min(prompts, tokens)
+        tokens = self._loop.pending_tokens + self._jobs.outside_tokens
+        prompts = min(self._jobs.unanswered_tokens, tokens)
         leased = 0 if self._kv is None else self._kv.store.memory.leased_bytes
         free = self._loop.free_tokens
-        serves = self._open & _BOTH
+        serves = self._open & BOTH
         stages: dict[Stage, StageLoad] = {}
-        if serves == _BOTH:
+        if serves == BOTH:
             stages = {
                 Stage.PREFILL: StageLoad(prompts, waiting, leased),
                 Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free),
             }
-        elif serves == _PREFILL:
+        elif serves == PREFILL:
             stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
-        elif serves == _DECODE:
+        elif serves == DECODE:
             stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
         if self._states is None:
             return InstanceLoad(stages, self._draining)
         stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
         return InstanceLoad(stages, self._draining, stages_version=self._states.version, closed=self._states.told)
 
-    def _count_served(self, job: _Job) -> None:
+    def _count_served(self, job: Job) -> None:
         """It has got tokens."""
-        is_first, job.has_answered = not job.has_answered, True
+        is_first = not job.has_answered
+        if is_first:
+            self._jobs.answered(job)
         counted = set[Stage]()
         if is_first:
-            counted |= job.needs & _PREFILL
+            counted |= job.needs & PREFILL
         if not job.is_decoded and (job.request.continued or not is_first):
             job.is_decoded = True
-            counted |= job.needs & _DECODE
+            counted |= job.needs & DECODE
         self._served.update(counted & self._open)
 
     @property
@@ -400,7 +347,7 @@ class TextService:
     @property
     def _waiting(self) -> int:
         """Requests that the engine has not started."""
-        return self._loop.requests[0] + sum(not job.in_engine for job in self._jobs.values())
+        return self._loop.requests[0] + self._jobs.outside
 
     @property
     def _kv_kind(self) -> KvKind | None:
@@ -413,7 +360,7 @@ class TextService:
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest wait of a request for its embeddings or the engine."""
         now_s = self._clock()
-        waiting = ((job.request.priority, now_s - job.arrived_s) for job in self._jobs.values() if not job.has_begun)
+        waiting = ((job.request.priority, now_s - job.arrived_s) for job in self._jobs if not job.has_begun)
         return longest_waits(waiting)
 
     async def missing(self) -> tuple[str, ...]:
@@ -428,13 +375,13 @@ class TextService:
         self._draining = True
         self._watched_load.notify()
         if self._settings.hand_over_on_drain and self._kv is not None:
-            for job in self._jobs.values():
+            for job in self._jobs:
                 self._leave(job, "drain")
         await self._watched_load.wait_until(
             lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
         )
 
-    def _leave(self, job: _Job, why: str) -> None:
+    def _leave(self, job: Job, why: str) -> None:
         """It ends with Unavailable if it has not begun, else it is handed over if that can be."""
         if job.has_begun and job.handing is not None:
             return  # it is handed over already, or will be
@@ -446,17 +393,17 @@ class TextService:
         """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is handed over
         if decode closes; prompts that have begun are computed.
         """
-        for job in self._jobs.values():
+        for job in self._jobs:
             closed = job.needs - self._open
             if closed and (not job.has_begun or Stage.DECODE in closed):
                 self._leave(job, "switch")
-        for stage in _BOTH - self._open:
+        for stage in BOTH - self._open:
             del self._served[stage]
         self._watched_load.notify()
 
     def is_idle(self, stage: Stage) -> bool:
         """Whether nothing of this stage runs here."""
-        return not any(job.runs_at(stage) for job in self._jobs.values())
+        return not any(job.runs_at(stage) for job in self._jobs)
 
     def _closed(self) -> Unavailable:
         """Why what has not begun is refused."""
@@ -466,16 +413,17 @@ class TextService:
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
+        self._jobs.validate()
         self._receiver.cache.validate()
         if self._kv is not None:
             self._kv.store.memory.validate()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _job(self, request: TextRequest) -> _Job:
+    def _job(self, request: TextRequest) -> Job:
         number, now_s = next(self._job_numbers), self._clock()
         deadline_s = now_s + request.timeout_s
-        return _Job(
+        return Job(
             f"{request.request_id}/{number}",
             request,
             now_s,
@@ -494,7 +442,7 @@ class TextService:
             + len(request.begun) * (1 if request.hands_over else request.sampling.max_tokens or 0),
         )
 
-    def _admit(self, job: _Job) -> None:
+    def _admit(self, job: Job) -> None:
         request = job.request
         if self._draining or (self._states is not None and not job.needs <= self._open):
             raise self._closed()
@@ -512,10 +460,10 @@ class TextService:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")
         if request.kv_segments:
             job.arriving = self._arriving(job)
-        self._jobs[job.job_id] = job
+        self._jobs.add(job)
         self._watched_load.notify()
 
-    async def _answers(self, job: _Job) -> dict[int, Answer]:
+    async def _answers(self, job: Job) -> dict[int, Answer]:
         """An answer per choice to run, after the tokens that it has already."""
         request = job.request
         begun = request.begun
@@ -525,7 +473,7 @@ class TextService:
                 await self._offload.run(_replay, answers, begun)
         return answers
 
-    async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
+    async def _prepare(self, job: Job) -> tuple[Ready, Sequences]:
         """Acquire the request's embeddings, and room for what it hands over, then submit it to the engine, and bring the keys
         and values that it can get.
         """
@@ -553,7 +501,7 @@ class TextService:
         queue_s = max(0.0, began_s - job.arrived_s - pull_s)
         return Ready(arrived.reports, queue_s, pull_s, kv), sequences
 
-    def _arriving(self, job: _Job) -> Arriving:
+    def _arriving(self, job: Job) -> Arriving:
         """Raises InvalidRequest."""
         offered, ignored = usable_segments(job.request, self._kv_kind)
         return Arriving(
@@ -570,7 +518,7 @@ class TextService:
             is_prefix=not job.request.continued,
         )
 
-    async def _handing(self, job: _Job) -> Handing | None:
+    async def _handing(self, job: Job) -> Handing | None:
         """Reserve room for the keys and values of all tokens of the request that are known, before they are computed."""
         request, kv, engine = job.request, self._kv, self._handing_engine
         if kv is None or engine is None:
@@ -581,7 +529,7 @@ class TextService:
         return self._start_handing(job, kv, engine, wanted, slots)
 
     def _start_handing(
-        self, job: _Job, kv: KvStore, engine: HandingTextEngine, wanted: Sequence[Stretch], slots: Sequence[Slot]
+        self, job: Job, kv: KvStore, engine: HandingTextEngine, wanted: Sequence[Stretch], slots: Sequence[Slot]
     ) -> Handing:
         handing = Handing(
             job.job_id,
@@ -596,7 +544,7 @@ class TextService:
         self._scope.spawn(handing.run(), name="handing")
         return handing
 
-    def _keeping(self, job: _Job) -> Keeping | None:
+    def _keeping(self, job: Job) -> Keeping | None:
         """What copies its keys and values for others that begin alike, if this instance does so."""
         kv, engine = self._kv, self._handing_engine
         if kv is None or engine is None or kv.published is None:
@@ -614,7 +562,7 @@ class TextService:
         self._scope.spawn(keeping.run(), name="keeping")
         return keeping
 
-    def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
+    def _submit(self, job: Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
         request = job.request
         sampling = request.sampling.seeded(self._rng)  # a router of the release before draws no seed
         engine_request = EngineRequest(
@@ -629,14 +577,14 @@ class TextService:
             pauses=request.hands_over,
             arriving=0 if job.arriving is None else job.arriving.positions,
         )
-        job.in_engine = True
+        self._jobs.enters_engine(job)
         return self._loop.submit(
             engine_request,
             on_copied=partial(self._receiver.leave, job.job_id),
             on_over=partial(self._receiver.copies_gone, job.job_id),
         )
 
-    def _release(self, job: _Job) -> None:
+    def _release(self, job: Job) -> None:
         """Release everything that the request still has, wherever it ended."""
         if job.in_engine:
             self._loop.cancel(job.job_id)
@@ -655,11 +603,11 @@ class TextService:
         else:
             for one in job.request.kv_segments:
                 self._receiver.releases.add(one.ticket)
-        self._jobs.pop(job.job_id, None)
+        self._jobs.over(job)
         self._watched_load.notify()
 
     @asynccontextmanager
-    async def _deadline(self, job: _Job) -> AsyncIterator[None]:
+    async def _deadline(self, job: Job) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(max(0.0, job.deadline_s - self._clock())) as job.limit:
                 yield

@@ -26,6 +26,10 @@ class FreeRuns:
         self._blocks = blocks
         self._starts = [0]
         self._counts = {0: blocks}
+        self._lengths = [blocks]
+        """Of all runs, each once, sorted."""
+        self._starts_of = {blocks: [0]}
+        """By length, sorted."""
         self._free = blocks
 
     @property
@@ -35,6 +39,17 @@ class FreeRuns:
 
     def __iter__(self) -> Iterator[FreeRun]:
         return (FreeRun(start, self._counts[start]) for start in self._starts)
+
+    def fitting(self, length: int) -> Iterator[FreeRun]:
+        """Those of at least this length: the shortest first, and of equally long ones the first."""
+        for at in range(bisect_left(self._lengths, length), len(self._lengths)):
+            found = self._lengths[at]
+            yield from (FreeRun(start, found) for start in self._starts_of[found])
+
+    def get(self, start: int) -> FreeRun | None:
+        """The run that starts there; None if none does."""
+        count = self._counts.get(start)
+        return None if count is None else FreeRun(start, count)
 
     def __contains__(self, block: int) -> bool:
         run = self._run_before(block)
@@ -56,13 +71,11 @@ class FreeRuns:
         if not self._starts:
             raise ValueError("no block is free")
         last = self._starts[-1]
-        block = last + self._counts[last] - 1
-        self._free -= 1
-        self._counts[last] -= 1
-        if not self._counts[last]:
-            del self._counts[last]
-            self._starts.pop()
-        return block
+        count = self._counts[last]
+        self._drop(last)
+        if count > 1:
+            self._add(last, count - 1)
+        return last + count - 1
 
     def give(self, block: int) -> FreeRun:
         """Free a block. Returns the run that it is now part of. Raises ValueError if it is free already."""
@@ -88,6 +101,8 @@ class FreeRuns:
         assert not runs or (runs[0].start >= 0 and runs[-1].end <= self._blocks), "outside"  # noqa: S101 - invariant
         assert self._free == sum(run.length for run in runs), "free blocks do not add up"  # noqa: S101 - invariant
         assert set(self._counts) == set(self._starts), "runs by start differ"  # noqa: S101 - invariant
+        by_length = sorted((length, start) for start, length in runs)
+        assert [(run.length, run.start) for run in self.fitting(0)] == by_length, "runs by length differ"  # noqa: S101 - invariant
 
     def _run_before(self, block: int) -> FreeRun | None:
         """The last run that starts at or before ``block``."""
@@ -97,8 +112,25 @@ class FreeRuns:
     def _add(self, start: int, count: int) -> None:
         insort(self._starts, start)
         self._counts[start] = count
+        equal = self._starts_of.get(count)
+        if equal is None:
+            insort(self._lengths, count)
+            self._starts_of[count] = [start]
+        else:
+            insort(equal, start)
         self._free += count
 
     def _drop(self, start: int) -> None:
-        del self._starts[bisect_left(self._starts, start)]
-        self._free -= self._counts.pop(start)
+        _remove(self._starts, start)
+        count = self._counts.pop(start)
+        equal = self._starts_of[count]
+        _remove(equal, start)
+        if not equal:
+            del self._starts_of[count]
+            _remove(self._lengths, count)
+        self._free -= count
+
+
+def _remove(values: list[int], value: int) -> None:
+    """From sorted ones, which have it."""
+    del values[bisect_left(values, value)]

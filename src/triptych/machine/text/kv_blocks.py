@@ -212,9 +212,8 @@ class KvBlocks:
         In order of preference: room outside what others may grow into; the same after evicting cached blocks; without
         room; inside what others may grow into, from its far end.
         """
-        fitting = [(rest.length, rest.start) for run in self._unused if (rest := self._unclaimed(run)).length >= room]
-        if fitting:
-            return min(fitting)[1]
+        if (fitting := self._fitting(room)) is not None:
+            return fitting.start
         while self._cached:
             rest = self._unclaimed(self._evict())
             if rest.length >= room:
@@ -224,6 +223,15 @@ class KvBlocks:
             return largest.start
         whole = max(self._unused, key=lambda run: run.length)
         return whole.end - wanted if whole.length >= wanted else None
+
+    def _fitting(self, room: int) -> FreeRun | None:
+        """Of the unclaimed parts of free runs that have this much room, the shortest, and of equally long ones the first."""
+        claimed = [run for end in self._ending_at if (run := self._unused.get(end)) is not None]
+        rests = [rest for run in claimed if (rest := self._unclaimed(run)).length >= room]
+        whole = next((run for run in self._unused.fitting(room) if run.start not in self._ending_at), None)
+        if whole is not None:
+            rests.append(whole)
+        return min(rests, key=lambda rest: (rest.length, rest.start), default=None)
 
     def _unclaimed(self, run: FreeRun) -> FreeRun:
         """The part of a free run that the owner before it is not expected to grow into."""

@@ -28,6 +28,7 @@ from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
 from triptych.machine.text.sequence import Sequence
+from triptych.machine.text.waiting_line import WaitingLine, order
 from triptych.policy.batching import Prefill, plan_step, preemption_victim
 from triptych.policy.fairness import RESERVED_SHARE, may_start
 from triptych.policy.queueing import Turn
@@ -83,8 +84,8 @@ class RunningBatch(Generic[S]):
         self._known: dict[str, dict[int, S]] = {}
         """By request and choice, followers included."""
         self._running: list[S] = []
-        self._waiting: list[S] = []
-        """Leaders and single sequences, in the order of their turns."""
+        self._waiting: WaitingLine[S] = WaitingLine()
+        """Leaders and single sequences."""
         self.preemptions = 0
         self.prefix_queries_tokens = 0
         """Tokens looked up in the prefix cache, counted once per sequence ..."""
@@ -98,7 +99,7 @@ class RunningBatch(Generic[S]):
     @property
     def waiting(self) -> frozenset[str]:
         """Requests with a sequence that has no blocks."""
-        return frozenset(one.request_id for one in self._waiting)
+        return self._waiting.requests
 
     @property
     def arriving(self) -> frozenset[tuple[str, int]]:
@@ -107,7 +108,7 @@ class RunningBatch(Generic[S]):
 
     @property
     def pending_tokens(self) -> int:
-        return sum(one.pending_tokens for one in (*self._running, *self._waiting))
+        return self._waiting.pending_tokens + sum(one.pending_tokens for one in self._running)
 
     @property
     def prefill_turn(self) -> Turn | None:
@@ -172,17 +173,13 @@ class RunningBatch(Generic[S]):
             leader.followers = followers
             for one in followers:
                 one.arriving = 0
-            insort(self._waiting, leader, key=_order)
+            self._waiting.add(leader)
 
     def reorder(self, request_id: str, turn: Turn) -> None:
         """Give a request another turn, unless it has begun or is unknown."""
-        leader = next((one for one in self._waiting if one.request_id == request_id and not one.generated), None)
-        if leader is None:
-            return
-        self._waiting.remove(leader)
-        for one in (leader, *leader.followers):
-            one.turn = turn
-        insort(self._waiting, leader, key=_order)
+        for one in self._waiting.of(request_id):
+            if not one.generated:
+                self._waiting.reorder(one, turn)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
         """Remove a request or one of its choices, and free the blocks. Returns the removed sequences.
@@ -207,6 +204,7 @@ class RunningBatch(Generic[S]):
         for one in self._known.get(request_id, {}).values():
             one.paused = True
             self._forget_copy(one)
+        self._recount(request_id)
 
     def arrive(self, one: S, end: int) -> None:
         """The positions of an arriving sequence up to ``end`` are in its blocks. Its last token is always computed."""
@@ -216,6 +214,11 @@ class RunningBatch(Generic[S]):
         """No more keys and values come: what is missing is computed."""
         for one in self._known.get(request_id, {}).values():
             one.arriving = 0
+        self._recount(request_id)
+
+    def _recount(self, request_id: str) -> None:
+        for one in self._waiting.of(request_id):
+            self._waiting.recount(one)
 
     def plan(self, *, prefill: bool = True) -> Step[S]:
         """Plan the next forward pass and allocate its blocks. The step must run before the next event.
@@ -260,18 +263,18 @@ class RunningBatch(Generic[S]):
             used = self.blocks_for(leader.computed)
             copies += self.blocks.fork(leader.sequence_id, one.sequence_id, shared, used)
             one.computed = leader.computed
-            insort(self._running, one, key=_order)
+            insort(self._running, one, key=order)
         return followers, tuple(copies)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         self.blocks.validate()
-        running, waiting = self._running, self._waiting
-        for line in (running, waiting):
-            assert line == sorted(line, key=_order), "out of order"  # noqa: S101 - invariant
+        self._waiting.validate()
+        running, waiting = self._running, list(self._waiting)
+        assert running == sorted(running, key=order), "out of order"  # noqa: S101 - invariant
         everyone = [other for one in (*running, *waiting) for other in (one, *one.followers)]
         known = [one for choices in self._known.values() for one in choices.values()]
-        assert sorted(map(_order, everyone)) == sorted(map(_order, known)), "a sequence is lost"  # noqa: S101 - invariant
+        assert sorted(map(order, everyone)) == sorted(map(order, known)), "a sequence is lost"  # noqa: S101 - invariant
         for one in waiting:
             held = [self.blocks.table(other.sequence_id) for other in (one, *one.followers)]
             assert not any(held), f"{one.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
@@ -325,7 +328,7 @@ class RunningBatch(Generic[S]):
         for other in everyone:
             self.blocks.free(other.sequence_id)
             other.computed = 0
-        insort(self._waiting, one, key=_order)
+        self._waiting.add(one)
         return everyone
 
     def _prompts(self, units: dict[str, S], moves: list[Move]) -> Iterator[Prefill]:
@@ -342,7 +345,7 @@ class RunningBatch(Generic[S]):
             if one.turn.beyond_share:
                 started_beyond += 1 + len(one.followers)
             self._waiting.remove(one)
-            insort(self._running, one, key=_order)
+            insort(self._running, one, key=order)
             if not one.is_arriving:
                 units[one.sequence_id] = one
                 yield self._prefill(one)
@@ -440,22 +443,28 @@ class RunningBatch(Generic[S]):
 
     def _leave(self, one: S) -> None:
         """Leave the queue. The next choice waiting for its prompt becomes the leader and gets its blocks."""
-        for standing in (self._running, self._waiting):
-            if one in standing:
-                standing.remove(one)
-                if one.followers:
-                    leader, *leader.followers = one.followers
-                    self.blocks.transfer(one.sequence_id, leader.sequence_id)
-                    insort(standing, leader, key=_order)
-                return
-        for other in (*self._running, *self._waiting):
-            if one in other.followers:
-                other.followers.remove(one)
+        if one in self._waiting:
+            self._waiting.remove(one)
+            if (leader := self._heir(one)) is not None:
+                self._waiting.add(leader)
+        elif one in self._running:
+            self._running.remove(one)
+            if (leader := self._heir(one)) is not None:
+                insort(self._running, leader, key=order)
+        else:
+            for other in self._known.get(one.request_id, {}).values():
+                if one in other.followers:
+                    other.followers.remove(one)
+            self._recount(one.request_id)
+
+    def _heir(self, leader: S) -> S | None:
+        """The first of its followers, which leads the others from now on."""
+        if not leader.followers:
+            return None
+        heir, *heir.followers = leader.followers
+        self.blocks.transfer(leader.sequence_id, heir.sequence_id)
+        return heir
 
 
 def _part(one: S, count: int) -> Part[S]:
     return Part(one, one.computed, count, one.computed + count == one.length)
-
-
-def _order(one: Sequence) -> tuple[Turn, int, int]:
-    return one.order

@@ -1,0 +1,81 @@
+"""The sequences of the text engine that have no blocks, in the order of their turns.
+
+What is asked at each step costs the same however many wait. Each request has few sequences here: one, or one per choice that has begun.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from triptych.machine.text.sequence import Sequence
+from triptych.policy.queueing import Turn
+
+S = TypeVar("S", bound=Sequence)
+
+
+class WaitingLine(Generic[S]):
+    """Part of ``machine.text.running_batch.RunningBatch``. Followers wait with their leader, and are not told apart here."""
+
+    def __init__(self) -> None:
+        self._line: list[S] = []
+        self._of: dict[str, list[S]] = {}
+        """By request."""
+        self._counted: dict[S, int] = {}
+        """The pending tokens of each, as of ``recount``."""
+        self.pending_tokens = 0
+        """Of all together."""
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._line)
+
+    def __contains__(self, one: S) -> bool:
+        return one in self._counted
+
+    @property
+    def requests(self) -> frozenset[str]:
+        return frozenset(self._of)
+
+    def of(self, request_id: str) -> tuple[S, ...]:
+        """Those of a request."""
+        return tuple(self._of.get(request_id, ()))
+
+    def add(self, one: S) -> None:
+        insort(self._line, one, key=order)
+        self._of.setdefault(one.request_id, []).append(one)
+        self._counted[one] = 0
+        self.recount(one)
+
+    def remove(self, one: S) -> None:
+        """Of one that waits, before its turn changes."""
+        del self._line[bisect_left(self._line, order(one), key=order)]
+        others = self._of[one.request_id]
+        others.remove(one)
+        if not others:
+            del self._of[one.request_id]
+        self.pending_tokens -= self._counted.pop(one)
+
+    def recount(self, one: S) -> None:
+        """Its pending tokens, or its followers, may have changed."""
+        self.pending_tokens += one.pending_tokens - self._counted[one]
+        self._counted[one] = one.pending_tokens
+
+    def reorder(self, one: S, turn: Turn) -> None:
+        """Give one that waits another turn, and its followers."""
+        self.remove(one)
+        for other in (one, *one.followers):
+            other.turn = turn
+        self.add(one)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is violated."""
+        line = self._line
+        assert line == sorted(line, key=order), "out of order"  # noqa: S101 - invariant
+        assert set(line) == set(self._counted), "a sequence is counted that does not wait"  # noqa: S101 - invariant
+        by_request = {one for found in self._of.values() for one in found}
+        assert by_request == set(line), "requests differ"  # noqa: S101 - invariant
+        assert all(self._of.values()), "a request without a sequence"  # noqa: S101 - invariant
+        assert self.pending_tokens == sum(one.pending_tokens for one in line), "pending tokens do not add up"  # noqa: S101 - invariant
+
+
+def order(one: Sequence) -> tuple[Turn, int, int]:
+    return one.order
