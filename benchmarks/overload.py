@@ -3,7 +3,8 @@
 A local cluster of real processes serves text only, or a mixture in which three of ten requests have one or two images. Its engines are the real ones
 with the demo model (``demo``), or sleep as a synthetic profile says (``delay``), so that they take no CPU from gateway, router and clients.
 
-The capacity is measured first: answers per second to clients that always have 64 requests open, without deadlines. Then requests arrive
+The capacity is measured first: answers per second to clients that always have 64 requests open, without deadlines, and with 512, of which
+most wait. Then requests arrive
 at random (Poisson) at multiples of it, regardless of earlier ones, each with a deadline of 3 to 5 s (``x-request-timeout``). All are different.
 An answer counts if its client has it before its deadline, counted from when the request was due, and before the load ends. ``kept`` is the rate of such answers
 over the highest at any load; ``late`` are requests that were admitted and not answered in time; ``begun`` those of them that a text instance had.
@@ -42,7 +43,9 @@ from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_
 
 DEADLINES_S = (3.0, 5.0)
 OPEN = 64
-"""Requests that are open while the capacity is measured."""
+"""Requests that are open while the capacity is measured ..."""
+MANY_OPEN = 512
+"""... and while it is measured whether waiting requests cost others anything."""
 IMAGES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 2)
 TOKENS = 16
 PATIENT_S = 120.0
@@ -220,9 +223,9 @@ class Row:
         )
 
 
-async def capacity(gateway: Gateway, bodies: Bodies, seconds: float) -> float:
-    """Answers per second while ``OPEN`` requests are open, without the first fifth of the time."""
-    made = [bodies.next() for _ in range(OPEN)]
+async def capacity(gateway: Gateway, bodies: Bodies, seconds: float, requests: int = OPEN) -> float:
+    """Answers per second while so many requests are open, without the first fifth of the time."""
+    made = [bodies.next() for _ in range(requests)]
     began_s = time.perf_counter()
     ends: list[float] = []
 
@@ -287,7 +290,8 @@ async def measured(engine: str, mix: str, settings: Settings, note: Callable[[st
             gateway = Gateway(int(cluster.targets["gateway"].rpartition(":")[2]))
             await capacity(gateway, bodies, settings.capacity_s / 4)
             bears = await capacity(gateway, bodies, settings.capacity_s)
-            note(f"{engine}, {mix}: capacity {bears:.1f} answers/s")
+            many_open = await capacity(gateway, bodies, settings.capacity_s, MANY_OPEN)
+            note(f"{engine}, {mix}: capacity {bears:.1f} answers/s, {many_open:.1f} with {MANY_OPEN} open")
             watch = Watch(cluster, http)
             for load in settings.loads:
                 await watch.look()
@@ -309,6 +313,7 @@ async def measured(engine: str, mix: str, settings: Settings, note: Callable[[st
         "engine": engine,
         "mix": mix,
         "capacity": round(bears, 2),
+        "capacity_many_open": round(many_open, 2),
         "peak": peak,
         "kept": kept,
         "rows": [asdict(row) for row in rows],

@@ -32,6 +32,19 @@ def test_single_blocks_are_taken_from_the_end() -> None:
         runs.take_any()
 
 
+def test_fitting_runs_come_shortest_first() -> None:
+    runs = FreeRuns(12)
+    for block in (2, 5, 8):
+        runs.take(block, 1)
+    assert list(runs) == [FreeRun(0, 2), FreeRun(3, 2), FreeRun(6, 2), FreeRun(9, 3)]
+    assert list(runs.fitting(2)) == list(runs)
+    assert list(runs.fitting(3)) == [FreeRun(9, 3)]
+    runs.give(5)
+    assert list(runs.fitting(2)) == [FreeRun(0, 2), FreeRun(9, 3), FreeRun(3, 5)]
+    assert list(runs.fitting(6)) == []
+    assert (runs.get(3), runs.get(4)) == (FreeRun(3, 5), None)
+
+
 def test_an_empty_pool_has_nothing_to_take() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         FreeRuns(0)

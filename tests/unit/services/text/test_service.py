@@ -5,11 +5,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import pytest
 
 from services.text.engine_loop import EngineLoop
+from services.text.sequences import Sequences
 from services.text.service import TextService
 from tests.unit.services.instances import (
     ITEM_TOKENS,
@@ -41,6 +43,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.text.tensor_cache import CacheLimits
+from triptych.policy.queueing import Turn
 from triptych.ports import Encoder, EngineOutput, EngineRequest
 from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
@@ -613,6 +616,53 @@ def test_the_end_of_a_choice_tells_how_often_and_how_long_it_was_preempted() -> 
             assert finished.preemptions == 3
             assert finished.preempted_s == pytest.approx(3.5 + 2 * 0.005)
             assert finished.preempted_s < finished.decode_s
+
+    under_virtual_time(scenario)
+
+
+def test_what_waits_is_counted_and_moved_when_it_is_lost_whatever_leaves_meanwhile() -> None:
+    """Of 300 requests each third is cancelled, as a whole or by its only choice."""
+
+    class Ordered(FakeTextEngine):
+        moved: ClassVar[list[str]] = []
+
+        def reorder(self, request_id: str, turn: Turn) -> None:
+            self.moved.append(request_id)
+            super().reorder(request_id, turn)
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        engine = Ordered(VOCABULARY, max_running=1, step_s=0.01)
+        loop = EngineLoop(engine, InlineOffload(1), clock=clock, on_change=lambda: None, on_gap=lambda _: None)
+        sequences: dict[str, Sequences] = {}
+
+        def submit(name: str, lost_s: float) -> None:
+            turn = Turn(0, 1000.0 + len(sequences), len(sequences), lost_s, 5000.0)
+            asked = EngineRequest(
+                name, (97, 98), (), SamplingParams(max_tokens=100, seed=0, ignore_eos=True), turn=turn
+            )
+            sequences[name] = loop.submit(asked, on_copied=lambda: None, on_over=lambda: None)
+
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(loop.run())
+            submit("first", inf)
+            for number in range(300):
+                submit(str(number), 0.2 + (number * 7 % 300) / 1000)
+            await asyncio.sleep(0.1)
+            assert loop.requests == (300, 1)
+            for number in range(0, 300, 3):
+                loop.cancel(str(number))
+                loop.cancel_choice(str(number + 1), 0)
+                await asyncio.sleep(0)
+            assert loop.requests == (100, 1)
+            await asyncio.sleep(0.5)
+            left = sorted(range(2, 300, 3), key=lambda number: number * 7 % 300)
+            assert engine.moved == [str(number) for number in left]
+            for name in sequences:
+                loop.cancel(name)
+            await asyncio.sleep(0.1)
+            assert loop.requests == (0, 0)
+            running.cancel()
 
     under_virtual_time(scenario)
 
