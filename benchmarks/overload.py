@@ -51,6 +51,8 @@ TOKENS = 16
 PATIENT_S = 120.0
 GRACE_S = 5.0
 """How long a client waits for the answer after its deadline."""
+MOST_IDLE_S = 10.0
+"""Connections that have been idle for longer are not used again, as the gateway closes them (``--head-timeout-s``)."""
 SIDE_PX = 56
 WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
 
@@ -91,7 +93,8 @@ class Gateway:
     """Requests over kept connections."""
 
     port: int
-    _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = field(default_factory=list)
+    """With the time of the last answer; the latest is last."""
 
     async def post(self, body: bytes, timeout_s: float) -> int:
         """The status of the whole answer; 0 if there is none within the timeout and a grace."""
@@ -115,19 +118,19 @@ class Gateway:
         except BaseException:
             writer.close()
             raise
-        self._idle.append((reader, writer))
+        self._idle.append((reader, writer, time.perf_counter()))
         return int(told.split()[1])
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
-            reader, writer = self._idle.pop()
-            if not reader.at_eof():
+            reader, writer, answered_s = self._idle.pop()
+            if not reader.at_eof() and time.perf_counter() - answered_s < MOST_IDLE_S:
                 return reader, writer
             writer.close()
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     def close(self) -> None:
-        for _, writer in self._idle:
+        for _, writer, _ in self._idle:
             writer.close()
 
 

@@ -16,7 +16,7 @@ from triptych.domain.limits import Seconds
 from triptych.errors import Overloaded
 from triptych.ports import Clock
 
-BEHIND_S = 0.025
+BEHIND_S = 0.01
 """Delay from which on requests are refused here."""
 RECENT_S = 1.0
 """How long a refusal of the router counts."""

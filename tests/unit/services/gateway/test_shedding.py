@@ -46,7 +46,7 @@ def test_a_slow_refusal_counts_until_what_waits_at_the_router_is_done() -> None:
         assert refusal is not None
         assert refusal.retry_after_s is not None
         assert 4.0 <= refusal.retry_after_s <= 6.0
-        await asyncio.sleep(0.26)
+        await asyncio.sleep(0.29 - shedding.BEHIND_S)
         assert refuses(one) is not None
         await asyncio.sleep(0.02)
         assert refuses(one) is None
