@@ -29,6 +29,7 @@ from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
+from triptych.rpc.server import check_port
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -82,7 +83,8 @@ class OpenEncoder:
 async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[RpcApp[EncoderService[Any]]]:
-    """Load the engine, register the arena, listen. Raises CannotStart."""
+    """Load the engine, register the arena, listen. Raises CannotStart, and Unavailable if the port is in use."""
+    check_port(settings.host, settings.port)
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings, telemetry)
     epoch = new_epoch()

@@ -29,7 +29,7 @@ from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
-from triptych.rpc.server import Register
+from triptych.rpc.server import Register, check_port
 from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -113,7 +113,8 @@ class MountedEncoder:
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
-    """Load the engine, register the arena, listen. Raises CannotStart."""
+    """Load the engine, register the arena, listen. Raises CannotStart, and Unavailable if the port is in use."""
+    check_port(settings.host, settings.port)
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings, telemetry)
     epoch = new_epoch()

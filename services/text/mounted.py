@@ -33,6 +33,7 @@ from triptych.ports import (
 from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.registered import instance_registered
+from triptych.rpc.server import check_port
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory
@@ -107,7 +108,10 @@ class OwnEncoder:
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextWithEncoder]:
-    """Open the checkpoint once, load encoder and decoder from it, and serve both. Raises CannotStart."""
+    """Open the checkpoint once, load encoder and decoder from it, and serve both. Raises CannotStart, and Unavailable if the port is in
+    use.
+    """
+    check_port(settings.host, settings.port)
     telemetry = telemetry or Telemetry()
     encoder_settings = settings_of_encoder(settings)
     tls = tls_identity(settings, telemetry)

@@ -1,6 +1,7 @@
 """A gRPC server with the standard services and one error boundary."""
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -75,7 +76,7 @@ class RpcServer:
             else:
                 self.port = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError:
-            raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it in use?") from None
+            raise _in_use(self._host, self.port) from None
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("%s listens on %s:%d", " with ".join(self._service_names), self._host, self.port)
@@ -97,6 +98,21 @@ class RpcServer:
     async def _set_health(self, status: Any) -> None:
         for name in ("", *self._service_names):
             await self._health.set(name, status)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Unavailable if the port is in use now, for those that load something long before they listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError:
+            raise _in_use(host, port) from None
+
+
+def _in_use(host: str, port: int) -> Unavailable:
+    return Unavailable(f"cannot listen on port {port} of {host}: is it in use?")
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
