@@ -128,7 +128,7 @@ def systems(settings: Settings, model: Path, logs: Path) -> dict[str, Callable[[
         *("--max-model-len", str(CONTEXT_TOKENS), "--kv-cache-memory-bytes", str(settings.kv_cache_mib * MIB)),
         *(("--enforce-eager",) if settings.eager else ()),
     )
-    own = (*("--max-sequences", str(settings.max_sequences), "--kv-cache-bytes", str(settings.kv_cache_mib * MIB)),)
+    own = ("--max-sequences", str(settings.max_sequences), "--kv-cache-bytes", str(settings.kv_cache_mib * MIB))
     vllm = Vllm(model, MODEL_ID, common, logs)
     by_vllm = ("--engine", "vllm", "--vllm-args", " ".join(common))
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SPARE = 64
-"""Requests that have begun and may still be expected to be lost, besides as many as wait."""
+"""Entries of the heap that are tolerated for requests that have begun or gone, besides as many as wait."""
 _ALONE = Iteration(prefill=True, encode=False)
 """Without an encoder."""
 

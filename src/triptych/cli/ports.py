@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from triptych.cli.outcome import ClusterError
+from triptych.runtime.listening import listen_error
 
 HOST = "127.0.0.1"
 MAX_PORT = 65_535
@@ -39,7 +40,7 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
     found: list[int] = []
     for _ in range(100 * count):
         port = RANGE.start + secrets.randbelow(len(RANGE))
-        if port not in but and _listen_error(port) is None and _reserve(port):
+        if port not in but and listen_error(HOST, port) is None and _reserve(port):
             found.append(port)
         if len(found) == count:
             return found
@@ -67,21 +68,10 @@ def refuse_taken(wanted: Iterable[Wanted]) -> None:
         if one.port in owners:
             raise ClusterError(f"port {one.port} is used twice, for {owners[one.port]} and for {one.owner}")
         owners[one.port] = one.owner
-        error = _listen_error(one.port)
+        error = listen_error(HOST, one.port)
         if error is None:
             continue
         remedy = f"; choose another with {one.flag}, 0 picks a free one" if one.flag else ""
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(f"port {one.port}, for {one.owner}, is taken: another process listens on it{remedy}")
         raise ClusterError(f"cannot listen on port {one.port}, for {one.owner}: {error.strerror}{remedy}")
-
-
-def _listen_error(port: int) -> OSError | None:
-    """The error that listening on the port gives, if any."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ignores old connections
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            return error
-    return None

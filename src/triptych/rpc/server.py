@@ -1,7 +1,6 @@
 """A gRPC server with the standard services and one error boundary."""
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +19,7 @@ from triptych.rpc.interceptors import ErrorInterceptor
 from triptych.rpc.multiplex_server import SERVICE_NAME as CALLS_SERVICE
 from triptych.rpc.multiplex_server import CallsServicer, Handlers
 from triptych.rpc.observer import CallObserver
+from triptych.runtime.listening import listen_error
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
 
@@ -102,13 +102,8 @@ class RpcServer:
 
 def check_port(host: str, port: int) -> None:
     """Raises Unavailable if the port is in use now, for those that load something long before they listen."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind((host, port))
-        except OSError:
-            raise _in_use(host, port) from None
+    if listen_error(host, port) is not None:
+        raise _in_use(host, port)
 
 
 def _in_use(host: str, port: int) -> Unavailable:

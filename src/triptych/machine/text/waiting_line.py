@@ -1,6 +1,6 @@
 """The sequences of the text engine that have no blocks, in the order of their turns.
 
-What is asked at each step costs the same however many wait. Each request has few sequences here: one, or one per choice that has begun.
+Sums are kept, as they are asked for at each step and many may wait. Each request has few sequences here: one, or one per choice that has begun.
 """
 
 from bisect import bisect_left, insort
@@ -56,8 +56,8 @@ class WaitingLine(Generic[S]):
 
     def recount(self, one: S) -> None:
         """Its pending tokens, or its followers, may have changed."""
-        self.pending_tokens += one.pending_tokens - self._counted[one]
-        self._counted[one] = one.pending_tokens
+        before, self._counted[one] = self._counted[one], one.pending_tokens
+        self.pending_tokens += self._counted[one] - before
 
     def reorder(self, one: S, turn: Turn) -> None:
         """Give one that waits another turn, and its followers."""
