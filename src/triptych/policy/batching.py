@@ -2,7 +2,8 @@
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
 the token budget then leaves goes to prompts in the order of their turns, begun or not: a prompt of many chunks is passed
-between two of them by one that is due earlier. The budget bounds the time of a step, and with it the time between two tokens.
+between two of them by one that is due earlier. The budget bounds the time of a step, and with it the time between two tokens;
+steps without decodes may compute more of the prompts than steps with some.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,15 +44,20 @@ class StepPlan:
         return len(self.decodes) + sum(prefill.tokens for prefill in self.prefills)
 
 
-def plan_step(decoding: Sequence[str], prompts: Iterable[Prefill], *, token_budget: int) -> StepPlan:
+def plan_step(
+    decoding: Sequence[str], prompts: Iterable[Prefill], *, token_budget: int, beside_decodes: int | None = None
+) -> StepPlan:
     """Fill one step.
 
-    ``decoding`` already hold KV blocks, and all of them run; callers keep their number within ``token_budget``.
+    ``decoding`` already hold KV blocks, and all of them run; callers keep their number within ``token_budget``. Beside them
+    ``beside_decodes`` tokens of prompts are computed at most; None: as many as ``token_budget`` leaves.
     ``prompts`` come in queue order, those that hold blocks and those that can start. It is a lazy iterator: the next element is
     taken only when there is budget for it, and may allocate blocks then. Only a bidirectional span that is the first prefill of a
     step may exceed the budget, as it could never run otherwise.
     """
     left = token_budget - len(decoding)
+    if decoding and beside_decodes is not None:
+        left = min(left, beside_decodes)
     prefills: list[Prefill] = []
     coming = iter(prompts)
     while left > 0 and (work := next(coming, None)) is not None:

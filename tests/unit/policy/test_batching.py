@@ -39,6 +39,13 @@ def test_nothing_is_left_for_prefills_when_decodes_fill_the_budget() -> None:
     assert plan == StepPlan(("d0", "d1"), ())
 
 
+def test_fewer_tokens_of_prompts_are_computed_beside_decodes() -> None:
+    plan = plan_step(["d0"], works("p", [2, 100]), token_budget=64, beside_decodes=5)
+    assert plan == StepPlan(("d0",), (Prefill("p0", 2), Prefill("p1", 3)))
+    assert plan_step([], works("p", [100]), token_budget=64, beside_decodes=5).tokens == 64
+    assert plan_step(["d0", "d1"], works("p", [100]), token_budget=4, beside_decodes=5).tokens == 4
+
+
 def test_the_queue_is_read_no_further_than_needed() -> None:
     prompts = iter(works("p", [10] * 1000))
     plan_step([], prompts, token_budget=15)

@@ -29,7 +29,7 @@ from triptych.engine.families.registry import adapters_of
 from triptych.engine.linear_products import choose_products, load_packed, unload_packed
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
-from triptych.engine.prefill_budget import tokens_worth_computing
+from triptych.engine.prefill_budget import PrefillBudget, measured_budget
 from triptych.engine.request_checks import RequestLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
@@ -114,7 +114,7 @@ class TransformersTextEngine:
         self._made = made
         self._runner: ModelRunner = made.runner
         self._mover = KvMover(made.cache) if made.cache is not None else None
-        self._batch = self._new_batch(options.most_step_tokens, max_sequences)
+        self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
             RequestLimits(
                 context_length=context_length,
@@ -132,9 +132,9 @@ class TransformersTextEngine:
         )
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
-        token_budget = max(max_sequences, self._chosen_budget(options))
+        budget = self._chosen_budget(options)
         copies = self._host_copies(options)
-        self._batch = self._new_batch(token_budget, max_sequences, copies)  # with an empty prefix cache
+        self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
         if self.weights is not None:
             self.weights.also(load=partial(load_packed, model), unload=partial(self._give_back, model))
             self.weights.measure()
@@ -179,36 +179,39 @@ class TransformersTextEngine:
         return HostCopies(self._mover.cache.kind, nbytes)
 
     def _new_batch(
-        self, token_budget: int, max_sequences: int, copies: HostCopies | None = None
+        self, budget: PrefillBudget, max_sequences: int, copies: HostCopies | None = None
     ) -> RunningBatch[EngineSequence]:
         made = self._made
         return RunningBatch(
             KvBlocks(made.blocks, contiguous=made.contiguous),
             BatchLimits(
                 made.block_tokens,
-                token_budget,
+                max(max_sequences, budget.tokens),
                 max_sequences,
                 fixed_blocks=made.fixed_blocks,
                 supports_chunked_prefill=made.supports_chunked_prefill,
+                beside_decodes=budget.beside_decodes,
             ),
             copies,
         )
 
-    def _chosen_budget(self, options: EngineOptions) -> int:
+    def _chosen_budget(self, options: EngineOptions) -> PrefillBudget:
         """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin; without one as many
-        as are worth computing together.
+        as are worth computing together, and fewer beside answers.
         """
         most = min(options.most_step_tokens, self._longest - 1)
         if options.tpot_slo_s is not None:
             least = min(options.max_sequences, most)
             prefill_s = partial(self._prefill_s, TextProbe(self))
             prefill_s(least)
-            return largest_within(MEASURED_SHARE * options.tpot_slo_s, most, prefill_s, least=least)
+            return PrefillBudget(largest_within(MEASURED_SHARE * options.tpot_slo_s, most, prefill_s, least=least))
         if options.token_budget is not None or self._device.type != "cpu" or not self._made.supports_chunked_prefill:
-            return options.most_step_tokens
-        tokens = tokens_worth_computing(TextProbe(self), most=options.most_step_tokens, longest_prompt=most)
-        logger.info("a step computes up to %d tokens of prompts: more are not computed faster", tokens)
-        return tokens
+            return PrefillBudget(options.most_step_tokens)
+        budget = measured_budget(TextProbe(self), most=options.most_step_tokens, longest_prompt=most)
+        logger.info(
+            "a step computes up to %d tokens of prompts, %s beside answers", budget.tokens, budget.beside_decodes
+        )
+        return budget
 
     def _prefill_s(self, probe: TextProbe, tokens: int) -> float:
         return min(probe.prefill_s(tokens) or inf for _ in range(2))

@@ -49,6 +49,8 @@ class BatchLimits:
     """Sequences are placed with room for this many more tokens, if there is any."""
     supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
+    beside_decodes: int | None = None
+    """Most tokens of prompts in a step that has decodes; None: as many as ``token_budget`` leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,7 @@ class RunningBatch(Generic[S]):
             [one.sequence_id for one in self._decoding()],
             self._prompts(units, moves) if prefill else (),
             token_budget=self.limits.token_budget,
+            beside_decodes=self.limits.beside_decodes,
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]

@@ -160,6 +160,7 @@ def engine(
     fixed_blocks: int = 0,
     supports_chunked_prefill: bool = True,
     copied_positions: int = 0,
+    beside_decodes: int | None = None,
 ) -> Engine:
     limits = BatchLimits(
         BLOCK,
@@ -168,6 +169,7 @@ def engine(
         fixed_blocks=fixed_blocks,
         growth_tokens=16,
         supports_chunked_prefill=supports_chunked_prefill,
+        beside_decodes=beside_decodes,
     )
     copies = HostCopies(KIND, copied_positions * KIND.position_nbytes) if copied_positions else None
     return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits, copies))
@@ -206,6 +208,16 @@ def test_decodes_go_before_prefills() -> None:
     assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
         "the last token of a prompt is not a decode"
     )
+
+
+def test_prompts_get_fewer_tokens_of_a_step_while_answers_run() -> None:
+    one = engine(token_budget=8, beside_decodes=3)
+    one.add("a", [0] * 5, 3, keyed=False)
+    one.add("b", list(range(20)), 2, keyed=False)
+    sizes = [[part.count for part in one.step().parts] for _ in range(5)]
+    assert sizes == [[5, 3], [1, 3], [1, 3], [8], [3]]
+    one.run(2)
+    assert len(one.answers["b/0"]) == 2
 
 
 def test_prefills_can_be_paused_while_decodes_continue() -> None:
@@ -913,6 +925,7 @@ requests = st.lists(
     requests=requests,
     contiguous=st.booleans(),
     token_budget=st.integers(4, 40),
+    beside_decodes=st.none() | st.integers(1, 40),
     blocks=st.integers(48, 64),
     fixed_blocks=st.integers(0, 1),
     copied_positions=st.integers(0, 80),
@@ -922,6 +935,7 @@ def test_all_sequences_finish_for_any_lengths(
     requests: list[tuple[int, int, int, bool, int]],
     contiguous: bool,
     token_budget: int,
+    beside_decodes: int | None,
     blocks: int,
     fixed_blocks: int,
     copied_positions: int,
@@ -935,6 +949,7 @@ def test_all_sequences_finish_for_any_lengths(
         max_sequences=4,
         fixed_blocks=fixed_blocks if contiguous else 0,
         copied_positions=0 if contiguous and fixed_blocks else copied_positions,
+        beside_decodes=beside_decodes,
     )
     coming: dict[int, list[Callable[[], None]]] = {}
     for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
