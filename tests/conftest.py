@@ -1,9 +1,11 @@
-"""Applies to every test: a clean environment, reproducible examples, ports that no parallel run takes, and no process left
-behind.
+"""Applies to every test: a clean environment, reproducible examples, ports that no parallel run takes, and no process or temporary
+file left behind.
 """
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import hypothesis
@@ -37,6 +39,19 @@ def _take_a_share_of_ports() -> None:
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # noqa: TID251
     share = len(ports.RANGE) // workers
     ports.RANGE = ports.RANGE[number * share : (number + 1) * share]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters keep the logs of processes that were killed: in one directory, which stays only if a test has failed."""
+    tmp_path_factory.getbasetemp()  # has a place and a life of its own
+    before = tempfile.tempdir
+    directory = tempfile.mkdtemp(prefix="triptych-tests-")
+    tempfile.tempdir = directory
+    yield
+    tempfile.tempdir = before
+    if not request.session.testsfailed:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module", autouse=True)
