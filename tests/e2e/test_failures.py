@@ -1,6 +1,7 @@
 """Loss of processes: kill -9 of any process including the parent, and an orderly shutdown."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -129,9 +130,10 @@ async def test_an_orderly_shutdown_leaves_no_process_no_port_and_no_shared_memor
     assert not logs.exists()
 
 
-def test_a_parent_killed_with_sigkill_leaves_no_children() -> None:
+def test_a_parent_killed_with_sigkill_leaves_no_children(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTED_BY_A_PARENT]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # noqa: TID251  # its logs stay
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         try:
             assert parent.stdout is not None
             children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
