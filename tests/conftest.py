@@ -44,7 +44,7 @@ def _take_a_share_of_ports() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Clusters keep the logs of processes that were killed: in one directory, which stays only if a test has failed."""
-    tmp_path_factory.getbasetemp()  # has a place and a life of its own
+    tmp_path_factory.getbasetemp()  # pytest keeps these directories, and removes them later
     before = tempfile.tempdir
     directory = tempfile.mkdtemp(prefix="triptych-tests-")
     tempfile.tempdir = directory

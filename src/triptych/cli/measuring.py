@@ -7,6 +7,7 @@ import typer
 
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
+from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
 
 commands = typer.Typer()
@@ -119,7 +120,7 @@ def profile(
     kv_cache_mib: Annotated[int, typer.Option(min=1, help="KV memory of the decoder, in MiB.")] = 256,
     slo_factor: Annotated[
         float, typer.Option(min=1, help="Objectives of the load search, as a multiple of the latencies without load.")
-    ] = 5.0,
+    ] = USUAL_FACTOR,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
 ) -> None:
     """Measure what a model's parts cost on this hardware, and write a profile of each.

@@ -21,6 +21,8 @@ class Metric(StrEnum):
     """Arrival to last token."""
 
 
+USUAL_FACTOR = 5.0
+"""An objective that nobody has given: so many times the latency without load."""
 TEXT = "text"
 MEDIA_TOKEN_BUCKETS = (256, 1024, 4096, 16384)
 """Upper bounds of the media tokens in a request class; the last class has no bound."""

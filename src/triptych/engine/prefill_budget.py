@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from triptych.domain.slo import USUAL_FACTOR
 from triptych.engine.measuring import TextProbe
 from triptych.engine.timing import timed_s
 from triptych.policy.batching import MEASURED_SHARE, smallest_efficient
@@ -18,8 +19,6 @@ _WORTHWHILE = 0.97
 _DECODE_STEPS = 3
 _FLUENT_S = 0.075
 """Answers are read more slowly than a token in this time."""
-_TPOT_FACTOR = 5.0
-"""An answer may take so many times as long per token as alone, as by default in the load search of ``triptych profile``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def measured_budget(probe: TextProbe, *, most: int, longest_prompt: int) -> Pref
     tokens = prompts * prompt_tokens
     decode_s = min(probe.decode_s(1, 1, _DECODE_STEPS) or [0.0])
     token_s = max(0.0, measured_s[1] - decode_s) / prompt_tokens
-    objective_s = max(_FLUENT_S, MEASURED_SHARE * _TPOT_FACTOR * decode_s)
+    objective_s = max(_FLUENT_S, MEASURED_SHARE * USUAL_FACTOR * decode_s)
     return PrefillBudget(tokens, _affordable(objective_s - decode_s, token_s, tokens))
 
 

@@ -13,6 +13,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.durations import in_words
 from triptych.domain.embedding import DType
 from triptych.domain.profile import Profile
+from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.policy.costs import disturbances
@@ -22,7 +23,6 @@ from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
-_SLO_FACTOR = 5.0
 _REPEATS_S = 60.0
 """For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
 _MEASURING = "measuring"
@@ -122,7 +122,7 @@ def _measured(
         device="cpu",
         threads=threads,
         kv_cache_bytes=_KV_CACHE_BYTES,
-        slo_factor=_SLO_FACTOR,
+        slo_factor=USUAL_FACTOR,
         plot=False,
     )
     began_s = clock()
