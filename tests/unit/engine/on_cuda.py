@@ -1,7 +1,6 @@
 """The CUDA code paths, as far as they run without a GPU: paged attention, and decoding by CUDA graphs.
 
-The kernel is written in torch with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a replay runs the same
-Python again on the same buffers. ``tests/gpu`` tests both on a GPU.
+The kernel is written in torch; a replay runs the same Python again on the same buffers. ``tests/gpu`` tests both on a GPU.
 """
 
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.engine.decoder import paged_attention as paged
-from triptych.engine.decoder import setup
+from triptych.engine.decoder import attention, setup
+from triptych.engine.decoder.paged_attention import PagedLayout
 
 
 @dataclass
@@ -43,51 +42,47 @@ class FakeGraphs:
 
 
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> FakeGraphs:
-    """From now on engines take the code paths of CUDA in half precision."""
+    """From now on engines take the code paths of CUDA."""
     graphs = FakeGraphs()
-    monkeypatch.setattr(paged, "_kernel", lambda: varlen_attn)
-    monkeypatch.setattr(setup, "has_paged_kernel", lambda device, dtype: True)
-    monkeypatch.setattr(setup, "FLASH_BLOCK_TOKENS", block_tokens)
+    monkeypatch.setattr(attention, "paged_attention", reference_attention)
+    monkeypatch.setattr(setup, "has_paged_kernel", lambda device: True)
+    monkeypatch.setattr(setup, "_BLOCK_TOKENS", block_tokens)
     monkeypatch.setattr(setup, "cuda_graph_capture", graphs.capturer)
     return graphs
 
 
-def varlen_attn(
+def reference_attention(
+    layout: PagedLayout,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: None,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
 ) -> torch.Tensor:
-    """[rows, heads, d] against pages [pages, page, kv heads, d], causal, the last row of each sequence at its end."""
-    assert cu_seq_k is None
-    assert enable_gqa == (query.shape[1] != key.shape[2])
-    page = key.shape[1]
-    assert max_k <= block_table.shape[1] * page
-    out = torch.empty_like(query)
-    starts: list[int] = cu_seq_q.tolist()
+    """``paged_attention`` in torch, one sequence after the other. Each row must be in exactly one tile."""
+    count = query.shape[2]
+    out = torch.empty_like(query[0].transpose(0, 1))
+    rows_of: dict[int, set[int]] = {}
+    step = layout.tiles.product_rows // (query.shape[1] // keys.shape[1])
+    starts: list[int] = layout.query_starts.tolist()
+    for at, first in zip(layout.tiles.sequences.tolist(), layout.tiles.rows.tolist(), strict=True):
+        rows = set(range(first, min(first + step, starts[at + 1] - starts[at])))
+        assert not rows & rows_of.setdefault(at, set())
+        rows_of[at] |= rows
+    assert sum(map(len, rows_of.values())) == count
     for at, (begin, end) in enumerate(pairwise(starts)):
-        length = int(seqused_k[at])
-        assert end - begin <= max_q
-        assert end - begin <= length <= max_k
-        pages = block_table[at, : -(-length // page)].long()
-        k, v = (memory[pages].flatten(0, 1)[:length].transpose(0, 1) for memory in (key, value))
-        rows = torch.arange(length - (end - begin), length)[:, None]
-        columns = torch.arange(length)[None]
-        seen = columns <= rows
-        if window_size[0] >= 0:
-            seen &= columns >= rows - window_size[0]
-        options: Any = {"attn_mask": seen, "scale": scale, "enable_gqa": enable_gqa}
-        one = query[begin:end].transpose(0, 1)[None]
-        out[begin:end] = torch.nn.functional.scaled_dot_product_attention(one, k[None], v[None], **options)[
-            0
-        ].transpose(0, 1)
-    return out
+        length = int(layout.lengths[at])
+        assert end - begin <= length <= layout.most_length
+        blocks = layout.tables[at, : -(-length // layout.block_tokens)].tolist()
+        slots = [block * layout.block_tokens + inside for block in blocks for inside in range(layout.block_tokens)]
+        k, v = (memory[slots[:length]].transpose(0, 1) for memory in (keys, values))
+        positions = torch.arange(length - (end - begin), length, device=query.device)[:, None]
+        last = positions if layout.limits is None else layout.limits[begin:end, None]
+        columns = torch.arange(length, device=query.device)[None]
+        seen = columns <= last
+        if window is not None:
+            seen &= columns > positions - window
+        options: Any = {"attn_mask": seen, "scale": scaling, "enable_gqa": True}
+        attended = torch.nn.functional.scaled_dot_product_attention(query[:, :, begin:end], k[None], v[None], **options)
+        out[begin:end] = attended[0].transpose(0, 1)
+    return out[None]

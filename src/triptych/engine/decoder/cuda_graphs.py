@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
-from triptych.engine.decoder.attention import PackedBatch
+from triptych.engine.decoder.attention import PackedBatch, leave_as_it_is
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput
-from triptych.engine.decoder.paged_attention import PagedLayout
+from triptych.engine.decoder.paged_attention import PagedLayout, Tiles, head_group, product_rows
 from triptych.engine.families.adapters import DecoderAdapter
 
 logger = logging.getLogger(__name__)
@@ -65,15 +65,24 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(
-        self, adapter: DecoderAdapter, cache: KvCache, *, most_rows: int, most_tokens: int, capture: GraphCapture
+        self,
+        adapter: DecoderAdapter,
+        cache: KvCache,
+        *,
+        most_rows: int,
+        most_tokens: int,
+        capture: GraphCapture,
+        compiled: bool = False,
     ) -> None:
-        """``most_tokens`` is the maximum sequence length. The cache must have a ``spare_block`` for padding rows."""
+        """``most_tokens`` is the maximum sequence length. The cache must have a ``spare_block`` for padding rows. ``compiled``: what is
+        captured is compiled first, by ``torch.compile``.
+        """
         if cache.spare_block is None:
             raise ValueError("padding rows need a spare block")
         device = cache.keys.device
         self._adapter = adapter
-        self._decoder: Any = adapter.decoder
-        self._embed_tokens = self._decoder.get_input_embeddings()
+        self._decoder: Any = _compiled(adapter.decoder) if compiled else adapter.decoder
+        self._embed_tokens = adapter.decoder.get_input_embeddings()
         self._cache = cache
         self._axes = rotary_axes(adapter)
         blocks = min(cache.blocks, -(-most_tokens // cache.block_tokens))
@@ -83,6 +92,7 @@ class DecodeGraphs:
         self._slots = torch.full((most_rows,), self._spare * cache.block_tokens, dtype=torch.long, device=device)
         self._positions = torch.zeros(self._axes, 1, most_rows, dtype=torch.long, device=device)
         self._starts = torch.arange(most_rows + 1, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros_like(self._starts)
         self._lengths = torch.ones(most_rows, dtype=torch.int32, device=device)
         self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
         self._logits: dict[int, torch.Tensor] = {}
@@ -134,7 +144,7 @@ class DecodeGraphs:
             self._starts[: size + 1],
             self._lengths[:size],
             self._tables[:size],
-            most_rows=1,
+            Tiles(self._starts[:size], self._zeros[:size], product_rows(1, head_group(self._adapter.decoder.config))),
             most_length=self._most_length,
         )
         packed = PackedBatch(self._cache, self._slots[:size], (), (), layout)
@@ -150,6 +160,15 @@ class DecodeGraphs:
             self._logits[size] = self._adapter.logits(hidden)
 
         return work
+
+
+def _compiled(decoder: torch.nn.Module) -> Any:
+    """With what lies between the matrix products fused. Each number of rows has the same code; attention is called as it is."""
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1  # no processes of its own beside a server
+    leave_as_it_is()
+    return torch.compile(decoder, dynamic=True)
 
 
 def _decodes(row: ForwardInput) -> bool:

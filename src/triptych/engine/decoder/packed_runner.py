@@ -20,7 +20,7 @@ from triptych.engine.decoder.attention import (
 from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
-from triptych.engine.decoder.paged_attention import paged_layout
+from triptych.engine.decoder.paged_attention import head_group, paged_layout
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
 from triptych.errors import EngineFailure
 
@@ -51,6 +51,7 @@ class PackedModelRunner:
         self._cache = cache
         self._device = device
         self._paged = paged
+        self._group = head_group(adapter.decoder.config)
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         """One pass over all inputs; if it fails, one per input, so that only the culprit fails."""
@@ -106,13 +107,15 @@ class PackedModelRunner:
         for one in ordered:
             slots += self._cache.slots(one.table, one.first, one.end)
         where = self._tensor(slots)
-        if self._paged and not any(one.bidirectional for one in ordered):
+        if self._paged:
             layout = paged_layout(
                 [one.count for one in ordered],
                 [one.end for one in ordered],
                 [one.table for one in ordered],
+                [one.bidirectional for one in ordered],
                 self._cache.block_tokens,
                 self._device,
+                group=self._group,
             )
             return PackedBatch(self._cache, where, (), (), layout)
         row, singles, chunks = 0, list[Decodes](), list[Chunk]()

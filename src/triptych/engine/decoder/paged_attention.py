@@ -1,15 +1,37 @@
-"""Torch's paged attention kernel for a whole pass on CUDA, where it exists."""
+"""Attention of a whole pass over the blocks of its sequences, on GPUs, by kernels in Triton (``paged_kernel.py``)."""
 
-import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from typing import Any
 
 import torch
 
-FLASH_BLOCK_TOKENS = 256
-"""Torch's kernel takes blocks of multiples of this many tokens."""
+from triptych.families.base import Span
+
+logger = logging.getLogger(__name__)
+
+_FEW_ROWS, _MANY_ROWS = 16, 64
+"""Rows of a program's product, tokens times heads that share a key: 16 is the least that a matrix unit takes."""
+_TILE_NBYTES = 16 << 10
+"""Keys of a step of the kernel, for one head: it holds a few such tiles in a multiprocessor's shared memory."""
+_MOST_TILE, _LEAST_TILE = 64, 16
+_WAVES = 2
+"""Programs per multiprocessor below which keys are divided."""
+_MOST_PARTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The programs of a pass, each with some rows of one sequence."""
+
+    sequences: torch.Tensor
+    """[tiles] int32."""
+    rows: torch.Tensor
+    """[tiles] int32: the first row of each, counted in its sequence's rows."""
+    product_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,51 +42,89 @@ class PagedLayout:
     query_starts: torch.Tensor
     """[sequences + 1] int32: the start of each sequence's rows, and the end of all."""
     lengths: torch.Tensor
-    """[sequences] int32: positions that its last row attends to."""
+    """[sequences] int32: positions of each, those of its rows included."""
     tables: torch.Tensor
     """[sequences, most blocks] int32."""
-    most_rows: int
+    tiles: Tiles
     most_length: int
+    limits: torch.Tensor | None = None
+    """[rows] int32: the last position that each row attends to, where it is not its own."""
+
+
+def has_paged_kernel(device: torch.device) -> bool:
+    """Whether ``paged_attention`` works on the device. The first call tries, and logs why not."""
+    return device.type == "cuda" and _is_usable(device)
 
 
 @cache
-def _kernel() -> Callable[..., Any] | None:
+def _is_usable(device: torch.device) -> bool:
     try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
+        layout = paged_layout([1], [1], [[0]], [()], 16, device, group=1)
+        query, memory = torch.ones(1, 1, 1, 16, device=device), torch.ones(16, 1, 16, device=device)
+        return bool((paged_attention(layout, query, memory, memory, None, None) == 1).all())
+    except Exception:  # triton raises many types: no triton, no compiler, a device that it does not know
+        logger.warning("paged attention cannot be compiled, so sequences are gathered: that is slow", exc_info=True)
+        return False
 
 
-def has_paged_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether ``paged_attention`` works: CUDA, half precision, and a torch with the kernel."""
-    return device.type == "cuda" and dtype in {torch.bfloat16, torch.float16} and _kernel() is not None
+def head_group(config: Any) -> int:
+    """How many of a decoder's heads share a key head."""
+    return int(config.num_attention_heads // config.num_key_value_heads)
+
+
+def product_rows(most: int, group: int) -> int:
+    """Rows of a program's product, tokens times ``group`` heads, in a pass over sequences with at most ``most`` rows each."""
+    return max(_FEW_ROWS if most * group <= _FEW_ROWS else _MANY_ROWS, _power_of_two(group))
 
 
 def paged_layout(
     counts: Sequence[int],
     lengths: Sequence[int],
     tables: Sequence[Sequence[int]],
+    bidirectional: Sequence[Sequence[Span]],
     block_tokens: int,
     device: torch.device,
+    *,
+    group: int,
 ) -> PagedLayout:
-    """The layout of sequences with ``counts`` rows each. One transfer, from pinned memory on CUDA."""
+    """The layout of sequences with ``counts`` rows each, whose ``bidirectional`` spans are seen whole from within. ``group`` heads share a
+    key head. One transfer, from pinned memory on CUDA.
+    """
     most = max(len(table) for table in tables)
     starts = [0]
     for count in counts:
         starts.append(starts[-1] + count)
+    product = product_rows(max(counts), group)
+    step = product // group
+    tiles = [(at, row) for at, count in enumerate(counts) for row in range(0, count, step)]
     padded = [slot for table in tables for slot in (*table, *[0] * (most - len(table)))]
-    packed = torch.tensor([*starts, *lengths, *padded], dtype=torch.int32, pin_memory=device.type == "cuda")
-    moved = packed.to(device, non_blocking=True)
-    n = len(counts)
+    limits = _limits(counts, lengths, bidirectional) if any(bidirectional) else []
+    parts = [starts, lengths, padded, [at for at, _ in tiles], [row for _, row in tiles], limits]
+    packed = torch.tensor([one for part in parts for one in part], dtype=torch.int32, pin_memory=device.type == "cuda")
+    moved = torch.split(packed.to(device, non_blocking=True), [len(part) for part in parts])
     return PagedLayout(
         block_tokens,
-        moved[: n + 1],
-        moved[n + 1 : 2 * n + 1],
-        moved[2 * n + 1 :].view(n, most),
-        max(counts),
+        moved[0],
+        moved[1],
+        moved[2].view(len(counts), most),
+        Tiles(moved[3], moved[4], product),
         max(lengths),
+        moved[5] if limits else None,
     )
+
+
+def _limits(counts: Sequence[int], lengths: Sequence[int], bidirectional: Sequence[Sequence[Span]]) -> list[int]:
+    """``PagedLayout.limits``."""
+    found: list[int] = []
+    for count, length, spans in zip(counts, lengths, bidirectional, strict=True):
+        first = length - count
+        own = list(range(first, length))
+        for span in spans:
+            end = min(span.start + span.tokens, length)
+            for position in range(max(span.start, first), end):
+                own[position - first] = end - 1
+        found += own
+    return found
 
 
 def paged_attention(
@@ -75,23 +135,70 @@ def paged_attention(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Causal: query [1, heads, n, d] against keys and values [slots, kv heads, d] gives [1, n, heads, d]."""
-    kernel = _kernel()
-    if kernel is None:
-        raise RuntimeError("there is no paged attention kernel here")
-    pages = (-1, layout.block_tokens, *keys.shape[1:])
-    attended: torch.Tensor = kernel(
-        query[0].transpose(0, 1).contiguous(),
-        keys.view(pages),
-        values.view(pages),
+    """Causal: query [1, heads, n, d] against keys and values [slots, kv heads, d] gives [1, n, heads, d].
+
+    In a ``window`` a row attends to that many positions up to itself.
+    """
+    from triptych.engine.decoder import paged_kernel
+
+    _, heads, count, size = query.shape
+    kv_heads = keys.shape[1]
+    rows = query[0].transpose(0, 1).contiguous()
+    out = torch.empty_like(rows)
+    padded = max(16, _power_of_two(size))
+    fits = _TILE_NBYTES // (padded * keys.element_size())
+    tile = min(_MOST_TILE, max(_LEAST_TILE, fits))
+    programs = len(layout.tiles.rows) * kv_heads
+    parts = _parts(programs, ceil(layout.most_length / tile), query.device)
+    partial, sums = out, out
+    if parts > 1:
+        partial = torch.empty(count, heads, parts, padded, dtype=torch.float32, device=query.device)
+        sums = torch.empty(count, heads, parts, 2, dtype=torch.float32, device=query.device)
+    launch: Any = paged_kernel.attend[len(layout.tiles.rows), kv_heads, parts]
+    launch(
+        rows,
+        keys,
+        values,
+        out,
+        partial,
+        sums,
         layout.query_starts,
-        None,
-        layout.most_rows,
-        layout.most_length,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != keys.shape[1],
-        seqused_k=layout.lengths,
-        block_table=layout.tables,
+        layout.lengths,
+        layout.tables,
+        layout.lengths if layout.limits is None else layout.limits,
+        layout.tiles.sequences,
+        layout.tiles.rows,
+        size**-0.5 if scaling is None else scaling,
+        layout.tables.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD=size,
+        HEAD_PADDED=padded,
+        BLOCK_TOKENS=layout.block_tokens,
+        ROWS=layout.tiles.product_rows,
+        TILE=tile,
+        WINDOW=window or 0,
+        HAS_LIMITS=layout.limits is not None,
+        PARTS=parts,
+        PRECISION="ieee",
+        num_warps=4,
     )
-    return attended[None]
+    if parts > 1:
+        combine: Any = paged_kernel.combine[(count * heads,)]
+        combine(partial, sums, out, HEAD=size, HEAD_PADDED=padded, PARTS=parts, num_warps=2)
+    return out[None]
+
+
+def _parts(programs: int, tiles: int, device: torch.device) -> int:
+    """Into how many parts keys are divided, a power of two."""
+    missing = _WAVES * _multiprocessors(device) / programs
+    return min(_MOST_PARTS, _power_of_two(ceil(missing)), _power_of_two(tiles))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length() if least > 1 else 1

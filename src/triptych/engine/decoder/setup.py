@@ -13,7 +13,7 @@ from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
-from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel
+from triptych.engine.decoder.paged_attention import has_paged_kernel
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
 from triptych.engine.tensors import domain_dtype
@@ -57,10 +57,13 @@ class DecoderSetup:
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, if the device can."""
+    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, if the device can. ``compiled``: their
+    operations are compiled first.
+    """
 
     most_rows: int
     most_tokens: int
+    compiled: bool = False
 
 
 def build_runner(
@@ -116,8 +119,8 @@ def _packed(
     kind = KvKind(
         model_revision, domain_dtype(dtype), config.num_hidden_layers, config.num_key_value_heads, int(head_size)
     )
-    paged = has_paged_kernel(device, dtype) and options.block_tokens in {None, FLASH_BLOCK_TOKENS}
-    block_tokens = options.block_tokens or (FLASH_BLOCK_TOKENS if paged else _BLOCK_TOKENS)
+    paged = has_paged_kernel(device)
+    block_tokens = options.block_tokens or _BLOCK_TOKENS
     if not (paged and adapter.supports_cuda_graphs):
         graphs = None
     spare = graphs is not None
@@ -179,6 +182,7 @@ def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) ->
             cache,
             most_rows=options.most_rows,
             most_tokens=options.most_tokens,
+            compiled=options.compiled,
             capture=cuda_graph_capture(cache.keys.device),
         )
     except Exception:  # transformers' decoders and CUDA raise many types

@@ -95,7 +95,9 @@ class TransformersTextEngine:
         decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
-        graphs = None if options.enforce_eager else GraphOptions(max_sequences, context_length)
+        graphs = (
+            None if options.enforce_eager else GraphOptions(max_sequences, context_length, options.compile_decoding)
+        )
         made = build_runner(
             self._adapter,
             options.kv_cache_bytes,
