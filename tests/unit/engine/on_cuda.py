@@ -59,9 +59,8 @@ def reference_attention(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """``paged_attention`` in torch, one sequence after the other. Each row must be in exactly one tile."""
-    count = query.shape[2]
-    out = torch.empty_like(query[0].transpose(0, 1))
+    """``paged_attention`` in torch, one sequence after the other. Each row of a sequence must be in exactly one tile."""
+    out = torch.zeros_like(query[0].transpose(0, 1))
     rows_of: dict[int, set[int]] = {}
     step = layout.tiles.product_rows // (query.shape[1] // keys.shape[1])
     starts: list[int] = layout.query_starts.tolist()
@@ -69,7 +68,7 @@ def reference_attention(
         rows = set(range(first, min(first + step, starts[at + 1] - starts[at])))
         assert not rows & rows_of.setdefault(at, set())
         rows_of[at] |= rows
-    assert sum(map(len, rows_of.values())) == count
+    assert sum(map(len, rows_of.values())) == starts[-1] <= len(out)
     for at, (begin, end) in enumerate(pairwise(starts)):
         length = int(layout.lengths[at])
         assert end - begin <= length <= layout.most_length

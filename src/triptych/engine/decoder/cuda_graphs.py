@@ -1,13 +1,15 @@
-"""CUDA graphs of decode steps: one launch per step in which every sequence gets one token.
+"""CUDA graphs of passes: one launch for all layers.
 
-For few rows, launching kernels one by one takes longer than running them. So passes of some batch sizes are captured
-once, on static buffers; a step fills the buffers of the next larger size and replays its graph. Padding rows use a
-spare block that belongs to no sequence.
+For few rows, launching kernels one by one takes longer than running them. So passes of some sizes are captured once, on static
+buffers; a step fills the buffers of the next larger size and replays its graph. Padding rows use a spare block that belongs to no
+sequence.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -15,13 +17,27 @@ import torch
 from triptych.engine.decoder.attention import PackedBatch, leave_as_it_is
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput
-from triptych.engine.decoder.paged_attention import PagedLayout, Tiles, head_group, product_rows
+from triptych.engine.decoder.paged_attention import PagedLayout, Tiles, head_group, product_rows, tiles_of
 from triptych.engine.families.adapters import DecoderAdapter
 
 logger = logging.getLogger(__name__)
 
 _FEW = (1, 2, 4)
 _STEP = 8
+_MIXED = (16, 32, 64, 128, 256, 512)
+"""With more rows, kernels take longer than their launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """Capture passes of up to ``most_sequences`` sequences of up to ``most_tokens`` tokens, and ``most_rows`` rows in all. ``compiled``:
+    their operations are compiled first, by ``torch.compile``.
+    """
+
+    most_sequences: int
+    most_tokens: int
+    most_rows: int
+    compiled: bool = False
 
 
 class GraphCapture(Protocol):
@@ -57,109 +73,144 @@ def rotary_axes(adapter: DecoderAdapter) -> int:
     return len(rope.get("mrope_section", ())) or 1
 
 
-class DecodeGraphs:
-    """Graphs of decode steps of up to ``most_rows`` sequences, captured at construction.
+class PassGraphs:
+    """Graphs of passes, captured at construction: of decodes alone, by their number, and of prompts in part and decodes, by the number of
+    rows.
 
     For adapters with ``supports_cuda_graphs``. Raises what capture raises for a pass that cannot be captured.
     """
 
     @torch.inference_mode()
     def __init__(
-        self,
-        adapter: DecoderAdapter,
-        cache: KvCache,
-        *,
-        most_rows: int,
-        most_tokens: int,
-        capture: GraphCapture,
-        compiled: bool = False,
+        self, adapter: DecoderAdapter, cache: KvCache, options: GraphOptions, *, capture: GraphCapture
     ) -> None:
-        """``most_tokens`` is the maximum sequence length. The cache must have a ``spare_block`` for padding rows. ``compiled``: what is
-        captured is compiled first, by ``torch.compile``.
-        """
+        """The cache must have a ``spare_block`` for padding rows."""
         if cache.spare_block is None:
             raise ValueError("padding rows need a spare block")
         device = cache.keys.device
-        self._adapter = adapter
-        self._decoder: Any = _compiled(adapter.decoder) if compiled else adapter.decoder
-        self._embed_tokens = adapter.decoder.get_input_embeddings()
+        config: Any = adapter.decoder.config
+        self._decoder: Any = _compiled(adapter.decoder) if options.compiled else adapter.decoder
         self._cache = cache
-        self._axes = rotary_axes(adapter)
-        blocks = min(cache.blocks, -(-most_tokens // cache.block_tokens))
-        self._most_length = blocks * cache.block_tokens
         self._spare = cache.spare_block
-        self._ids = torch.zeros(most_rows, dtype=torch.long, device=device)
-        self._slots = torch.full((most_rows,), self._spare * cache.block_tokens, dtype=torch.long, device=device)
-        self._positions = torch.zeros(self._axes, 1, most_rows, dtype=torch.long, device=device)
-        self._starts = torch.arange(most_rows + 1, dtype=torch.int32, device=device)
-        self._zeros = torch.zeros_like(self._starts)
-        self._lengths = torch.ones(most_rows, dtype=torch.int32, device=device)
-        self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
-        self._logits: dict[int, torch.Tensor] = {}
-        self._sizes = [*(size for size in _FEW if size < most_rows), *range(_STEP, most_rows, _STEP), most_rows]
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._group = head_group(config)
+        blocks = min(cache.blocks, -(-options.most_tokens // cache.block_tokens))
+        self._most_length = blocks * cache.block_tokens
+        self._sequences = most = options.most_sequences
+        self._decodes = [*(size for size in _FEW if size < most), *range(_STEP, most, _STEP), most]
+        self._mixed = [size for size in _MIXED if size // 2 < options.most_rows]
+        rows = max(most, *self._mixed)
+        self._axes = rotary_axes(adapter)
+        self._embeds = torch.zeros(1, rows, config.hidden_size, dtype=adapter.decoder.dtype, device=device)
+        self._positions = torch.zeros(self._axes, 1, rows, dtype=torch.long, device=device)
+        self._slots = torch.full((rows,), self._spare * cache.block_tokens, dtype=torch.long, device=device)
+        self._numbers = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros_like(self._numbers)
+        # One sequence more than a pass can have: without rows, for tiles that are not used.
+        self._starts = torch.zeros(most + 2, dtype=torch.int32, device=device)
+        self._lengths = torch.ones(most + 1, dtype=torch.int32, device=device)
+        self._tables = torch.full((most + 1, blocks), self._spare, dtype=torch.int32, device=device)
+        self._tiles = torch.zeros(2, self._most_tiles(rows), dtype=torch.int32, device=device)
+        self._hidden: dict[_Kind, torch.Tensor] = {}
+        self._replays: dict[_Kind, Callable[[], None]] = {}
         self.capture(capture)
 
     @torch.inference_mode()
     def capture(self, capture: GraphCapture) -> None:
         """Capture all of them, in place of those before."""
         self._replays.clear()
-        for size in reversed(self._sizes):  # the largest first, so that smaller ones reuse its memory
-            self._replays[size] = capture(self._work(size))
+        kinds = [*(_Kind(size, True) for size in self._decodes), *(_Kind(size, False) for size in self._mixed)]
+        for kind in sorted(kinds, key=lambda one: -one.rows):  # the largest first: smaller ones reuse its memory
+            self._replays[kind] = capture(self._work(kind))
 
     def covers(self, inputs: Sequence[ForwardInput]) -> bool:
-        """Whether a graph was captured for a pass over ``inputs``."""
-        return len(inputs) <= self._sizes[-1] and all(map(_decodes, inputs))
+        """Whether a graph was captured for a pass over ``inputs``, in which positions see no later ones."""
+        return self._kind(inputs) is not None and not any(one.bidirectional for one in inputs)
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[ForwardInput], positions: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary], valid until the next call. ``positions`` [rows] or [axes, 1, rows], on the CPU."""
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        self._fill(rows, positions, size)
-        self._replays[size]()
-        return self._logits[size][: len(rows)]
+    def run(self, inputs: Sequence[ForwardInput], embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [rows, hidden], valid until the next call. ``embeds`` [rows, hidden]; ``positions`` [1, rows], or
+        [axes, 1, rows], on the CPU.
+        """
+        kind = self._kind(inputs)
+        if kind is None:
+            raise AssertionError("there is no graph for this pass")
+        self._fill(inputs, kind)
+        rows = len(embeds)
+        self._embeds[0, :rows].copy_(embeds)
+        self._put(self._positions[:, 0, :rows], positions.reshape(-1, rows).expand(self._axes, -1))
+        self._replays[kind]()
+        return self._hidden[kind][:rows]
 
-    def _fill(self, rows: Sequence[ForwardInput], positions: torch.Tensor, size: int) -> None:
-        unused = size - len(rows)
+    def _kind(self, inputs: Sequence[ForwardInput]) -> "_Kind | None":
+        """The smallest that is large enough."""
+        if len(inputs) > self._sequences:
+            return None
+        rows = sum(one.count for one in inputs)
+        sizes = self._decodes if rows == len(inputs) else self._mixed
+        at = bisect_left(sizes, rows)
+        return None if at == len(sizes) else _Kind(sizes[at], rows == len(inputs))
+
+    def _fill(self, inputs: Sequence[ForwardInput], kind: "_Kind") -> None:
         block_tokens = self._cache.block_tokens
-        slots = [slot for row in rows for slot in self._cache.slots(row.table, row.first, row.first + 1)]
-        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may own one block more
+        used = [one.table[: -(-one.end // block_tokens)] for one in inputs]  # a sequence may own one block more
         width = max(map(len, used))
         tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
-        self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))
-        self._put(self._slots[:size], torch.tensor(slots + [self._spare * block_tokens] * unused))
-        self._put(self._positions[:, 0, : len(rows)], positions.reshape(-1, len(rows)).expand(self._axes, -1))
-        self._put(self._lengths[:size], torch.tensor([row.first + 1 for row in rows] + [1] * unused, dtype=torch.int32))
-        padded = tables + [[self._spare] * width] * unused
-        self._put(self._tables[:size, :width], torch.tensor(padded, dtype=torch.int32))
+        slots = [slot for one in inputs for slot in self._cache.slots(one.table, one.first, one.end)]
+        unused = kind.rows - len(slots)
+        lengths = [one.end for one in inputs]
+        if kind.decodes:  # padding rows are sequences of one position
+            lengths += [1] * unused
+            tables += [[self._spare] * width] * unused
+        else:
+            starts = [0, *accumulate(one.count for one in inputs)]
+            self._put(self._starts, _integers(starts + [starts[-1]] * (len(self._starts) - len(starts))))
+            tiles = tiles_of([one.count for one in inputs], product_rows(kind.rows, self._group) // self._group)
+            spare = [(self._sequences, 0)] * (self._most_tiles(kind.rows) - len(tiles))
+            self._put(self._tiles[:, : self._most_tiles(kind.rows)], _integers(tiles + spare).T)
+        self._put(self._slots[: kind.rows], torch.tensor(slots + [self._spare * block_tokens] * unused))
+        self._put(self._lengths[: len(lengths)], _integers(lengths))
+        self._put(self._tables[: len(tables), :width], _integers(tables))
 
     def _put(self, buffer: torch.Tensor, values: torch.Tensor) -> None:
         if buffer.device.type == "cuda":
             values = values.contiguous().pin_memory()
         buffer.copy_(values, non_blocking=True)
 
-    def _work(self, size: int) -> Callable[[], None]:
-        layout = PagedLayout(
-            self._cache.block_tokens,
-            self._starts[: size + 1],
-            self._lengths[:size],
-            self._tables[:size],
-            Tiles(self._starts[:size], self._zeros[:size], product_rows(1, head_group(self._adapter.decoder.config))),
-            most_length=self._most_length,
-        )
-        packed = PackedBatch(self._cache, self._slots[:size], (), (), layout)
-        positions = self._positions[:, :, :size] if self._axes > 1 else self._positions[0, :, :size]
+    def _most_tiles(self, rows: int) -> int:
+        """Of a pass with prompts: a sequence's last tile may have a single row."""
+        return rows * self._group // product_rows(rows, self._group) + self._sequences
+
+    def _work(self, kind: "_Kind") -> Callable[[], None]:
+        rows = kind.rows
+        if kind.decodes:
+            tiles = Tiles(self._numbers[:rows], self._zeros[:rows], product_rows(1, self._group))
+            starts, lengths, tables = self._numbers[: rows + 1], self._lengths[:rows], self._tables[:rows]
+        else:
+            most = self._most_tiles(rows)
+            tiles = Tiles(self._tiles[0, :most], self._tiles[1, :most], product_rows(rows, self._group))
+            starts, lengths, tables = self._starts, self._lengths, self._tables
+        layout = PagedLayout(self._cache.block_tokens, starts, lengths, tables, tiles, self._most_length)
+        packed = PackedBatch(self._cache, self._slots[:rows], (), (), layout)
+        positions = self._positions[:, :, :rows] if self._axes > 1 else self._positions[0, :, :rows]
 
         def work() -> None:
-            hidden = self._decoder(
-                inputs_embeds=self._embed_tokens(self._ids[:size])[None],
-                position_ids=positions,
-                use_cache=False,
-                packed=packed,
+            self._hidden[kind] = self._decoder(
+                inputs_embeds=self._embeds[:, :rows], position_ids=positions, use_cache=False, packed=packed
             ).last_hidden_state[0]
-            self._logits[size] = self._adapter.logits(hidden)
 
         return work
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Of a graph: passes of up to ``rows`` rows, each of a sequence of its own if ``decodes``."""
+
+    rows: int
+    decodes: bool
+
+
+def _integers(values: Sequence[Any]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def _compiled(decoder: torch.nn.Module) -> Any:
@@ -169,10 +220,3 @@ def _compiled(decoder: torch.nn.Module) -> Any:
     inductor.compile_threads = 1  # no processes of its own beside a server
     leave_as_it_is()
     return torch.compile(decoder, dynamic=True)
-
-
-def _decodes(row: ForwardInput) -> bool:
-    """Whether the input is a decode: one position after all items, whose next token is needed."""
-    if len(row.token_ids) != 1 or not row.reaches_end or row.bidirectional:
-        return False
-    return all(start + len(embeds) <= row.first for start, embeds in row.plan.rows.items())

@@ -38,8 +38,8 @@ class EngineOptions:
     enforce_eager: bool = False
     """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding. On a CPU, with float32, do
     not use kernels compiled for the processor."""
-    compile_decoding: bool = False
-    """On a GPU, compile decode steps with torch.compile before CUDA graphs of them are captured: faster steps, and a slower start."""
+    compile_passes: bool = False
+    """On a GPU, compile passes with torch.compile before CUDA graphs of them are captured: faster steps, and a slower start."""
 
     def __post_init__(self) -> None:
         check_limits(self, ("max_sequences", "token_budget"))

@@ -17,7 +17,7 @@ from triptych.engine.decoder.attention import (
     decodes,
     order_decodes,
 )
-from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
+from triptych.engine.decoder.cuda_graphs import PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
 from triptych.engine.decoder.paged_attention import head_group, paged_layout
@@ -37,7 +37,7 @@ class PackedModelRunner:
         *,
         device: torch.device,
         paged: bool,
-        graphs: DecodeGraphs | None = None,
+        graphs: PassGraphs | None = None,
     ) -> None:
         """``graphs`` runs the passes that were captured."""
         self.is_fused = False
@@ -77,30 +77,32 @@ class PackedModelRunner:
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        if self._graphs is not None and self._graphs.covers(inputs):
-            parts = [ForwardPart(one.plan, one.first, one.count, row) for row, one in enumerate(inputs)]
-            logits = self._graphs.run(inputs, positions(parts, torch.device("cpu")))
-            return list(forward_outputs(logits, [one.wants_logits for one in inputs]))
-        single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
-        contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
-        groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
-        order = [single[at] for group in groups for at in group]
-        several = sorted(set(range(len(inputs))).difference(single))
-        ordered = [inputs[at] for at in (*order, *several)]
-        packed = self._pack(ordered, [[contexts[at] for at in group] for group in groups])
+        order, groups = self._order(inputs)
+        ordered = [inputs[at] for at in order]
         rows = list(accumulate((one.count for one in ordered), initial=0))
         parts = [ForwardPart(one.plan, one.first, one.count, row) for one, row in zip(ordered, rows, strict=False)]
-        hidden = self._decode(ordered, parts, rows[-1], packed)
+        hidden = self._decode(ordered, parts, rows[-1], groups)
         ends = [row - 1 for one, row in zip(ordered, rows[1:], strict=True) if one.reaches_end]
         if not ends:
             return [None] * len(inputs)
         wants = [one.wants_logits for one in ordered if one.reaches_end]
         outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants))
         results: list[Result] = [None] * len(inputs)
-        for at in (*order, *several):
+        for at in order:
             if inputs[at].reaches_end:
                 results[at] = next(outputs)
         return results
+
+    def _order(self, inputs: Sequence[ForwardInput]) -> tuple[list[int], list[list[Context]]]:
+        """The order of rows: sequences that are decoded in groups that are computed together, then the others."""
+        if self._paged:
+            return list(range(len(inputs))), []
+        single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
+        contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
+        groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
+        several = sorted(set(range(len(inputs))).difference(single))
+        order = [*(single[at] for group in groups for at in group), *several]
+        return order, [[contexts[at] for at in group] for group in groups]
 
     def _pack(self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]]) -> PackedBatch:
         slots: list[int] = []
@@ -130,18 +132,25 @@ class PackedModelRunner:
         return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
 
     def _decode(
-        self, ordered: Sequence[ForwardInput], parts: Sequence[ForwardPart], rows: int, packed: PackedBatch
+        self,
+        ordered: Sequence[ForwardInput],
+        parts: Sequence[ForwardPart],
+        rows: int,
+        groups: Sequence[Sequence[Context]],
     ) -> torch.Tensor:
         """Hidden states, [rows, hidden]."""
         embeds = self._embed_tokens(self._tensor([token for one in ordered for token in one.token_ids]))
         for part in parts:
             splice(part, embeds[part.row : part.row + part.count])
+        more = self._adapter.inputs(parts, rows)
+        if self._graphs is not None and not more and self._graphs.covers(ordered):
+            return self._graphs.run(ordered, embeds, positions(parts, torch.device("cpu")))
         hidden: torch.Tensor = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions(parts, self._device),
             use_cache=False,
-            **self._adapter.inputs(parts, rows),
-            packed=packed,
+            **more,
+            packed=self._pack(ordered, groups),
         ).last_hidden_state[0]
         return hidden
 

@@ -77,6 +77,11 @@ def product_rows(most: int, group: int) -> int:
     return max(_FEW_ROWS if most * group <= _FEW_ROWS else _MANY_ROWS, _power_of_two(group))
 
 
+def tiles_of(counts: Sequence[int], step: int) -> list[tuple[int, int]]:
+    """The sequence and the first row of each program, which has up to ``step`` rows."""
+    return [(at, row) for at, count in enumerate(counts) for row in range(0, count, step)]
+
+
 def paged_layout(
     counts: Sequence[int],
     lengths: Sequence[int],
@@ -95,8 +100,7 @@ def paged_layout(
     for count in counts:
         starts.append(starts[-1] + count)
     product = product_rows(max(counts), group)
-    step = product // group
-    tiles = [(at, row) for at, count in enumerate(counts) for row in range(0, count, step)]
+    tiles = tiles_of(counts, product // group)
     padded = [slot for table in tables for slot in (*table, *[0] * (most - len(table)))]
     limits = _limits(counts, lengths, bidirectional) if any(bidirectional) else []
     parts = [starts, lengths, padded, [at for at, _ in tiles], [row for _, row in tiles], limits]

@@ -9,7 +9,7 @@ import torch
 
 from triptych.domain.kv_segment import KvKind
 from triptych.engine.decoder.attention import PACKED_ATTENTION
-from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
+from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
@@ -53,17 +53,6 @@ class DecoderSetup:
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphOptions:
-    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, if the device can. ``compiled``: their
-    operations are compiled first.
-    """
-
-    most_rows: int
-    most_tokens: int
-    compiled: bool = False
 
 
 def build_runner(
@@ -174,19 +163,12 @@ def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: in
     return torch.stack(found) if len(found) == len(results) else None
 
 
-def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:
+def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> PassGraphs | None:
     """None, with a logged warning, if the decoder's pass cannot be captured."""
     try:
-        return DecodeGraphs(
-            adapter,
-            cache,
-            most_rows=options.most_rows,
-            most_tokens=options.most_tokens,
-            compiled=options.compiled,
-            capture=cuda_graph_capture(cache.keys.device),
-        )
+        return PassGraphs(adapter, cache, options, capture=cuda_graph_capture(cache.keys.device))
     except Exception:  # transformers' decoders and CUDA raise many types
-        logger.warning("decode steps cannot be captured as CUDA graphs: they run eagerly", exc_info=True)
+        logger.warning("passes cannot be captured as CUDA graphs: they run eagerly", exc_info=True)
         return None
 
 

@@ -18,12 +18,13 @@ from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
+from triptych.engine.decoder.cuda_graphs import GraphOptions
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner
+from triptych.engine.decoder.setup import KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.linear_products import choose_products, load_packed, unload_packed
@@ -96,7 +97,9 @@ class TransformersTextEngine:
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
         graphs = (
-            None if options.enforce_eager else GraphOptions(max_sequences, context_length, options.compile_decoding)
+            None
+            if options.enforce_eager
+            else GraphOptions(max_sequences, context_length, options.most_step_tokens, options.compile_passes)
         )
         made = build_runner(
             self._adapter,

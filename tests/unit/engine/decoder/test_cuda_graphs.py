@@ -5,6 +5,7 @@ Without a GPU: see ``on_cuda``. Answers of every family by graphs are tested in 
 
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,22 @@ def test_answers_equal_generate_for_any_number_of_rows(
     assert run(engine, outputs) == {
         name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
     }
-    assert graphs.captured == len((1, 2, 4, 8, 9))
+    assert graphs.captured == len((1, 2, 4, 8, 9)) + len((16, 32, 64))
     assert graphs.replayed >= 20
+
+
+def test_prompts_are_replayed_as_well_up_to_512_rows(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+    """In part, whole, and beside decodes; what is larger runs eagerly."""
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    engine = text_engine(model_dir, token_budget=1024, kv=SCATTERED)
+    assert graphs.captured == len((1, 2, 4, 8, 16)) + len((16, 32, 64, 128, 256, 512))
+    long = [EngineRequest(f"long {n}", tuple(4 + (n + at) % 100 for at in range(300)), (), greedy(4)) for n in range(3)]
+    for requests, replayed in (([long[0]], 1), (text_requests(3), 1), ([], 1), (long[1:], 0), ([], 1)):
+        before = graphs.replayed
+        for request in requests:
+            engine.add(replace(request, request_id=f"{request.request_id} {before}"))
+        assert engine.step()
+        assert graphs.replayed - before == replayed
 
 
 def test_preempted_sequences_and_shared_blocks_give_the_same_answers(
