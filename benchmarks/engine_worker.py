@@ -27,7 +27,9 @@ class System(Protocol):
 
 
 class Ours:
-    def __init__(self, directory: Path, threads: int, most: int, device: str, dtype: str, *, eager: bool) -> None:
+    def __init__(
+        self, directory: Path, threads: int, most: int, device: str, dtype: str, *, eager: bool, compiled: bool
+    ) -> None:
         import torch
 
         from triptych.domain.sampling import SamplingParams
@@ -44,6 +46,7 @@ class Ours:
                 max_sequences=most,
                 cross_cache_bytes=0,
                 enforce_eager=eager,
+                compile_passes=compiled,
             ),
             model_id="benchmark",
             max_embedding_bytes=0,
@@ -210,7 +213,9 @@ def main() -> None:
     elif name == "vllm":
         run = continuous(Vllm(directory, threads, most))
     else:
-        run = continuous(Ours(directory, threads, most, device, dtype, eager=name == "eager"))
+        run = continuous(
+            Ours(directory, threads, most, device, dtype, eager=name == "eager", compiled=name == "compiled")
+        )
     for answer in answers(run):
         told.write(json.dumps(answer) + "\n")
         told.flush()

@@ -11,7 +11,9 @@ from tests.contract.transport_kit import Kit, Site, tensor_of
 from triptych.domain.embedding import DType
 from triptych.engine.device_arena import DeviceArena
 from triptych.errors import LeaseLost, TransferFailed
+from triptych.ports import Peer
 from triptych.transport import slot
+from triptych.transport.nixl_agent import has_rdma
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device: arenas on a GPU were NOT tested"
@@ -25,8 +27,18 @@ WAYS = [(GPU, GPU), (GPU, None), (None, GPU)]
 """Where holder and reader have their arenas; None is the host."""
 
 
+async def connected(holder: Site, reader: Site) -> Peer:
+    """Skips where UCX reads no memory of a GPU: neither GPUDirect RDMA nor ``cuda_ipc``. Instances take another transport there."""
+    try:
+        return await reader.transport.connect(holder.transport.offer())
+    except TransferFailed as error:
+        if "NIXL" in str(error) and not has_rdma():
+            pytest.skip(f"UCX READS NO MEMORY OF A GPU HERE, so NIXL's reads of it are not tested ({error})")
+        raise
+
+
 async def pull(holder: Site, reader: Site, nbytes: int) -> None:
-    peer = await reader.transport.connect(holder.transport.offer())
+    peer = await connected(holder, reader)
     try:
         sent = tensor_of("t", DType.U8, (nbytes,), nbytes)
         ticket = holder.put(nbytes.to_bytes(8, "big"), [sent])
@@ -85,7 +97,7 @@ async def test_its_region_names_the_device(alone: Site) -> None:
 async def test_many_concurrent_reads_into_gpu_memory() -> None:
     kit = Kit("nixl", device=GPU)
     async with kit.site("holder", nbytes=48 << 20) as holder, kit.site("reader", nbytes=48 << 20) as reader:
-        peer = await reader.transport.connect(holder.transport.offer())
+        peer = await connected(holder, reader)
         sent = [tensor_of("t", DType.U8, ((index % 8 + 1) * 20_011,), index) for index in range(64)]
         tickets = [holder.put(bytes([index]), [tensor]) for index, tensor in enumerate(sent)]
         places = [reader.arena.base + index * (256 << 10) for index in range(64)]

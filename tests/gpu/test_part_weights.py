@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_answers_are_the_same_after_a_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["as they are", "compiled"])
+def test_answers_are_the_same_after_a_load(tmp_path: Path, *, compiled: bool) -> None:
     engine = TransformersTextEngine(
         make_model(tmp_path),
-        EngineOptions(kv_cache_bytes=64 << 20),
+        EngineOptions(kv_cache_bytes=64 << 20, compile_passes=compiled),
         model_id="m",
         max_embedding_bytes=1 << 20,
         compute=ComputeOptions(device="cuda", dtype="bfloat16"),

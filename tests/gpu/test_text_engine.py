@@ -50,16 +50,26 @@ def test_bfloat16_runs_on_both_paths(tmp_path: Path, paged: bool, monkeypatch: p
     assert all(len(answer) == 12 for answer in run(engine).values())
 
 
-def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
+def test_replayed_passes_equal_eager_ones(tmp_path: Path) -> None:
     """Sequences come and go, so that several graphs are used. Float32, as keys are divided otherwise in a graph."""
     assert has_paged_kernel(CUDA)
     answers = []
-    for enforce_eager in (True, False):
-        engine = text_engine(make_model(tmp_path), device="cuda", max_sequences=6, enforce_eager=enforce_eager)
+    for enforce_eager, compiled in ((True, False), (False, False), (False, True)):
+        engine = text_engine(
+            make_model(tmp_path),
+            device="cuda",
+            max_sequences=6,
+            enforce_eager=enforce_eager,
+            compile_passes=compiled,
+        )
+        for request in requests():
+            engine.add(request)
+            answers.append(run(engine, engine.step()))
         for request in requests():
             engine.add(request)
         answers.append(run(engine))
-    assert answers[0] == answers[1]
+    third = len(answers) // 3
+    assert answers[:third] == answers[third : 2 * third] == answers[2 * third :]
 
 
 @pytest.mark.parametrize("block_tokens", [None, 16])
