@@ -31,7 +31,7 @@ if [ "$kind" = runtime ]; then
   packages=(--editable '.[all]')
 else
   say "installing what running, tests and tools need into $venv (a few minutes the first time)"
-  packages=(--editable '.[all,demo]' --group dev)
+  packages=(--editable '.[all,demo]' --group dev --group kernels)
 fi
 "${pip[@]}" install --upgrade 'pip>=25.1'
 # torch first and pinned: left to the resolver, the newest build comes with gigabytes of CUDA.

@@ -7,12 +7,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
 
 from triptych.cli import ports
+
+# Without a GPU its kernels are interpreted. Read when triton is imported, which other conftests do.
+if not Path("/proc/driver/nvidia").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # noqa: TID251
 
 # Examples are the same on every run, so that a failure is reproducible on every machine;
 # --hypothesis-profile=explore tries other examples.

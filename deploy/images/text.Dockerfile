@@ -34,6 +34,10 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=ca.pem \
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="triptych-text" org.opencontainers.image.licenses="Apache-2.0"
+# What compiles kernels for a GPU at start, as triton does: "gcc libc6-dev".
+ARG PACKAGES=
+RUN if [ -n "${PACKAGES}" ]; then apt-get update && apt-get install --yes --no-install-recommends ${PACKAGES} \
+    && rm -rf /var/lib/apt/lists/*; fi
 RUN useradd --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin triptych \
     && install --directory --owner 10001 --group 10001 /models
 COPY --from=packages /opt/triptych /opt/triptych

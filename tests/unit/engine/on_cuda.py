@@ -46,6 +46,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> FakeGra
     graphs = FakeGraphs()
     monkeypatch.setattr(attention, "paged_attention", reference_attention)
     monkeypatch.setattr(setup, "has_paged_kernel", lambda device: True)
+    monkeypatch.setattr(setup, "compile_kernels", lambda *memory, **options: None)
     monkeypatch.setattr(setup, "_BLOCK_TOKENS", block_tokens)
     monkeypatch.setattr(setup, "cuda_graph_capture", graphs.capturer)
     return graphs

@@ -37,14 +37,13 @@ class PackedModelRunner:
         *,
         device: torch.device,
         paged: bool,
-        graphs: PassGraphs | None = None,
     ) -> None:
-        """``graphs`` runs the passes that were captured."""
+        self.graphs: PassGraphs | None = None
+        """Runs the passes that were captured."""
         self.is_fused = False
         """The decoder's layers are fused (``fused_layers``), and to be used so."""
         self.calls: dict[int, AttentionCall] | None = None
         """By layer, filled by passes if there is one."""
-        self._graphs = graphs
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
@@ -72,8 +71,8 @@ class PackedModelRunner:
 
     def weights_moved(self) -> None:
         """Graphs have addresses in them."""
-        if self._graphs is not None:
-            self._graphs.capture(cuda_graph_capture(self._device))
+        if self.graphs is not None:
+            self.graphs.capture(cuda_graph_capture(self._device))
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
@@ -119,7 +118,7 @@ class PackedModelRunner:
                 self._device,
                 group=self._group,
             )
-            return PackedBatch(self._cache, where, (), (), layout)
+            return PackedBatch(self._cache, where, (), (), layout, calls=self.calls)
         row, singles, chunks = 0, list[Decodes](), list[Chunk]()
         fused = DecodeRows.of(groups[0]) if self.is_fused else None
         for group in groups:
@@ -143,8 +142,8 @@ class PackedModelRunner:
         for part in parts:
             splice(part, embeds[part.row : part.row + part.count])
         more = self._adapter.inputs(parts, rows)
-        if self._graphs is not None and not more and self._graphs.covers(ordered):
-            return self._graphs.run(ordered, embeds, positions(parts, torch.device("cpu")))
+        if self.graphs is not None and not more and self.graphs.covers(ordered):
+            return self.graphs.run(ordered, embeds, positions(parts, torch.device("cpu")))
         hidden: torch.Tensor = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions(parts, self._device),

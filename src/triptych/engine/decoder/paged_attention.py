@@ -1,9 +1,10 @@
 """Attention of a whole pass over the blocks of its sequences, on GPUs, by kernels in Triton (``paged_kernel.py``)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -20,7 +21,8 @@ _TILE_NBYTES = 16 << 10
 _MOST_TILE, _LEAST_TILE = 64, 16
 _WAVES = 2
 """Programs per multiprocessor below which keys are divided."""
-_MOST_PARTS = 16
+_PARTS = (1, 4, 16)
+"""Into how many parts keys may be divided. Each is a variant of the kernels, compiled at start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def paged_layout(
     starts = [0]
     for count in counts:
         starts.append(starts[-1] + count)
-    product = product_rows(max(counts), group)
-    tiles = tiles_of(counts, product // group)
+    rows = product_rows(max(counts), group)
+    tiles = tiles_of(counts, rows // group)
     padded = [slot for table in tables for slot in (*table, *[0] * (most - len(table)))]
     limits = _limits(counts, lengths, bidirectional) if any(bidirectional) else []
     parts = [starts, lengths, padded, [at for at, _ in tiles], [row for _, row in tiles], limits]
@@ -111,7 +113,7 @@ def paged_layout(
         moved[0],
         moved[1],
         moved[2].view(len(counts), most),
-        Tiles(moved[3], moved[4], product),
+        Tiles(moved[3], moved[4], rows),
         max(lengths),
         moved[5] if limits else None,
     )
@@ -143,17 +145,43 @@ def paged_attention(
 
     In a ``window`` a row attends to that many positions up to itself.
     """
+    programs = len(layout.tiles.rows) * keys.shape[1]
+    parts = _parts(programs, ceil(layout.most_length / _tile(keys)), query.device)
+    return _attend(layout, query, keys, values, scaling, window, parts)
+
+
+def compile_kernels(
+    keys: torch.Tensor, values: torch.Tensor, block_tokens: int, *, heads: int, windows: Collection[int | None]
+) -> None:
+    """Compile what passes over this memory need, [slots, kv heads, d] each, so that no request waits for it. That takes seconds, but
+    triton keeps the results in a directory. Bidirectional spans are not among it: few models have them.
+    """
+    group = heads // keys.shape[1]
+    for count in {1, _MANY_ROWS // group + 1}:
+        table = [0] * -(-count // block_tokens)
+        layout = paged_layout([count], [count], [table], [()], block_tokens, keys.device, group=group)
+        query = torch.zeros(1, heads, count, keys.shape[2], dtype=keys.dtype, device=keys.device)
+        for window, parts in product(windows, _PARTS):
+            _attend(layout, query, keys, values, None, window, parts)
+
+
+def _attend(
+    layout: PagedLayout,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    parts: int,
+) -> torch.Tensor:
+    """``paged_attention``, with keys divided into so many parts."""
     from triptych.engine.decoder import paged_kernel
 
     _, heads, count, size = query.shape
     kv_heads = keys.shape[1]
     rows = query[0].transpose(0, 1).contiguous()
     out = torch.empty_like(rows)
-    padded = max(16, _power_of_two(size))
-    fits = _TILE_NBYTES // (padded * keys.element_size())
-    tile = min(_MOST_TILE, max(_LEAST_TILE, fits))
-    programs = len(layout.tiles.rows) * kv_heads
-    parts = _parts(programs, ceil(layout.most_length / tile), query.device)
+    padded = _padded(size)
     partial, sums = out, out
     if parts > 1:
         partial = torch.empty(count, heads, parts, padded, dtype=torch.float32, device=query.device)
@@ -180,7 +208,7 @@ def paged_attention(
         HEAD_PADDED=padded,
         BLOCK_TOKENS=layout.block_tokens,
         ROWS=layout.tiles.product_rows,
-        TILE=tile,
+        TILE=_tile(keys),
         WINDOW=window or 0,
         HAS_LIMITS=layout.limits is not None,
         PARTS=parts,
@@ -193,10 +221,20 @@ def paged_attention(
     return out[None]
 
 
+def _tile(keys: torch.Tensor) -> int:
+    """Keys of a step of the kernel."""
+    fits = _TILE_NBYTES // (_padded(keys.shape[2]) * keys.element_size())
+    return min(_MOST_TILE, max(_LEAST_TILE, fits))
+
+
+def _padded(size: int) -> int:
+    return max(16, _power_of_two(size))
+
+
 def _parts(programs: int, tiles: int, device: torch.device) -> int:
-    """Into how many parts keys are divided, a power of two."""
-    missing = _WAVES * _multiprocessors(device) / programs
-    return min(_MOST_PARTS, _power_of_two(ceil(missing)), _power_of_two(tiles))
+    """The smallest of ``_PARTS`` that gives every multiprocessor work, if there are so many tiles of keys."""
+    missing = min(_WAVES * _multiprocessors(device) / programs, tiles)
+    return next((parts for parts in _PARTS if parts >= missing), _PARTS[-1])
 
 
 @cache

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 _LOG2_E: Any = tl.constexpr(1.4426950408889634)
+_LAYOUT = ("starts", "lengths", "tables", "limits", "tile_sequences", "tile_rows")
+"""Parts of one allocation: where they begin differs from pass to pass, and must not lead to another variant of a kernel."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=_LAYOUT)
 def attend(
     query,
     keys,

@@ -13,7 +13,7 @@ from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_g
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
-from triptych.engine.decoder.paged_attention import has_paged_kernel
+from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
 from triptych.engine.tensors import domain_dtype
@@ -116,11 +116,18 @@ def _packed(
     cache = KvCache(kind, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
-    captured = None if graphs is None else _captured(adapter, cache, graphs)
-    runner = PackedModelRunner(adapter, cache, device=device, paged=paged, graphs=captured)
-    if threads is not None and not paged and device.type == "cpu" and dtype == torch.float32:
+    runner = PackedModelRunner(adapter, cache, device=device, paged=paged)
+    made = DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
+    if paged:
+        runner.calls = {}
+        _probe(made, adapter, 1)
+        calls, runner.calls = runner.calls, None
+        windows = {call.window for call in calls.values()}
+        compile_kernels(cache.keys[0], cache.values[0], block_tokens, heads=config.num_attention_heads, windows=windows)
+        runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
+    elif threads is not None and device.type == "cpu" and dtype == torch.float32:
         _fuse(runner, adapter, cache, threads)
-    return DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
+    return made
 
 
 def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads) -> None:
