@@ -164,7 +164,7 @@ class PassGraphs:
         else:
             starts = [0, *accumulate(one.count for one in inputs)]
             self._put(self._starts, _integers(starts + [starts[-1]] * (len(self._starts) - len(starts))))
-            tiles = tiles_of([one.count for one in inputs], product_rows(kind.rows, self._group) // self._group)
+            tiles = tiles_of([one.count for one in inputs], self._step(kind.rows))
             spare = [(self._sequences, 0)] * (self._most_tiles(kind.rows) - len(tiles))
             self._put(self._tiles[:, : self._most_tiles(kind.rows)], _integers(tiles + spare).T)
         self._put(self._slots[: kind.rows], torch.tensor(slots + [self._spare * block_tokens] * unused))
@@ -178,7 +178,11 @@ class PassGraphs:
 
     def _most_tiles(self, rows: int) -> int:
         """Of a pass with prompts: a sequence's last tile may have a single row."""
-        return rows * self._group // product_rows(rows, self._group) + self._sequences
+        return rows // self._step(rows) + self._sequences
+
+    def _step(self, rows: int) -> int:
+        """Rows of a program of a pass with prompts."""
+        return product_rows(rows, self._group) // self._group
 
     def _work(self, kind: "_Kind") -> Callable[[], None]:
         rows = kind.rows

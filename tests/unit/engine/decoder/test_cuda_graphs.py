@@ -69,6 +69,23 @@ def test_prompts_are_replayed_as_well_up_to_512_rows(monkeypatch: pytest.MonkeyP
         assert graphs.replayed - before == replayed
 
 
+def test_one_sequence_may_need_all_programs_of_a_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With five heads to a key head, a program has twelve rows, whose products leave four of 64 rows unused."""
+    sizes = text_config(hidden_size=80, num_attention_heads=5, num_key_value_heads=1, max_position_embeddings=1024)
+    directory = make_model(tmp_path, text=sizes)
+    request = EngineRequest("one", tuple(4 + at % 100 for at in range(511)), (), greedy(4, ignore_eos=True))
+    answers = []
+    for on_cuda in (False, True):
+        with monkeypatch.context() as patch:
+            graphs = as_on_cuda(patch, block_tokens=BLOCK_TOKENS) if on_cuda else None
+            engine = text_engine(directory, max_sequences=1, token_budget=512, kv=SCATTERED)
+            before = 0 if graphs is None else graphs.replayed
+            engine.add(request)
+            answers.append(run(engine))
+            assert graphs is None or graphs.replayed - before == 4
+    assert answers[0] == answers[1]
+
+
 def test_preempted_sequences_and_shared_blocks_give_the_same_answers(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path
 ) -> None:
