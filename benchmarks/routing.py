@@ -401,9 +401,9 @@ def trace_directory(given: Path | None) -> Path:
     """The ServeGen workload to sample. Ends the program with a message if it is not there."""
     root = os.environ.get("TRIPTYCH_TEST_TRACES", "")  # noqa: TID251  # where a machine has them is not the project's to say
     path = given or Path(root) / "servegen-mm-image"
-    if not path.is_dir():
+    if next(path.glob("chunk-*-trace.csv"), None) is None:
         sys.exit(
-            f"{path} is no directory: this benchmark samples a ServeGen workload (chunk-N-trace.csv, chunk-N-dataset.json); "
+            f"{path} has no chunk-N-trace.csv: this benchmark samples a ServeGen workload (chunk-N-trace.csv, chunk-N-dataset.json); "
             "give its directory with --traces, or the directory above servegen-mm-image in TRIPTYCH_TEST_TRACES"
         )
     return path
