@@ -127,7 +127,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         states = states_of(settings)
         if states is not None and await compute.run(_unloads, settings, encoder_settings, checkpoint):
             stack.callback((weights := ThreadOffload(1, name="weights")).close)
-            residence = Residence(thread=weights)
+            residence = Residence(thread=weights, clock=monotonic)
         opening = encoders.opened(
             encoder_settings,
             telemetry,

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
-from triptych.ports import Offload, UnloadableWeights
+from triptych.ports import Clock, Offload, UnloadableWeights
 from triptych.runtime.metrics import gauge
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,11 @@ class Unloadable:
 class Residence:
     """Owner of the parts. ``run`` loads those that are needed, and unloads the others; ``need`` may be called at any time."""
 
-    def __init__(self, *, thread: Offload) -> None:
+    def __init__(self, *, thread: Offload, clock: Clock) -> None:
         """``thread`` runs one call at a time."""
+        self._clock = clock
+        self._after_load_s: dict[ModelPart, float] = {}
+        """Of the last time."""
         self._parts: dict[ModelPart, Unloadable] = {}
         self._thread = thread
         self._needed: AbstractSet[ModelPart] = frozenset()
@@ -75,8 +78,9 @@ class Residence:
 
     def opens_s(self, stage: Stage) -> float:
         """How long it would take until what the stage needs is in memory."""
-        weights = self._parts[PART_OF[stage]].weights
-        return 0.0 if weights.resident else weights.load_s
+        part = PART_OF[stage]
+        weights = self._parts[part].weights
+        return 0.0 if weights.resident else weights.load_s + self._after_load_s.get(part, 0.0)
 
     def need(self, parts: AbstractSet[ModelPart]) -> None:
         """These parts are to be in memory, and no others. One that is being unloaded is loaded again."""
@@ -111,7 +115,9 @@ class Residence:
         one = self._parts[part]
         try:
             await self._thread.run(one.weights.load)
+            began_s = self._clock()
             await one.after_load()
+            self._after_load_s[part] = self._clock() - began_s
         except TriptychError as error:
             logger.warning("the %s is not loaded: %s", part.value, error.message)
             self._on_change(part, error)

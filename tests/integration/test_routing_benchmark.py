@@ -37,5 +37,7 @@ def test_the_benchmark_of_routing_measures_every_step(traces: Path, tmp_path: Pa
 
 
 def test_it_says_what_is_missing_without_a_trace(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="nowhere has no chunk-N-trace.csv: this benchmark samples a ServeGen workload"):
+    with pytest.raises(
+        SystemExit, match=r"nowhere has no chunk-N-trace\.csv: this benchmark samples a ServeGen workload"
+    ):
         trace_directory(tmp_path / "nowhere")

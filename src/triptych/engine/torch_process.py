@@ -9,6 +9,9 @@ from triptych.engine.heap import keep_freed
 def prepare_torch(compute: ComputeOptions) -> None:
     """Before a model is loaded. Of the process as a whole: the engine that is opened last decides on the threads."""
     torch.set_num_threads(compute.torch_threads)
+    device = torch.device(compute.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # in the engine's thread: kernels in triton are launched on the current one
     keep_freed()
     torch.backends.cudnn.allow_tf32 = False  # float32 is not rounded: by default convolutions are, and products are not
     torch.backends.cuda.enable_cudnn_sdp(

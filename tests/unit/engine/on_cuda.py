@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.engine.decoder import attention, setup
+from triptych.engine.decoder import attention, packed_runner, setup
 from triptych.engine.decoder.paged_attention import PagedLayout
 
 
@@ -48,7 +48,8 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> FakeGra
     monkeypatch.setattr(setup, "has_paged_kernel", lambda device: True)
     monkeypatch.setattr(setup, "compile_kernels", lambda *memory, **options: None)
     monkeypatch.setattr(setup, "_BLOCK_TOKENS", block_tokens)
-    monkeypatch.setattr(setup, "cuda_graph_capture", graphs.capturer)
+    for module in (setup, packed_runner):
+        monkeypatch.setattr(module, "cuda_graph_capture", graphs.capturer)
     return graphs
 
 

@@ -58,7 +58,9 @@ def cuda_graph_capture(device: torch.device) -> GraphCapture:
                 work()
         torch.cuda.current_stream(device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(
+            graph, pool=pool, capture_error_mode="thread_local"
+        ):  # arenas are written in other threads
             work()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -98,26 +100,35 @@ class PassGraphs:
         self._sequences = most = options.most_sequences
         self._decodes = [*(size for size in _FEW if size < most), *range(_STEP, most, _STEP), most]
         self._mixed = [size for size in _MIXED if size // 2 < options.most_rows]
-        rows = max(most, *self._mixed)
+        rows = max([most, *self._mixed])
         self._axes = rotary_axes(adapter)
         self._embeds = torch.zeros(1, rows, config.hidden_size, dtype=adapter.decoder.dtype, device=device)
         self._positions = torch.zeros(self._axes, 1, rows, dtype=torch.long, device=device)
-        self._slots = torch.full((rows,), self._spare * cache.block_tokens, dtype=torch.long, device=device)
+        self._slots = torch.zeros(rows, dtype=torch.long, device=device)
         self._numbers = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._zeros = torch.zeros_like(self._numbers)
         # One sequence more than a pass can have: without rows, for tiles that are not used.
         self._starts = torch.zeros(most + 2, dtype=torch.int32, device=device)
-        self._lengths = torch.ones(most + 1, dtype=torch.int32, device=device)
-        self._tables = torch.full((most + 1, blocks), self._spare, dtype=torch.int32, device=device)
-        self._tiles = torch.zeros(2, self._most_tiles(rows), dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(most + 1, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(most + 1, blocks, dtype=torch.int32, device=device)
+        most_tiles = max(self._most_tiles(size) for size in (rows, *self._mixed))
+        self._tiles = torch.zeros(2, most_tiles, dtype=torch.int32, device=device)
         self._hidden: dict[_Kind, torch.Tensor] = {}
         self._replays: dict[_Kind, Callable[[], None]] = {}
         self.capture(capture)
 
     @torch.inference_mode()
     def capture(self, capture: GraphCapture) -> None:
-        """Capture all of them, in place of those before."""
+        """Capture all of them, in place of those before. Passes run for it, over no sequence: the last one may have had more rows."""
         self._replays.clear()
+        for buffer, value in (
+            (self._starts, 0),
+            (self._tiles, 0),
+            (self._lengths, 1),
+            (self._tables, self._spare),
+            (self._slots, self._spare * self._cache.block_tokens),
+        ):
+            buffer.fill_(value)
         kinds = [*(_Kind(size, True) for size in self._decodes), *(_Kind(size, False) for size in self._mixed)]
         for kind in sorted(kinds, key=lambda one: -one.rows):  # the largest first: smaller ones reuse its memory
             self._replays[kind] = capture(self._work(kind))
@@ -218,7 +229,9 @@ def _integers(values: Sequence[Any]) -> torch.Tensor:
 
 
 def _compiled(decoder: torch.nn.Module) -> Any:
-    """With what lies between the matrix products fused. Each number of rows has the same code; attention is called as it is."""
+    """With what lies between the matrix products fused, and attention called as it is. The code is for any number of rows, but for a few
+    that are compiled on their own.
+    """
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1  # no processes of its own beside a server

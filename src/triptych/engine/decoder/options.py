@@ -36,7 +36,7 @@ class EngineOptions:
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""
     enforce_eager: bool = False
-    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding. On a CPU, with float32, do
+    """On a GPU, do not capture CUDA graphs: less memory and a faster start, but slower decoding and short prompts. On a CPU, with float32, do
     not use kernels compiled for the processor."""
     compile_passes: bool = False
     """On a GPU, compile passes with torch.compile before CUDA graphs of them are captured: faster steps, and a slower start."""

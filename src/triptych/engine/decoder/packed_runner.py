@@ -36,8 +36,9 @@ class PackedModelRunner:
         cache: KvCache,
         *,
         device: torch.device,
-        paged: bool,
     ) -> None:
+        self.paged = False
+        """Whether the kernels of paged attention are used."""
         self.graphs: PassGraphs | None = None
         """Runs the passes that were captured."""
         self.is_fused = False
@@ -49,7 +50,6 @@ class PackedModelRunner:
         self._embed_tokens = self._decoder.get_input_embeddings()
         self._cache = cache
         self._device = device
-        self._paged = paged
         self._group = head_group(adapter.decoder.config)
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
@@ -70,9 +70,14 @@ class PackedModelRunner:
         """Nothing to do: all state is in the blocks."""
 
     def weights_moved(self) -> None:
-        """Graphs have addresses in them."""
-        if self.graphs is not None:
+        """Graphs have addresses in them. Where they cannot be captured again, passes run eagerly from now on."""
+        if self.graphs is None:
+            return
+        try:
             self.graphs.capture(cuda_graph_capture(self._device))
+        except Exception:  # transformers' decoders and CUDA raise many types
+            logger.warning("CUDA graphs cannot be captured again: passes run eagerly", exc_info=True)
+            self.graphs = None
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
@@ -94,7 +99,7 @@ class PackedModelRunner:
 
     def _order(self, inputs: Sequence[ForwardInput]) -> tuple[list[int], list[list[Context]]]:
         """The order of rows: sequences that are decoded in groups that are computed together, then the others."""
-        if self._paged:
+        if self.paged:
             return list(range(len(inputs))), []
         single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
         contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
@@ -108,7 +113,7 @@ class PackedModelRunner:
         for one in ordered:
             slots += self._cache.slots(one.table, one.first, one.end)
         where = self._tensor(slots)
-        if self._paged:
+        if self.paged:
             layout = paged_layout(
                 [one.count for one in ordered],
                 [one.end for one in ordered],

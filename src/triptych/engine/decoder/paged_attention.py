@@ -63,10 +63,14 @@ def _is_usable(device: torch.device) -> bool:
     try:
         layout = paged_layout([1], [1], [[0]], [()], 16, device, group=1)
         query, memory = torch.ones(1, 1, 1, 16, device=device), torch.ones(16, 1, 16, device=device)
-        return bool((paged_attention(layout, query, memory, memory, None, None) == 1).all())
+        found = paged_attention(layout, query, memory, memory, None, None)
     except Exception:  # triton raises many types: no triton, no compiler, a device that it does not know
         logger.warning("paged attention cannot be compiled, so sequences are gathered: that is slow", exc_info=True)
         return False
+    if bool((found == 1).all()):
+        return True
+    logger.warning("paged attention computes something else on %s, so sequences are gathered: that is slow", device)
+    return False
 
 
 def head_group(config: Any) -> int:
@@ -151,18 +155,25 @@ def paged_attention(
 
 
 def compile_kernels(
-    keys: torch.Tensor, values: torch.Tensor, block_tokens: int, *, heads: int, windows: Collection[int | None]
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tokens: int,
+    *,
+    heads: int,
+    windows: Collection[int | None],
+    spans: bool,
 ) -> None:
     """Compile what passes over this memory need, [slots, kv heads, d] each, so that no request waits for it. That takes seconds, but
-    triton keeps the results in a directory. Bidirectional spans are not among it: few models have them.
+    triton keeps the results in a directory. ``spans``: prompts may have bidirectional ones. Raises what triton raises.
     """
     group = heads // keys.shape[1]
     for count in {1, _MANY_ROWS // group + 1}:
         table = [0] * -(-count // block_tokens)
-        layout = paged_layout([count], [count], [table], [()], block_tokens, keys.device, group=group)
         query = torch.zeros(1, heads, count, keys.shape[2], dtype=keys.dtype, device=keys.device)
-        for window, parts in product(windows, _PARTS):
-            _attend(layout, query, keys, values, None, window, parts)
+        for seen in ((), (Span(0, count),)) if spans else ((),):
+            layout = paged_layout([count], [count], [table], [seen], block_tokens, keys.device, group=group)
+            for window, parts in product(windows, _PARTS):
+                _attend(layout, query, keys, values, None, window, parts)
 
 
 def _attend(

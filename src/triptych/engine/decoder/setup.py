@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,18 +116,34 @@ def _packed(
     cache = KvCache(kind, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
-    runner = PackedModelRunner(adapter, cache, device=device, paged=paged)
+    runner = PackedModelRunner(adapter, cache, device=device)
     made = DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
-    if paged:
-        runner.calls = {}
-        _probe(made, adapter, 1)
-        calls, runner.calls = runner.calls, None
-        windows = {call.window for call in calls.values()}
-        compile_kernels(cache.keys[0], cache.values[0], block_tokens, heads=config.num_attention_heads, windows=windows)
+    if paged and _compiles(made, runner, adapter, cache):
         runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
     elif threads is not None and device.type == "cpu" and dtype == torch.float32:
         _fuse(runner, adapter, cache, threads)
     return made
+
+
+def _compiles(made: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> bool:
+    """Let the kernels of paged attention compute the passes, if all that are needed can be compiled."""
+    config: Any = adapter.decoder.config
+    runner.paged, runner.calls = True, {}
+    _probe(made, adapter, 1)
+    calls, runner.calls = runner.calls, None
+    try:
+        compile_kernels(
+            cache.keys[0],
+            cache.values[0],
+            cache.block_tokens,
+            heads=config.num_attention_heads,
+            windows={call.window for call in calls.values()},
+            spans=adapter.has_spans,
+        )
+    except Exception:  # triton raises many types; a device may have too little memory for a program
+        logger.warning("paged attention cannot be compiled, so sequences are gathered: that is slow", exc_info=True)
+        runner.paged = False
+    return runner.paged
 
 
 def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads) -> None:
@@ -171,10 +187,13 @@ def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: in
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> PassGraphs | None:
-    """None, with a logged warning, if the decoder's pass cannot be captured."""
+    """Not compiled, with a logged warning, if that fails; None if the decoder's pass cannot be captured."""
     try:
         return PassGraphs(adapter, cache, options, capture=cuda_graph_capture(cache.keys.device))
-    except Exception:  # transformers' decoders and CUDA raise many types
+    except Exception:  # transformers' decoders, compilers and CUDA raise many types
+        if options.compiled:
+            logger.warning("passes cannot be compiled: they are captured as they are", exc_info=True)
+            return _captured(adapter, cache, replace(options, compiled=False))
         logger.warning("passes cannot be captured as CUDA graphs: they run eagerly", exc_info=True)
         return None
 

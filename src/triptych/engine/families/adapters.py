@@ -128,7 +128,12 @@ class DecoderAdapter(Protocol):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Whether decode steps differ only in tokens and positions, so that one graph can be captured for all."""
+        """Whether passes for which ``inputs`` has nothing differ only in tokens and positions, so that graphs can be captured."""
+        ...
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether plans may have bidirectional spans."""
         ...
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:

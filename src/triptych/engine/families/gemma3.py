@@ -14,6 +14,10 @@ class Gemma3Encoder(TileEncoder):
 
 
 class Gemma3Decoder(PlainDecoder):
+    @property
+    def has_spans(self) -> bool:
+        return True
+
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
         rows = embedding_rows(items)
         return PromptPlan(

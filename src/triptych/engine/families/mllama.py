@@ -106,6 +106,10 @@ class MllamaDecoder:
         return True
 
     @property
+    def has_spans(self) -> bool:
+        return False
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         """No: the states that a position attends to are looked up in every pass."""
         return False

@@ -35,6 +35,10 @@ class PlainDecoder:
         return False
 
     @property
+    def has_spans(self) -> bool:
+        return False
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         return True
 

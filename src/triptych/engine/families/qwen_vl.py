@@ -216,6 +216,10 @@ class QwenDecoder:
         return False
 
     @property
+    def has_spans(self) -> bool:
+        return False
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         return True
 

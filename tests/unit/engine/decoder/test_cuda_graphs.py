@@ -22,6 +22,7 @@ from tests.unit.engine.tiny import (
     text_engine,
 )
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder import cuda_graphs, setup
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.ports import EngineOutput, EngineRequest
@@ -84,6 +85,76 @@ def test_one_sequence_may_need_all_programs_of_a_graph(monkeypatch: pytest.Monke
             answers.append(run(engine))
             assert graphs is None or graphs.replayed - before == 4
     assert answers[0] == answers[1]
+
+
+def test_graphs_can_be_captured_again_after_any_pass(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+    """The passes that capture runs must not be those of the last prompt, which may have had more rows."""
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    engine = text_engine(model_dir, max_sequences=4, token_budget=512, kv=SCATTERED)
+    captured, answers = graphs.captured, []
+    for number in range(2):
+        prompt = tuple(4 + (number + at) % 100 for at in range(400))
+        engine.add(EngineRequest(f"long {number}", prompt, (), greedy(2, ignore_eos=True)))
+        run(engine)
+        engine._runner.weights_moved()
+        engine.add(EngineRequest("short", tuple(range(4, 20)), (), greedy(12, ignore_eos=True)))
+        answers.append(run(engine))
+    assert graphs.captured == 3 * captured
+    assert answers[0] == answers[1]
+    graphs.refuse = True
+    engine._runner.weights_moved()
+    engine.add(EngineRequest("short", tuple(range(4, 20)), (), greedy(12, ignore_eos=True)))
+    assert run(engine) == answers[0]
+
+
+@pytest.mark.parametrize("token_budget", [2, 8, 20, 32, 40])
+def test_small_token_budgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token_budget: int) -> None:
+    """With one head to a key head, a pass of 16 rows needs more programs than one of 32."""
+    directory = make_model(tmp_path, text=text_config(num_key_value_heads=4))
+    answers = []
+    for on_cuda in (False, True):
+        with monkeypatch.context() as patch:
+            graphs = as_on_cuda(patch, block_tokens=BLOCK_TOKENS) if on_cuda else None
+            engine = text_engine(directory, max_sequences=2, token_budget=token_budget, kv=SCATTERED)
+            assert graphs is None or graphs.captured
+            for request in text_requests(6):
+                engine.add(request)
+            answers.append(run(engine))
+    assert answers[0] == answers[1]
+
+
+def test_kernels_that_do_not_compile_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*memory: object, **options: object) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    monkeypatch.setattr(setup, "compile_kernels", refuse)
+    engine = text_engine(model_dir)
+    assert "paged attention cannot be compiled" in caplog.text
+    assert not graphs.captured
+    for request in text_requests(3):
+        engine.add(request)
+    found = run(engine)
+    monkeypatch.undo()
+    engine = text_engine(model_dir)
+    for request in text_requests(3):
+        engine.add(request)
+    assert found == run(engine)
+
+
+def test_passes_that_do_not_compile_are_captured_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(decoder: object) -> None:
+        raise RuntimeError("there is no compiler")
+
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    monkeypatch.setattr(cuda_graphs, "_compiled", refuse)
+    text_engine(model_dir, compile_passes=True)
+    assert "passes cannot be compiled" in caplog.text
+    assert graphs.captured
 
 
 def test_preempted_sequences_and_shared_blocks_give_the_same_answers(

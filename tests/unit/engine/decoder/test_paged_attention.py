@@ -56,7 +56,7 @@ def test_the_kernels_equal_attention_in_torch(
 @interpreted
 def test_all_variants_can_be_compiled_before_they_are_needed() -> None:
     keys, values = (torch.randn(BLOCKS * BLOCK_TOKENS, 2, 16) for _ in range(2))
-    paged.compile_kernels(keys, values, BLOCK_TOKENS, heads=8, windows={None, 20})
+    paged.compile_kernels(keys, values, BLOCK_TOKENS, heads=8, windows={None, 20}, spans=True)
 
 
 def test_keys_are_divided_among_the_programs_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
