@@ -2,24 +2,24 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.text.mounted import TextWithEncoder, app
-from services.text.residence import PART_OF, parts_of
+from services.text.residence import PART_OF, Residence, Unloadable, parts_of
 from services.text.settings import TextSettings
 from tests.unit.services.instances import encode_request
 from triptych.demo import MODEL_DIR
 from triptych.domain.generation import Finished, TextRequest, TokenChunk
 from triptych.domain.instance import ClosedStage
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import StageClosed
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 MIB = 1 << 20
 MODEL = "demo"
 TOKENS = 24
+T = TypeVar("T")
 
 
 class Instance:
@@ -204,3 +205,40 @@ async def test_a_model_whose_weights_do_not_fit_together_has_those_of_its_role(m
     monkeypatch.setattr("triptych.engine.device_memory.available_nbytes", lambda: 12 * MIB)
     async with instance(Role.PD, "auto") as one:
         assert one.parts == {"decoder"}
+
+
+@dataclass
+class Weights:
+    """Takes ``load_s`` to load, by its own account."""
+
+    load_s: float = 2.0
+    nbytes: int = 1
+    resident: bool = False
+
+    def load(self) -> None:
+        self.resident = True
+
+    def unload(self) -> None:
+        self.resident = False
+
+
+class AtOnce:
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        return fn(*args)
+
+
+async def test_what_follows_a_load_counts_to_the_time_of_the_next() -> None:
+    """As where CUDA graphs are captured again."""
+    now_s = 0.0
+
+    async def captures_graphs() -> None:
+        nonlocal now_s
+        now_s += 3.0
+
+    residence = Residence(thread=AtOnce(), clock=lambda: now_s)
+    residence.add(ModelPart.DECODER, Unloadable(Weights(), after_load=captures_graphs))
+    assert residence.opens_s(Stage.DECODE) == 2.0
+    for needed, opens_s in (({ModelPart.DECODER}, 0.0), (set[ModelPart](), 5.0)):
+        residence.need(needed)
+        await residence.settle()
+        assert residence.opens_s(Stage.DECODE) == opens_s
