@@ -71,8 +71,8 @@ class Passes:
             compile_passes=kind == "compiled",
         )
         began_s = time.perf_counter()
-        usual = has_paged_kernel
-        with mock.patch.object(setup, "has_paged_kernel", (lambda _: False) if kind == "gathered" else usual):
+        has_kernel = (lambda _: False) if kind == "gathered" else has_paged_kernel
+        with mock.patch.object(setup, "has_paged_kernel", has_kernel):
             self._engine = TransformersTextEngine(
                 directory / "multimodal",
                 options,

@@ -312,7 +312,7 @@ def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
 
 
-def leave_as_it_is() -> None:
+def exclude_from_compilation() -> None:
     """Passes that are compiled from now on call ``packed_attention`` between what is compiled."""
     AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]  # as in torch
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from triptych.engine.decoder.attention import PackedBatch, leave_as_it_is
+from triptych.engine.decoder.attention import PackedBatch, exclude_from_compilation
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput
 from triptych.engine.decoder.paged_attention import PagedLayout, Tiles, head_group, product_rows, tiles_of
@@ -58,9 +58,8 @@ def cuda_graph_capture(device: torch.device) -> GraphCapture:
                 work()
         torch.cuda.current_stream(device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=pool, capture_error_mode="thread_local"
-        ):  # arenas are written in other threads
+        # Arenas on the device are written in other threads meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -235,5 +234,5 @@ def _compiled(decoder: torch.nn.Module) -> Any:
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1  # no processes of its own beside a server
-    leave_as_it_is()
+    exclude_from_compilation()
     return torch.compile(decoder, dynamic=True)

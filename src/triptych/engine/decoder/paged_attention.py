@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 from math import ceil
 from typing import Any
 
@@ -102,9 +102,7 @@ def paged_layout(
     key head. One transfer, from pinned memory on CUDA.
     """
     most = max(len(table) for table in tables)
-    starts = [0]
-    for count in counts:
-        starts.append(starts[-1] + count)
+    starts = [0, *accumulate(counts)]
     rows = product_rows(max(counts), group)
     tiles = tiles_of(counts, rows // group)
     padded = [slot for table in tables for slot in (*table, *[0] * (most - len(table)))]
@@ -254,4 +252,4 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length() if least > 1 else 1
+    return 1 << (least - 1).bit_length()

@@ -2,11 +2,11 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +25,7 @@ from triptych.errors import StageClosed
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.telemetry import Telemetry
 from triptych.testing.media import png
+from triptych.testing.offload import InlineOffload
 from triptych.transport.options import TransferOptions
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -32,7 +33,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 MIB = 1 << 20
 MODEL = "demo"
 TOKENS = 24
-T = TypeVar("T")
 
 
 class Instance:
@@ -222,11 +222,6 @@ class Weights:
         self.resident = False
 
 
-class AtOnce:
-    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
-        return fn(*args)
-
-
 async def test_what_follows_a_load_counts_to_the_time_of_the_next() -> None:
     """As where CUDA graphs are captured again."""
     now_s = 0.0
@@ -235,7 +230,7 @@ async def test_what_follows_a_load_counts_to_the_time_of_the_next() -> None:
         nonlocal now_s
         now_s += 3.0
 
-    residence = Residence(thread=AtOnce(), clock=lambda: now_s)
+    residence = Residence(thread=InlineOffload(), clock=lambda: now_s)
     residence.add(ModelPart.DECODER, Unloadable(Weights(), after_load=captures_graphs))
     assert residence.opens_s(Stage.DECODE) == 2.0
     for needed, opens_s in (({ModelPart.DECODER}, 0.0), (set[ModelPart](), 5.0)):
