@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import random
 import signal
@@ -15,7 +14,7 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from tests.contract.transport_kit import MACHINE, MAX_PULL_S, Kit, Site, holder_process, tensor_of
+from tests.contract.transport_kit import MACHINE, MAX_PULL_S, NIXL_IS_HERE, Kit, Site, holder_process, tensor_of
 from triptych.domain.embedding import DType, Tensor, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import LeaseLost, TransferFailed
@@ -25,9 +24,7 @@ from triptych.transport.arena import PROBE_NBYTES, probe_bytes
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, Read, Status, TcpOffer
 
-nixl_is_here = pytest.mark.skipif(
-    importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its backend was NOT tested"
-)
+nixl_is_here = pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: its backend was NOT tested")
 nixl = pytest.param("nixl", marks=nixl_is_here)
 nixl_device = pytest.param("nixl/device", marks=nixl_is_here)
 BACKENDS = ["memory", "shm", "tcp", nixl, "memory/device", "tcp/device", nixl_device]
@@ -523,7 +520,7 @@ def run_nixl_child(code: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
+@pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: NOT tested")
 def test_nixl_uses_no_cpu_while_idle_and_exits_cleanly() -> None:
     printed = run_nixl_child(
         """
@@ -543,7 +540,7 @@ def test_nixl_uses_no_cpu_while_idle_and_exits_cleanly() -> None:
     assert float(printed) < 2 * 0.02  # two agents, under 2 % of a core each
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
+@pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: NOT tested")
 def test_nixl_refuses_reads_that_need_the_holders_cpu() -> None:
     """UCX over TCP would allow them, and abort a holder whose reader dies during one."""
     printed = run_nixl_child(
@@ -568,7 +565,7 @@ def test_nixl_refuses_reads_that_need_the_holders_cpu() -> None:
     assert printed.count("refused: NIXL could not read 64 bytes") == 3
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
+@pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: NOT tested")
 def test_nixl_over_tcp_quarantines_memory_that_a_stopped_holder_may_still_write() -> None:
     printed = run_nixl_child(
         """
@@ -605,7 +602,7 @@ def test_nixl_over_tcp_quarantines_memory_that_a_stopped_holder_may_still_write(
     assert printed.splitlines() == [f"{(48 << 20) + 16} bytes did not arrive within 0.3 s", "True", "terminal"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
+@pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: NOT tested")
 def test_nixl_over_tcp_a_killed_holder_fails_the_running_pull() -> None:
     printed = run_nixl_child(
         """

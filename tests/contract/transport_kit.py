@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
+NIXL_IS_HERE = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13"))
 MACHINE = "test-host"
 MAX_PULL_S = 20.0
 

@@ -1,13 +1,12 @@
 """Arenas in a GPU's memory: the same interface, registered with NIXL as device memory. Skipped without a GPU."""
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator
 
 import pytest
 import torch
 
-from tests.contract.transport_kit import Kit, Site, tensor_of
+from tests.contract.transport_kit import NIXL_IS_HERE, Kit, Site, tensor_of
 from triptych.domain.embedding import DType
 from triptych.engine.device_arena import DeviceArena
 from triptych.errors import LeaseLost, TransferFailed
@@ -18,10 +17,7 @@ from triptych.transport.nixl_agent import has_rdma
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device: arenas on a GPU were NOT tested"
 )
-needs_nixl = pytest.mark.skipif(
-    not any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13")),
-    reason="NIXL is not installed: its reads of a GPU were NOT tested",
-)
+needs_nixl = pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: its reads of a GPU were NOT tested")
 GPU = "cuda:0"
 WAYS = [(GPU, GPU), (GPU, None), (None, GPU)]
 """Where holder and reader have their arenas; None is the host."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -16,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.contract.transport_kit import NIXL_IS_HERE
+
 ROOT = Path(__file__).parents[3]
 READY_S = 120.0
 ANSWER_S = 30.0
 """Far beyond every deadline under test: a longer call hangs."""
 
-NIXL_IS_HERE = importlib.util.find_spec("nixl_cu12") is not None
 nixl = pytest.param(
     "nixl", marks=pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: its backend was NOT tested")
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from tests.contract.transport_kit import NIXL_IS_HERE
 from tests.integration.transport.hosts import Cable, hosts, why_not
 from tests.integration.transport.remote import (
-    NIXL_IS_HERE,
     UCX_OVER_TCP,
     Pulled,
     Remote,

@@ -3,7 +3,6 @@ could still write is not reused before it is gone.
 """
 
 import asyncio
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.transport_kit import MACHINE, Holder, holder_process
+from tests.contract.transport_kit import MACHINE, NIXL_IS_HERE, Holder, holder_process
 from tests.integration.transport.remote import UCX_OVER_TCP
 from triptych.domain.embedding import Ticket
 from triptych.errors import TransferFailed
@@ -30,9 +29,7 @@ from triptych.transport.nixl_agent import NixlAgent
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(
-        importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its reset was NOT tested"
-    ),
+    pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: its reset was NOT tested"),
 ]
 
 IN_TIME_S = 20.0

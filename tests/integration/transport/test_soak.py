@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.transport.remote import CLEAR, NIXL_IS_HERE, READY_S, Gone, Remote, SiteError, site
+from tests.contract.transport_kit import NIXL_IS_HERE
+from tests.integration.transport.remote import CLEAR, READY_S, Gone, Remote, SiteError, site
 from triptych.machine.extents import Extents
 
 SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
