@@ -22,6 +22,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
+from triptych.engine.encoder_attention import attend_by_products
 from triptych.engine.linear_products import choose_products, load_packed, unload_packed
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.part_weights import PartWeights
@@ -191,6 +192,8 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         weights = PartWeights(model, checkpoint) if can_unload else None
         adapter = adapters.encoder(model, checkpoint)
         choose_products(model, most_packed_nbytes=compute.packed_weight_bytes, least_rows=_LEAST_ROWS)
+        if torch.device(compute.device).type == "cpu" and dtype is DType.F32:
+            attend_by_products(model)
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)
         self.weights = weights
         if weights is not None:

@@ -1,8 +1,9 @@
-"""The linear layers of a model on a CPU, in float32: each by the fastest of three products, by its shape and the number of rows.
+"""The linear layers of a model on a CPU, in float32: each by the fastest of four products, by its shape and the number of rows.
 
-*Plain* is ``torch.nn.functional.linear``, which repacks the weights in each call: few rows do not repay that. *Packed* has a second copy of
-the weights in oneDNN's layout. *Compiled* (``cpu_kernels.few_rows_product``) reads the plain weights once for up to eight rows. Which is
-faster depends on the processor as well, so each shape is measured when the model is loaded.
+*Plain* is ``torch.nn.functional.linear``: MKL, which leaves AVX-512 unused on processors that are not Intel's. *oneDNN* has its own kernels
+for the same weights. Both repack them in each call, which few rows do not repay. *Packed* has a second copy of the weights in oneDNN's layout.
+*Compiled* (``cpu_kernels.few_rows_product``) reads the plain weights once for up to eight rows. Which is faster depends on the processor as
+well, so each shape is measured when the model is loaded.
 """
 
 import time
@@ -12,6 +13,7 @@ from enum import Enum
 from functools import partial
 from itertools import cycle, islice
 from math import inf
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,8 +39,8 @@ _MULTIPLICATIONS, _OUTPUTS = 200_000_000, 256
 """Of a product that is measured, beyond which fewer outputs are computed, in multiples of so many: another number than whole vectors
 makes the plain product slower. It bounds the time that a shape takes.
 """
-_SAMPLE_S, _SAMPLES, _LONGEST_S = 0.5e-3, 3, 6e-3
-"""The fastest sample counts. Each has as many calls as take the first time together; there are so many at least, and more in the second time."""
+_SAMPLE_S, _SAMPLES, _LONGEST_S = 0.5e-3, 5, 6e-3
+"""The median counts: a sample is fast by chance where the cache has just these layers. Each has as many calls as take the first time together; there are so many at least, and more in the second time."""
 _SAMPLED_NBYTES = 96 << 20
 """Layers of one shape are computed in turns, as in a pass: more than a processor's cache, if there are so many."""
 _WORTHWHILE = 0.95
@@ -52,6 +54,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 class By(Enum):
     PLAIN = "plain"
+    ONEDNN = "onednn"
     PACKED = "packed"
     COMPILED = "compiled"
 
@@ -71,21 +74,21 @@ def choose_products(
 ) -> int:
     """Let the float32 linear layers of ``model`` on a CPU compute by the fastest product, the largest first. Returns the bytes of packed weights.
 
-    ``most_packed_nbytes``: memory for them; without any nothing is measured. ``least_rows``: fewest rows of a product that matter.
-    ``threads``: for compiled products, which are tried only with them. Layers of one shape are measured together (``choose``).
-    Does nothing without oneDNN or on other processors than x86.
+    ``most_packed_nbytes``: memory for them. ``least_rows``: fewest rows of a product that matter. ``threads``: for compiled products, which
+    are tried only with them. Layers of one shape are measured together (``choose``). Does nothing without oneDNN or on other processors
+    than x86.
     """
-    if not most_packed_nbytes or not _has_kernel():
+    if not has_onednn():
         return 0
     taken = 0
     for layers in _by_shape(model):
         nbytes = layers[0].weight.nbytes
         fits = (most_packed_nbytes - taken) // nbytes if nbytes >= LEAST_PACKED_NBYTES else 0
-        makes: dict[By, Make] = {By.PACKED: PackedProduct} if fits else {}
+        makes: dict[By, Make] = {By.ONEDNN: OneDnnProduct}
+        if fits:
+            makes[By.PACKED] = PackedProduct
         if threads is not None and least_rows <= MOST_COMPILED_ROWS:
             makes[By.COMPILED] = partial(CompiledProduct, threads=threads)
-        if not makes:
-            continue
         sampled = max(1, _SAMPLED_NBYTES // nbytes)
         chosen = (choose or fastest)(layers[: min(sampled, fits) if fits else sampled], makes, least_rows)
         for number, layer in enumerate(layers):
@@ -123,13 +126,13 @@ def fastest(layers: Sequence[nn.Linear], makes: Mapping[By, Make], least_rows: i
         if outputs < layers[0].out_features:
             part = _first_outputs(layers[0], outputs)
             products = [[part], *([makes[by](part)] for by in tried)]
-        plain_s, *others_s = _fastest_s(products, rows, layers[0].in_features)
+        plain_s, *others_s = _times_s(products, rows, layers[0].in_features)
         times_s = {By.PLAIN: _WORTHWHILE * plain_s} | dict(zip(tried, others_s, strict=True))
         chosen.append(min(times_s, key=lambda by: times_s[by]))
     return chosen
 
 
-def _fastest_s(products: Sequence[Sequence[Product]], rows: int, inputs: int) -> list[float]:
+def _times_s(products: Sequence[Sequence[Product]], rows: int, inputs: int) -> list[float]:
     """Of each kind of product, which has some layers, the time of one."""
     hidden = torch.full((rows, inputs), 0.5)
     # Each kind begins elsewhere, so that none finds in the cache what another one has just read.
@@ -146,7 +149,7 @@ def _fastest_s(products: Sequence[Sequence[Product]], rows: int, inputs: int) ->
     samples, began_s = list[list[float]](), time.thread_time()
     while len(samples) < _SAMPLES or time.thread_time() - began_s < _LONGEST_S:
         samples.append([sample_s(*one) for one in zip(turns, calls, strict=True)])
-    return [min(one) for one in zip(*samples, strict=True)]
+    return [median(one) for one in zip(*samples, strict=True)]
 
 
 def _first_outputs(layer: nn.Linear, outputs: int) -> nn.Linear:
@@ -155,6 +158,16 @@ def _first_outputs(layer: nn.Linear, outputs: int) -> nn.Linear:
     if layer.bias is not None:
         part.bias = nn.Parameter(layer.bias[:outputs], requires_grad=False)
     return part
+
+
+class OneDnnProduct:
+    """The product of a float32 layer on a CPU, by oneDNN with its own weights."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return onednn_linear(rows, self._weight, self._bias)
 
 
 class PackedProduct:
@@ -174,8 +187,9 @@ class PackedProduct:
         self._packed = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = _ops()._linear_pointwise(rows, self._packed, self._bias, "none", [], "")  # noqa: SLF001
-        return made
+        if self._packed is None:
+            raise AssertionError("the weights are unloaded")
+        return onednn_linear(rows, self._packed, self._bias)
 
 
 class CompiledProduct:
@@ -242,12 +256,21 @@ def _packed(model: nn.Module) -> Iterator[PackedProduct]:
                     yield product
 
 
+def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs]. oneDNN makes, and keeps, a kernel
+    for each shape, which takes a millisecond.
+    """
+    made: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
+    return made
+
+
 def _ops() -> Any:
     """The kernels behind compiled models, which torch exposes only here."""
     return torch.ops.mkldnn
 
 
-def _has_kernel() -> bool:
+def has_onednn() -> bool:
+    """Whether ``onednn_linear`` and packed weights work here, on processors that they are fast on."""
     return (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability().startswith("AVX")

@@ -14,8 +14,8 @@ from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.linear_products import ROWS, By, CompiledProduct, Make, Product, choose_products, fastest
 from triptych.engine.worker_threads import WorkerThreads
 
-PACKED, COMPILED, PLAIN = ((by,) * len(ROWS) for by in (By.PACKED, By.COMPILED, By.PLAIN))
-MIXED = (By.COMPILED, By.PACKED, By.PLAIN, By.COMPILED, By.PACKED, By.PLAIN, By.PACKED, By.PLAIN)
+PACKED, COMPILED, PLAIN, ONEDNN = ((by,) * len(ROWS) for by in (By.PACKED, By.COMPILED, By.PLAIN, By.ONEDNN))
+MIXED = (By.COMPILED, By.PACKED, By.PLAIN, By.ONEDNN, By.PACKED, By.PLAIN, By.PACKED, By.ONEDNN)
 SMALL, LARGE = 64 * 96 * 4, 96 * 128 * 4
 ONE = WorkerThreads(1)
 
@@ -44,7 +44,7 @@ class Chosen:
 
 
 @pytest.mark.parametrize(
-    ("rows", "chosen"), list(pairs([1, 2, 3, 8, 12, 32, 33, 700, 1025, 3000], [PACKED, COMPILED, MIXED]))
+    ("rows", "chosen"), list(pairs([1, 2, 3, 8, 12, 32, 33, 700, 1025, 3000], [PACKED, COMPILED, ONEDNN, MIXED]))
 )
 def test_products_are_the_same(rows: int, chosen: Sequence[By]) -> None:
     plain, other = layers(), layers()
@@ -71,7 +71,7 @@ def test_outputs_are_divided_among_threads(pieces: int, monkeypatch: pytest.Monk
 
 
 def test_the_largest_weights_are_packed_first_within_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_products, "_has_kernel", lambda: True)
+    monkeypatch.setattr(linear_products, "has_onednn", lambda: True)
     choose = partial(choose_products, choose=Chosen(PACKED))
     assert choose(layers(), most_packed_nbytes=SMALL + LARGE) == SMALL + LARGE
     assert choose(layers(), most_packed_nbytes=SMALL + LARGE - 1) == LARGE
@@ -83,7 +83,7 @@ def test_the_largest_weights_are_packed_first_within_the_memory_limit(monkeypatc
     assert ["forward" in vars(layer) for layer in alike] == [True, True, True, False]
     monkeypatch.setattr(linear_products, "LEAST_PACKED_NBYTES", LARGE + 1)
     assert choose(layers(), most_packed_nbytes=1 << 20) == 0
-    monkeypatch.setattr(linear_products, "_has_kernel", lambda: False)
+    monkeypatch.setattr(linear_products, "has_onednn", lambda: False)
     assert choose(layers(), most_packed_nbytes=1 << 20) == 0
 
 
@@ -91,8 +91,8 @@ def test_layers_of_one_shape_are_measured_together_and_stay_plain_where_that_is_
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 32)).requires_grad_(False)
     choose = Chosen(PLAIN)
     assert choose_products(model, most_packed_nbytes=1 << 20, threads=ONE, choose=choose) == 0
-    both = {By.PACKED, By.COMPILED}
-    assert choose.asked == [((64, 64), 4, both), ((32, 64), 1, both)]
+    every = {By.ONEDNN, By.PACKED, By.COMPILED}
+    assert choose.asked == [((64, 64), 4, every), ((32, 64), 1, every)]
     assert not any("forward" in vars(layer) for layer in model)
 
 
@@ -100,7 +100,15 @@ def test_no_more_is_packed_to_measure_it_than_there_is_memory_for() -> None:
     alike = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).requires_grad_(False)
     choose = Chosen(PLAIN)
     choose_products(alike, most_packed_nbytes=2 * 64 * 64 * 4, choose=choose)
-    assert choose.asked == [((64, 64), 2, {By.PACKED})]
+    assert choose.asked == [((64, 64), 2, {By.ONEDNN, By.PACKED})]
+
+
+def test_without_memory_for_packed_weights_the_other_products_are_measured() -> None:
+    model, choose = layers(), Chosen(ONEDNN)
+    assert choose_products(model, most_packed_nbytes=0, threads=ONE, choose=choose) == 0
+    assert [makes for _, _, makes in choose.asked] == [{By.ONEDNN, By.COMPILED}] * 2
+    hidden = torch.randn(5, 64)
+    assert torch.allclose(model(hidden), layers()(hidden), atol=1e-5)
 
 
 def test_small_layers_are_not_packed_and_the_smallest_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +116,13 @@ def test_small_layers_are_not_packed_and_the_smallest_not_measured(monkeypatch: 
     monkeypatch.setattr(linear_products, "LEAST_NBYTES", SMALL + 1)
     choose = Chosen(COMPILED)
     choose_products(layers(), most_packed_nbytes=1 << 20, threads=ONE, choose=choose)
-    assert choose.asked == [((128, 96), 1, {By.COMPILED})]
+    assert choose.asked == [((128, 96), 1, {By.ONEDNN, By.COMPILED})]
 
 
 def test_an_encoder_has_too_many_rows_for_compiled_products() -> None:
     choose = Chosen(PLAIN)
     choose_products(layers(), most_packed_nbytes=1 << 20, threads=ONE, least_rows=33, choose=choose)
-    assert {by for _, _, makes in choose.asked for by in makes} == {By.PACKED}
+    assert {by for _, _, makes in choose.asked for by in makes} == {By.ONEDNN, By.PACKED}
 
 
 def test_what_is_fastest_is_measured_for_the_rows_that_matter() -> None:
@@ -153,7 +161,7 @@ def test_of_large_products_a_part_is_measured() -> None:
 def test_answers_equal_generate(
     model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for chosen in (PACKED, COMPILED, MIXED):
+    for chosen in (PACKED, COMPILED, ONEDNN, MIXED):
         monkeypatch.setattr(linear_products, "fastest", Chosen(chosen))
         engine, packed_encoder = text_engine(model_dir, max_sequences=4), encoder_engine(model_dir)
         questions = {f"r{seed}": random_question(random.Random(seed), seed % 3) for seed in range(4)}

@@ -4,7 +4,8 @@ It is registered with transformers under its own name and receives the batch as 
 pass through: no global state, so several engines can live in one process.
 
 On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer; short or
-fragmented sequences are gathered and padded instead (figures in ADR 13). On CUDA one paged kernel handles everything,
+fragmented sequences are gathered and padded instead (figures in ADR 13). Prompts are computed by torch's attention, or by
+products (``engine/product_attention.py``) where that is faster. On CUDA one paged kernel handles everything,
 where available (``engine/decoder/paged_attention.py``).
 """
 
@@ -20,6 +21,7 @@ from transformers import AttentionInterface
 
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.paged_attention import PagedLayout, paged_attention
+from triptych.engine.product_attention import is_worth_it, product_attention
 from triptych.families.base import Span
 
 PACKED_ATTENTION = "triptych_packed"
@@ -48,6 +50,8 @@ class Chunk:
     count: int
     context: Context
     bidirectional: tuple[Span, ...] = ()
+    by_products: bool = False
+    """Compute its attention by products, where there are enough rows."""
     _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
@@ -58,25 +62,33 @@ class Chunk:
         """The first position that any of its rows attends to."""
         return 0 if window is None else max(0, self.first - window + 1)
 
+    def is_causal(self, window: int | None) -> bool:
+        """Whether each row attends to all positions up to itself, and no others."""
+        return not self._spans() and (window is None or self.context.length <= window)
+
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """[count, length - oldest], added to the scores; None for plain causal attention."""
+        """[count, length - oldest], added to the scores; None for plain causal attention from the first position on."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window, like)
         return self._masks[window]
 
     def _make_mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
         first, length, oldest = self.first, self.context.length, self.oldest(window)
-        bidirectional = [run for run in self.bidirectional if first < run.start + run.tokens and run.start < length]
-        if not first and not bidirectional and (window is None or length <= window):
+        if not first and self.is_causal(window):
             return None
         rows = torch.arange(first, length, device=like.device)[:, None]
         columns = torch.arange(oldest, length, device=like.device)[None]
         seen = columns <= rows
-        for run in bidirectional:
+        for run in self._spans():
             seen |= _within(rows, run) & _within(columns, run)
         if window is not None:
             seen &= columns > rows - window
         return _additive(seen, like)
+
+    def _spans(self) -> list[Span]:
+        """The bidirectional ones that it has a part of."""
+        first, length = self.first, self.context.length
+        return [run for run in self.bidirectional if first < run.start + run.tokens and run.start < length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +303,22 @@ def attend_chunk(
         k, v = (memory.index_select(0, read).transpose(0, 1) for memory in (keys, values))
     heads, kv_heads, head_size = query.shape[1], key.shape[1], query.shape[3]
     groups = heads // kv_heads
-    mask = part.mask(window, query)
-    attended = scaled_dot_product_attention(
-        query[0, :, rows].reshape(kv_heads, groups, part.count, head_size),
-        k[:, None].expand(-1, groups, -1, -1),
-        v[:, None].expand(-1, groups, -1, -1),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-    )
+    grouped = query[0, :, rows].reshape(kv_heads, groups, part.count, head_size)
+    if part.by_products and is_worth_it(groups, part.count, k.shape[1], head_size):
+        is_causal = part.is_causal(window)
+        mask = None if is_causal else part.mask(window, query)
+        scale = head_size**-0.5 if scaling is None else scaling
+        attended = product_attention(grouped, k, v, scaling=scale, mask=mask, is_causal=is_causal)
+    else:
+        mask = part.mask(window, query)
+        attended = scaled_dot_product_attention(
+            grouped,
+            k[:, None].expand(-1, groups, -1, -1),
+            v[:, None].expand(-1, groups, -1, -1),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+        )
     return attended.reshape(heads, part.count, head_size).transpose(0, 1)
 
 

@@ -43,6 +43,8 @@ class PackedModelRunner:
         """Runs the passes that were captured."""
         self.is_fused = False
         """The decoder's layers are fused (``fused_layers``), and to be used so."""
+        self.by_products = False
+        """Whether prompts' attention is computed by products (``product_attention``)."""
         self.calls: dict[int, AttentionCall] | None = None
         """By layer, filled by passes if there is one."""
         self._adapter = adapter
@@ -131,7 +133,8 @@ class PackedModelRunner:
                 singles.append(decodes(row, group, self._cache))
             row += len(group)
         for one in ordered[row:]:
-            chunks.append(Chunk(row, one.count, Context(one.end, one.table, one.is_contiguous), one.bidirectional))
+            context = Context(one.end, one.table, one.is_contiguous)
+            chunks.append(Chunk(row, one.count, context, one.bidirectional, self.by_products))
             row += one.count
         return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from triptych.domain.kv_segment import KvKind
+from triptych.engine import product_attention
 from triptych.engine.decoder.attention import PACKED_ATTENTION
 from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
@@ -120,8 +121,13 @@ def _packed(
     made = DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
     if paged and _compiles(made, runner, adapter, cache):
         runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
-    elif threads is not None and device.type == "cpu" and dtype == torch.float32:
-        _fuse(runner, adapter, cache, threads)
+    elif device.type == "cpu" and dtype == torch.float32:
+        kv_heads = config.num_key_value_heads
+        runner.by_products = product_attention.is_faster(
+            kv_heads, config.num_attention_heads // kv_heads, int(head_size)
+        )
+        if threads is not None:
+            _fuse(runner, adapter, cache, threads)
     return made
 
 

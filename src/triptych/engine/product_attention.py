@@ -1,0 +1,118 @@
+"""Attention of many rows on a CPU, in float32: two products by oneDNN, and a softmax between them.
+
+Torch's attention computes its products by MKL, which leaves AVX-512 unused on processors that are not Intel's. Which is faster depends on the
+processor, so both are measured at start.
+"""
+
+import time
+from functools import lru_cache
+from math import inf
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from triptych.engine.linear_products import has_onednn, onednn_linear
+
+_ROWS, _COLUMNS = 16, 64
+"""Rows and positions are padded to multiples of these: oneDNN makes, and keeps, a kernel for each shape."""
+_CAUSAL_ROWS = 128
+"""Most rows of a head that are computed together where no row attends to positions after itself: nothing after the last is computed."""
+_TILE_NBYTES = 4 << 20
+"""Most bytes of scores of rows that are computed together, if there are more than the fewest."""
+_LEAST_MULTIPLICATIONS = 1 << 21
+"""Of one product, for heads that share a key, below which the calls cost more than they save."""
+_MEASURED_ROWS, _MEASURED_LENGTH, _SAMPLES = 128, 512, 5
+_WORTHWHILE = 0.9
+"""Share of the time of torch's attention below which this is used."""
+
+
+def product_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """query [kv heads, group, n, size], keys and values [kv heads, length, size] to [kv heads, group, n, size].
+
+    ``mask`` [n, length] is added to the scores. With ``is_causal``, and no mask, the rows are the last n positions.
+    """
+    kv_heads, group, count, size = query.shape
+    length = keys.shape[1]
+    first = length - count
+    padded_keys, padded_values = (_padded(one, length, _COLUMNS) for one in (keys, values))
+    rows = _padded(query * scaling, count, _ROWS)
+    out = torch.empty_like(rows)
+    tile = max(1, _TILE_NBYTES // (query.element_size() * group * padded_keys.shape[1]) // _ROWS) * _ROWS
+    tile = min(tile, _CAUSAL_ROWS) if is_causal else tile
+    for begin in range(0, rows.shape[2], tile):
+        end = min(begin + tile, rows.shape[2])
+        seen = min(first + end, length) if is_causal else length
+        columns = _up(seen, _COLUMNS)
+        for head in range(kv_heads):
+            together = rows[head, :, begin:end].reshape(-1, size)
+            scores = onednn_linear(together, padded_keys[head, :columns])
+            by_row = scores.view(group, end - begin, columns)
+            if is_causal:
+                own = first + begin
+                by_row[:, :, own:] += _triangle(end - begin, columns - own)
+            else:
+                if mask is not None:
+                    some = mask[begin:end]
+                    by_row[:, : len(some), :length] += some
+                by_row[:, :, length:] = -inf
+            weights = torch.softmax(scores, -1)
+            out[head, :, begin:end] = onednn_linear(weights, padded_values[head, :columns].t()).view(group, -1, size)
+    return out[:, :, :count]
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _padded(states: torch.Tensor, count: int, multiple: int) -> torch.Tensor:
+    """A contiguous copy with zeros behind the last but one dimension's ``count``."""
+    made = states.new_empty(*states.shape[:-2], _up(count, multiple), states.shape[-1])
+    made[..., :count, :] = states
+    made[..., count:, :] = 0.0
+    return made
+
+
+@lru_cache(maxsize=256)
+def _triangle(rows: int, columns: int) -> torch.Tensor:
+    """Added to scores: row i sees the columns 0 to i."""
+    return torch.full((rows, columns), -inf).triu_(1)
+
+
+def is_worth_it(group: int, count: int, length: int, size: int) -> bool:
+    """Whether ``count`` rows of ``group`` heads that share a key, before so many positions, are enough."""
+    return group * count * length * size >= _LEAST_MULTIPLICATIONS
+
+
+@torch.inference_mode()
+def is_faster(kv_heads: int, group: int, size: int) -> bool:
+    """Whether it is faster than torch's attention for this model on this processor, which is measured."""
+    if not has_onednn():
+        return False
+    query = torch.full((kv_heads, group, _MEASURED_ROWS, size), 0.5)
+    keys = torch.full((kv_heads, _MEASURED_LENGTH, size), 0.5)
+    mask = torch.zeros(_MEASURED_ROWS, _MEASURED_LENGTH)
+    if not is_worth_it(group, _MEASURED_ROWS, _MEASURED_LENGTH, size):
+        return False
+
+    def by_torch() -> None:
+        shared = keys[:, None].expand(-1, group, -1, -1)
+        scaled_dot_product_attention(query, shared, shared, attn_mask=mask, scale=1.0)
+
+    def by_products() -> None:
+        product_attention(query, keys, keys, scaling=1.0, is_causal=True)
+
+    times_s: dict[object, float] = {}
+    for _ in range(_SAMPLES):
+        for attend in (by_torch, by_products):
+            began_s = time.thread_time()  # others may have the processor meanwhile
+            attend()
+            times_s[attend] = min(times_s.get(attend, inf), time.thread_time() - began_s)
+    return times_s[by_products] < _WORTHWHILE * times_s[by_torch]
