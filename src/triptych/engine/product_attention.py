@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.engine.linear_products import has_onednn, onednn_linear
 
-_ROWS, _COLUMNS = 16, 64
-"""Rows and positions are padded to multiples of these: oneDNN makes, and keeps, a kernel for each shape."""
+_LEAST_ROWS = 16
 _CAUSAL_ROWS = 128
 """Most rows of a head that are computed together where no row attends to positions after itself: nothing after the last is computed."""
 _TILE_NBYTES = 4 << 20
@@ -35,22 +34,23 @@ def product_attention(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """query [kv heads, group, n, size], keys and values [kv heads, length, size] to [kv heads, group, n, size].
+    """Of query [kv heads, group, n, size], keys and values [kv heads, length, size]: [kv heads, group, n, size].
 
     ``mask`` [n, length] is added to the scores. With ``is_causal``, and no mask, the rows are the last n positions.
     """
     kv_heads, group, count, size = query.shape
     length = keys.shape[1]
     first = length - count
-    padded_keys, padded_values = (_padded(one, length, _COLUMNS) for one in (keys, values))
-    rows = _padded(query * scaling, count, _ROWS)
+    padded_keys, padded_values = (_padded(one) for one in (keys, values))
+    rows = _padded(query * scaling)
     out = torch.empty_like(rows)
-    tile = max(1, _TILE_NBYTES // (query.element_size() * group * padded_keys.shape[1]) // _ROWS) * _ROWS
+    tile = _TILE_NBYTES // (query.element_size() * group * padded_keys.shape[1])
+    tile = max(1, tile // _LEAST_ROWS) * _LEAST_ROWS
     tile = min(tile, _CAUSAL_ROWS) if is_causal else tile
     for begin in range(0, rows.shape[2], tile):
         end = min(begin + tile, rows.shape[2])
         seen = min(first + end, length) if is_causal else length
-        columns = _up(seen, _COLUMNS)
+        columns = _rounded(seen)
         for head in range(kv_heads):
             together = rows[head, :, begin:end].reshape(-1, size)
             scores = onednn_linear(together, padded_keys[head, :columns])
@@ -68,13 +68,16 @@ def product_attention(
     return out[:, :, :count]
 
 
-def _up(number: int, multiple: int) -> int:
+def _rounded(number: int) -> int:
+    """Up, by a sixteenth at most, but to 16: oneDNN makes, and keeps, a kernel for each shape."""
+    multiple = max(_LEAST_ROWS, 1 << (number.bit_length() - 5)) if number > _LEAST_ROWS else _LEAST_ROWS
     return -(-number // multiple) * multiple
 
 
-def _padded(states: torch.Tensor, count: int, multiple: int) -> torch.Tensor:
-    """A contiguous copy with zeros behind the last but one dimension's ``count``."""
-    made = states.new_empty(*states.shape[:-2], _up(count, multiple), states.shape[-1])
+def _padded(states: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, with zeros behind the last but one dimension."""
+    count = states.shape[-2]
+    made = states.new_empty(*states.shape[:-2], _rounded(count), states.shape[-1])
     made[..., :count, :] = states
     made[..., count:, :] = 0.0
     return made
