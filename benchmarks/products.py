@@ -1,26 +1,50 @@
-"""Products of linear layers, plain, packed and compiled, and which of them an engine chooses at start (``engine/linear_products``).
+"""Products of linear layers, plain, by oneDNN, packed and compiled, and which an engine chooses at start (``engine/linear_products``).
 
 Shapes are those of a vision encoder of 100 million parameters, and of language models of 50 million and half a billion. Of each shape
-there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate; times are the
-fastest of several samples, and mean something as ratios within the run. ``before`` is the choice between plain and packed alone.
+there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention and
+that by products; times are the
+fastest of several samples, and mean something as ratios within the run. ``before`` is the choice without oneDNN's product of plain weights.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.engine.linear_products import ROWS, By, CompiledProduct, Make, PackedProduct, Product, fastest
+from triptych.engine.compute import ComputeOptions
+from triptych.engine.linear_products import (
+    ROWS,
+    By,
+    CompiledProduct,
+    Make,
+    OneDnnProduct,
+    PackedProduct,
+    Product,
+    fastest,
+)
+from triptych.engine.product_attention import product_attention
+from triptych.engine.torch_process import prepare_torch
 from triptych.engine.worker_threads import WorkerThreads
 
 SHAPES = ((2304, 768), (768, 768), (3072, 768), (768, 3072), (2048, 512), (512, 2048), (4864, 896), (896, 4864))
 """Outputs and inputs."""
+PROMPTS = (
+    (2, 7, 128, 128, 64),
+    (2, 7, 128, 1000, 64),
+    (4, 3, 128, 2000, 64),
+    (2, 4, 128, 500, 64),
+    (2, 7, 54, 500, 64),
+)
+"""Attention of parts of prompts: heads of keys, heads that share one, rows, positions, size of a head."""
+IMAGES = ((12, 1, 257, 257, 64), (16, 1, 577, 577, 64), (16, 1, 1024, 1024, 80), (16, 1, 4096, 4096, 80))
+"""The same of images."""
 _TOGETHER_NBYTES = 96 << 20
 _LEAST, _LONGEST_S = 4, 0.5
 
@@ -33,6 +57,7 @@ class Measured:
     inputs: int
     rows: int
     plain_ms: float
+    onednn_ms: float
     packed_ms: float
     compiled_ms: float
     chosen: str
@@ -41,7 +66,7 @@ class Measured:
     @property
     def to_before(self) -> float:
         """What is chosen, to what was chosen before."""
-        times_ms = {"plain": self.plain_ms, "packed": self.packed_ms, "compiled": self.compiled_ms}
+        times_ms: dict[str, float] = {by.value: getattr(self, f"{by.value}_ms") for by in By}
         return times_ms[self.chosen] / times_ms[self.before]
 
 
@@ -49,9 +74,10 @@ class Measured:
 def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
     count = max(1, _TOGETHER_NBYTES // (4 * shape[0] * shape[1]))
     layers = [nn.Linear(shape[1], shape[0]) for _ in range(count)]
-    makes: dict[By, Make] = {By.PACKED: PackedProduct, By.COMPILED: partial(CompiledProduct, threads=threads)}
+    before_makes: dict[By, Make] = {By.PACKED: PackedProduct, By.COMPILED: partial(CompiledProduct, threads=threads)}
+    makes: dict[By, Make] = {By.ONEDNN: OneDnnProduct, **before_makes}
     chosen = fastest(layers, makes, 1)
-    before = fastest(layers, {By.PACKED: PackedProduct}, 1)
+    before = fastest(layers, before_makes, 1)
     kinds: list[Sequence[Product]] = [layers, *([make(layer) for layer in layers] for make in makes.values())]
     found: list[Measured] = []
     for rows, now, formerly in zip(ROWS, chosen, before, strict=True):
@@ -59,9 +85,50 @@ def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
         began_s, samples = time.perf_counter(), list[list[float]]()
         while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
             samples.append([_all_s(products, hidden) / count for products in kinds])
-        plain_ms, packed_ms, compiled_ms = (round(1e3 * min(one), 4) for one in zip(*samples, strict=True))
-        found.append(Measured(*shape, rows, plain_ms, packed_ms, compiled_ms, now.value, formerly.value))
+        plain_ms, onednn_ms, packed_ms, compiled_ms = (round(1e3 * min(one), 4) for one in zip(*samples, strict=True))
+        found.append(Measured(*shape, rows, plain_ms, onednn_ms, packed_ms, compiled_ms, now.value, formerly.value))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Milliseconds of the attention of one layer, by torch and by products."""
+
+    kv_heads: int
+    group: int
+    rows: int
+    positions: int
+    size: int
+    causal: bool
+    torch_ms: float
+    products_ms: float
+
+
+@torch.inference_mode()
+def attention(shape: tuple[int, int, int, int, int], *, causal: bool) -> Attention:
+    kv_heads, group, rows, positions, size = shape
+    query = torch.randn(kv_heads, group, rows, size)
+    keys, values = (torch.randn(positions, kv_heads, size).transpose(0, 1) for _ in range(2))
+    mask = torch.full((rows, positions), -torch.inf).triu_(positions - rows + 1) if causal else None
+
+    def by_torch() -> None:
+        k, v = (one[:, None].expand(-1, group, -1, -1) for one in (keys, values))
+        scaled_dot_product_attention(query, k, v, attn_mask=mask)
+
+    def by_products() -> None:
+        product_attention(query, keys, values, scaling=size**-0.5, is_causal=causal)
+
+    samples, began_s = list[list[float]](), time.perf_counter()
+    while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
+        samples.append([_time_s(one) for one in (by_torch, by_products)])
+    torch_ms, products_ms = (round(1e3 * min(one), 4) for one in zip(*samples, strict=True))
+    return Attention(*shape, causal, torch_ms, products_ms)
+
+
+def _time_s(call: Callable[[], None]) -> float:
+    began_s = time.thread_time()
+    call()
+    return time.thread_time() - began_s
 
 
 def _all_s(products: Sequence[Product], hidden: torch.Tensor) -> float:
@@ -78,23 +145,39 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one shape: shows that it works")
     arguments = parser.parse_args()
     ending.by_sigterm()
-    torch.set_num_threads(arguments.threads)
+    prepare_torch(ComputeOptions(torch_threads=arguments.threads))
     described = machine.describe() | {"instructions": torch.backends.cpu.get_cpu_capability()}
     print(f"{described['cpu']}, {described['instructions']}, {arguments.threads} threads", flush=True)
-    print(f"{'layer':>12} {'rows':>5} {'plain':>10} {'packed':>10} {'compiled':>10}  {'chosen':<9} to before")
+    print(
+        f"{'layer':>12} {'rows':>5} {'plain':>10} {'onednn':>10} {'packed':>10} {'compiled':>10}  {'chosen':<9} to before"
+    )
     threads = WorkerThreads(arguments.threads)
     products: list[Measured] = []
     for shape in SHAPES[:1] if arguments.quick else SHAPES:
         for one in measured(shape, threads):
             products.append(one)
             print(
-                f"{one.outputs:>6}x{one.inputs:<5} {one.rows:>5} {one.plain_ms:>8.3f}ms {one.packed_ms:>8.3f}ms {one.compiled_ms:>8.3f}ms"
+                f"{one.outputs:>6}x{one.inputs:<5} {one.rows:>5} {one.plain_ms:>8.3f}ms {one.onednn_ms:>8.3f}ms {one.packed_ms:>8.3f}ms {one.compiled_ms:>8.3f}ms"
                 f"  {one.chosen:<9} {one.to_before:.2f}",
+                flush=True,
+            )
+    attentions: list[Attention] = []
+    for shapes, causal in ((PROMPTS, True), (IMAGES, False)):
+        for layer in shapes[:1] if arguments.quick else shapes:
+            attentions.append(found := attention(layer, causal=causal))
+            print(
+                f"attention of {found.rows} rows before {found.positions} positions, {found.kv_heads} x {found.group} heads of {found.size}:"
+                f" torch {found.torch_ms:.2f} ms, products {found.products_ms:.2f} ms ({found.products_ms / found.torch_ms:.2f})",
                 flush=True,
             )
     write_figures(
         arguments.json,
-        {"machine": described, "threads": arguments.threads, "products": [asdict(one) for one in products]},
+        {
+            "machine": described,
+            "threads": arguments.threads,
+            "products": [asdict(one) for one in products],
+            "attention": [asdict(one) for one in attentions],
+        },
     )
 
 

@@ -69,8 +69,8 @@ def product_attention(
 
 
 def _rounded(number: int) -> int:
-    """Up, by a sixteenth at most, but to 16: oneDNN makes, and keeps, a kernel for each shape."""
-    multiple = max(_LEAST_ROWS, 1 << (number.bit_length() - 5)) if number > _LEAST_ROWS else _LEAST_ROWS
+    """Up, to a multiple of 16, or of a power of two that is a 32nd to a 16th of it: oneDNN makes, and keeps, a kernel for each shape."""
+    multiple = max(_LEAST_ROWS, 1 << number.bit_length() >> 5)
     return -(-number // multiple) * multiple
 
 
