@@ -184,6 +184,66 @@ def _softmax_of(scores: Floats) -> None:
 _softmax = _compiled(_softmax_of)
 
 
+def _scores_of(
+    query: Floats,
+    row: int,
+    first: int,
+    keys: Floats,
+    kv_head: int,
+    slots: Integers,
+    scaling: np.float32,
+    scores: Floats,
+) -> None:
+    """Of the heads of a row that share a key, from ``first`` on, before the keys at ``slots``: to ``scores`` [heads, longest]."""
+    size = query.shape[2]
+    fours = len(slots) - len(slots) % 4  # so many positions at a time share each reading of the query
+    for at in range(0, fours, 4):
+        p, q, r, s = slots[at], slots[at + 1], slots[at + 2], slots[at + 3]
+        for head in range(len(scores)):
+            a = b = c = d = np.float32(0.0)
+            for one in range(size):
+                asked = query[row, first + head, one]
+                a += asked * keys[p, kv_head, one]
+                b += asked * keys[q, kv_head, one]
+                c += asked * keys[r, kv_head, one]
+                d += asked * keys[s, kv_head, one]
+            scores[head, at] = a * scaling
+            scores[head, at + 1] = b * scaling
+            scores[head, at + 2] = c * scaling
+            scores[head, at + 3] = d * scaling
+    for at in range(fours, len(slots)):
+        for head in range(len(scores)):
+            a = np.float32(0.0)
+            for one in range(size):
+                a += query[row, first + head, one] * keys[slots[at], kv_head, one]
+            scores[head, at] = a * scaling
+
+
+_scores = _compiled(_scores_of)
+
+
+def _sum_of(weights: Floats, values: Floats, kv_head: int, slots: Integers, total: Floats) -> None:
+    """The values at ``slots``, times their weights, to ``total`` [size]."""
+    fours = len(slots) - len(slots) % 4  # so many positions at a time share each writing of the sum
+    total[:] = np.float32(0.0)
+    for at in range(0, fours, 4):
+        p, q, r, s = slots[at], slots[at + 1], slots[at + 2], slots[at + 3]
+        a, b, c, d = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
+        for one in range(len(total)):
+            total[one] += (
+                a * values[p, kv_head, one]
+                + b * values[q, kv_head, one]
+                + c * values[r, kv_head, one]
+                + d * values[s, kv_head, one]
+            )
+    for at in range(fours, len(slots)):
+        for one in range(len(total)):
+            total[one] += weights[at] * values[slots[at], kv_head, one]
+
+
+_sum = _compiled(_sum_of)
+
+
 def _attend(
     query: Floats,
     keys: Floats,
@@ -202,33 +262,25 @@ def _attend(
     ``tables``: blocks of all sequences, those of row i from ``starts[i]`` on. It attends to ``lengths[i]`` positions, of which the last
     ``window`` count if that is not 0. ``scores`` [heads per kv head, longest] is scratch memory.
     """
-    rows, heads, size = query.shape
     kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    for row in range(rows):
-        length, start = lengths[row], starts[row]
+    group = query.shape[1] // kv_heads
+    slots = np.empty(scores.shape[1], np.int64)
+    for row in range(len(query)):
+        length = lengths[row]
         oldest = max(0, length - window) if window else 0
         seen = length - oldest
+        block, inside = starts[row] + oldest // block_tokens, oldest % block_tokens
+        for at in range(seen):
+            slots[at] = tables[block] * block_tokens + inside
+            inside += 1
+            if inside == block_tokens:
+                block, inside = block + 1, 0
         for kv_head in range(kv_heads):
             first = kv_head * group
-            for at in range(seen):
-                position = oldest + at
-                slot = tables[start + position // block_tokens] * block_tokens + position % block_tokens
-                for head in range(group):
-                    product = np.float32(0.0)
-                    for one in range(size):
-                        product += query[row, first + head, one] * keys[slot, kv_head, one]
-                    scores[head, at] = product * scaling
+            _scores(query, row, first, keys, kv_head, slots[:seen], scaling, scores)
             for head in range(group):
                 _softmax(scores[head, :seen])
-                attended[row, first + head] = np.float32(0.0)
-            for at in range(seen):
-                position = oldest + at
-                slot = tables[start + position // block_tokens] * block_tokens + position % block_tokens
-                for head in range(group):
-                    weight = scores[head, at]
-                    for one in range(size):
-                        attended[row, first + head, one] += weight * values[slot, kv_head, one]
+                _sum(scores[head], values, kv_head, slots[:seen], attended[row, first + head])
 
 
 attend = _compiled(_attend)

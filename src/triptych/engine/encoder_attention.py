@@ -15,13 +15,13 @@ from triptych.engine.product_attention import is_faster, is_worth_it, product_at
 
 PRODUCT_ATTENTION = "triptych_products"
 _TORCHS = "sdpa"
-_HEADS, _HEAD_SIZE = 12, 64
+_HEADS, _HEAD_SIZE, _ROWS = 12, 64, 512
 """Usual ones: what is faster is a matter of the processor."""
 
 
 def attend_by_products(model: nn.Module) -> None:
     """Let the layers of a float32 encoder on a CPU that use torch's attention use products instead, if they are faster on this processor."""
-    if not is_faster(_HEADS, 1, _HEAD_SIZE):
+    if not is_faster(_HEADS, 1, _HEAD_SIZE, rows=_ROWS, is_causal=False):
         return
     for module in model.modules():
         config: Any = getattr(module, "config", None)

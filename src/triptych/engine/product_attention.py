@@ -20,7 +20,7 @@ _TILE_NBYTES = 4 << 20
 """Most bytes of scores of rows that are computed together, if there are more than the fewest."""
 _LEAST_MULTIPLICATIONS = 1 << 21
 """Of one product, for heads that share a key, below which the calls cost more than they save."""
-_MEASURED_ROWS, _MEASURED_LENGTH, _SAMPLES = 128, 512, 5
+_MEASURED_LENGTH, _SAMPLES = 512, 5
 _WORTHWHILE = 0.9
 """Share of the time of torch's attention below which this is used."""
 
@@ -95,22 +95,20 @@ def is_worth_it(group: int, count: int, length: int, size: int) -> bool:
 
 
 @torch.inference_mode()
-def is_faster(kv_heads: int, group: int, size: int) -> bool:
-    """Whether it is faster than torch's attention for this model on this processor, which is measured."""
-    if not has_onednn():
+def is_faster(kv_heads: int, group: int, size: int, *, rows: int = 128, is_causal: bool = True) -> bool:
+    """Whether it is faster than torch's attention for so many rows on this processor, which is measured."""
+    if not has_onednn() or not is_worth_it(group, rows, _MEASURED_LENGTH, size):
         return False
-    query = torch.full((kv_heads, group, _MEASURED_ROWS, size), 0.5)
+    query = torch.full((kv_heads, group, rows, size), 0.5)
     keys = torch.full((kv_heads, _MEASURED_LENGTH, size), 0.5)
-    mask = torch.zeros(_MEASURED_ROWS, _MEASURED_LENGTH)
-    if not is_worth_it(group, _MEASURED_ROWS, _MEASURED_LENGTH, size):
-        return False
+    mask = torch.zeros(rows, _MEASURED_LENGTH) if is_causal else None
 
     def by_torch() -> None:
         shared = keys[:, None].expand(-1, group, -1, -1)
         scaled_dot_product_attention(query, shared, shared, attn_mask=mask, scale=1.0)
 
     def by_products() -> None:
-        product_attention(query, keys, keys, scaling=1.0, is_causal=True)
+        product_attention(query, keys, keys, scaling=1.0, is_causal=is_causal)
 
     times_s: dict[object, float] = {}
     for _ in range(_SAMPLES):

@@ -21,8 +21,8 @@ ANSWER_TOKENS = 12
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_attention, "is_faster", lambda *_: True)
-    monkeypatch.setattr(encoder_attention, "is_faster", lambda *_: True)
+    monkeypatch.setattr(product_attention, "is_faster", lambda *_, **__: True)
+    monkeypatch.setattr(encoder_attention, "is_faster", lambda *_, **__: True)
     for module in (attention, encoder_attention):
         monkeypatch.setattr(module, "is_worth_it", lambda *_: True)
 

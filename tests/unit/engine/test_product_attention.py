@@ -106,6 +106,7 @@ def test_it_is_measured_which_is_faster(torch_s: float, *, faster: bool, monkeyp
     monkeypatch.setattr(module, "scaled_dot_product_attention", takes(torch_s))
     monkeypatch.setattr(module, "product_attention", takes(0.5))
     assert is_faster(2, 4, 64) is faster
+    assert is_faster(12, 1, 64, rows=256, is_causal=False) is faster
     assert not is_faster(2, 1, 8), "too small"
     monkeypatch.setattr(module, "has_onednn", lambda: False)
     assert not is_faster(2, 4, 64)
