@@ -1,9 +1,9 @@
 """Products of linear layers, plain, by oneDNN, packed and compiled, and which an engine chooses at start (``engine/linear_products``).
 
 Shapes are those of a vision encoder of 100 million parameters, and of language models of 50 million and half a billion. Of each shape
-there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention and
-that by products; times are the
-fastest of several samples, and mean something as ratios within the run. ``before`` is the choice without oneDNN's product of plain weights.
+there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention
+and that by products (``engine/product_attention``); times are the fastest of several samples, and mean something as ratios within the run.
+``before`` is the choice without oneDNN's product of plain weights.
 """
 
 import argparse
@@ -82,10 +82,8 @@ def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
     found: list[Measured] = []
     for rows, now, formerly in zip(ROWS, chosen, before, strict=True):
         hidden = torch.randn(rows, shape[1])
-        began_s, samples = time.perf_counter(), list[list[float]]()
-        while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
-            samples.append([_all_s(products, hidden) / count for products in kinds])
-        plain_ms, onednn_ms, packed_ms, compiled_ms = (round(1e3 * min(one), 4) for one in zip(*samples, strict=True))
+        times_ms = _times_ms([partial(_compute, products, hidden) for products in kinds])
+        plain_ms, onednn_ms, packed_ms, compiled_ms = (round(one / count, 4) for one in times_ms)
         found.append(Measured(*shape, rows, plain_ms, onednn_ms, packed_ms, compiled_ms, now.value, formerly.value))
     return found
 
@@ -118,11 +116,16 @@ def attention(shape: tuple[int, int, int, int, int], *, causal: bool) -> Attenti
     def by_products() -> None:
         product_attention(query, keys, values, scaling=size**-0.5, is_causal=causal)
 
-    samples, began_s = list[list[float]](), time.perf_counter()
-    while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
-        samples.append([_time_s(one) for one in (by_torch, by_products)])
-    torch_ms, products_ms = (round(1e3 * min(one), 4) for one in zip(*samples, strict=True))
+    torch_ms, products_ms = (round(one, 4) for one in _times_ms([by_torch, by_products]))
     return Attention(*shape, causal, torch_ms, products_ms)
+
+
+def _times_ms(calls: Sequence[Callable[[], None]]) -> list[float]:
+    """Of each the fastest of several samples, which take turns."""
+    began_s, samples = time.perf_counter(), list[list[float]]()
+    while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
+        samples.append([_time_s(one) for one in calls])
+    return [1e3 * min(one) for one in zip(*samples, strict=True)]
 
 
 def _time_s(call: Callable[[], None]) -> float:
@@ -131,11 +134,9 @@ def _time_s(call: Callable[[], None]) -> float:
     return time.thread_time() - began_s
 
 
-def _all_s(products: Sequence[Product], hidden: torch.Tensor) -> float:
-    began_s = time.thread_time()
+def _compute(products: Sequence[Product], hidden: torch.Tensor) -> None:
     for product in products:
         product(hidden)
-    return time.thread_time() - began_s
 
 
 def main() -> None:

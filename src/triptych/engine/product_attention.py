@@ -1,4 +1,4 @@
-"""Attention of many rows on a CPU, in float32: two products by oneDNN, and a softmax between them.
+"""Attention of many rows on a CPU, in float32: two matrix products by oneDNN, and a softmax between them.
 
 Torch's attention computes its products by MKL, which leaves AVX-512 unused on processors that are not Intel's. Which is faster depends on the
 processor, so both are measured at start.
@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triptych.engine.linear_products import has_onednn, onednn_linear
 
 _LEAST_ROWS = 16
+"""Numbers of rows and positions are multiples of it."""
 _CAUSAL_ROWS = 128
 """Most rows of a head that are computed together where no row attends to positions after itself: nothing after the last is computed."""
 _TILE_NBYTES = 4 << 20
@@ -70,7 +71,7 @@ def product_attention(
 
 def _rounded(number: int) -> int:
     """Up, to a multiple of 16, or of a power of two that is a 32nd to a 16th of it: oneDNN makes, and keeps, a kernel for each shape."""
-    multiple = max(_LEAST_ROWS, 1 << number.bit_length() >> 5)
+    multiple = max(_LEAST_ROWS, (1 << number.bit_length()) >> 5)
     return -(-number // multiple) * multiple
 
 

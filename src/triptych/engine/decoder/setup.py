@@ -14,7 +14,7 @@ from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_g
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_runner import PackedModelRunner
-from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel
+from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
 from triptych.engine.tensors import domain_dtype
@@ -122,10 +122,7 @@ def _packed(
     if paged and _compiles(made, runner, adapter, cache):
         runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
     elif device.type == "cpu" and dtype == torch.float32:
-        kv_heads = config.num_key_value_heads
-        runner.by_products = product_attention.is_faster(
-            kv_heads, config.num_attention_heads // kv_heads, int(head_size)
-        )
+        runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
         if threads is not None:
             _fuse(runner, adapter, cache, threads)
     return made
