@@ -129,10 +129,11 @@ class Attainment:
         """See ``AttainmentRecorder.expected``."""
         return self._recorder.expected(number)
 
+    def encoded(self, number: int) -> None:
+        self._waits.encoded(number, self._clock())
+
     def dispatched(self, number: int, instance_id: str) -> None:
-        now_s = self._clock()
-        self._waits.dispatched(number, now_s)
-        self._recorder.dispatched(number, instance_id, now_s)
+        self._recorder.dispatched(number, instance_id, self._clock())
 
     def answering(self, number: int, timeline: Timeline) -> None:
         now_s = self._clock()

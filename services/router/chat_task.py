@@ -26,8 +26,9 @@ from triptych.machine.router.request_events import (
     Resolved,
     TextReported,
 )
-from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken, TextStarted
+from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken, TextStarted, TextWanted
 from triptych.policy import admission
+from triptych.policy.fairness import UNSHARED, Share
 from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
 
@@ -102,6 +103,16 @@ class ChatTask(RequestTask):
         task = self._start(partial(self._generate, effect), "generate", effect.credit)
         task.add_done_callback(partial(self._generated, effect.credit))
 
+    def _in_order(self, effect: TextWanted) -> TextWanted:
+        if not effect.early:
+            self._attainment.encoded(self._number)
+        share = self._text_share(early=effect.early)
+        return effect if share is UNSHARED else replace(effect, turn=share.of(effect.turn))
+
+    def _text_share(self, *, early: bool) -> Share:
+        """Of its tenant. ``early``: it has not come to the text instances yet, so it has the place that it has for encoders."""
+        return self._attainment.share(self._number, Stage.ENCODE if early else Stage.PREFILL)
+
     def _ended(self, error: TriptychError | None) -> None:
         self.buffer.close(error)
 
@@ -165,7 +176,7 @@ class ChatTask(RequestTask):
         self, effect: Generate | PrefillEarly, sampling: SamplingParams, continued: tuple[ContinuedChoice, ...] = ()
     ) -> TextRequest:
         now_s = self._clock()
-        turn = self._attainment.share(self._number, Stage.PREFILL).of(effect.turn)
+        turn = self._text_share(early=isinstance(effect, PrefillEarly)).of(effect.turn)
         early = effect if isinstance(effect, PrefillEarly) else None
         whole = effect if isinstance(effect, Generate) else None
         return TextRequest(

@@ -120,6 +120,10 @@ class RequestTask(ABC):
     def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
         """All items are encoded, or enough of them to begin with."""
 
+    def _in_order(self, effect: TextWanted) -> TextWanted:
+        """With the position among those that wait for a text instance."""
+        return effect
+
     @abstractmethod
     def _ended(self, error: TriptychError | None) -> None:
         """The request is over."""
@@ -215,13 +219,14 @@ class RequestTask(ABC):
                 case (
                     CreditsWanted()
                     | CreditsAbandoned()
-                    | TextWanted()
                     | EmbeddingGone()
                     | EmbeddingsRead()
                     | HedgeWanted()
                     | Overtaken()
                 ):
                     self._cluster.feed(effect)
+                case TextWanted():
+                    self._cluster.feed(self._in_order(effect))
                 case Encode(credit):
                     self._start(partial(self._encode, effect), f"encode {effect.index}", credit)
                 case Renew(credit):

@@ -38,6 +38,21 @@ def few_places() -> World:
     return World(seed=7, encoders=1, max_running=16, text_step_s=0.08, text_prefill_token_s=0.01)
 
 
+def little_memory(tenants: str = "weighted", *, kv_tokens: int) -> World:
+    """Prompts wait at the router for KV memory of the instance that decodes."""
+    policies = PolicyNames(tenants=tenants)
+    return World(
+        seed=9,
+        encoders=1,
+        texts=0,
+        prefills=1,
+        decodes=1,
+        kv_tokens=kv_tokens,
+        text_step_s=0.1,
+        router={"policies": policies},
+    )
+
+
 def image_world(tenants: str = "weighted", ordering: str = "slo") -> World:
     return World(
         seed=8,
@@ -149,6 +164,17 @@ def test_one_tenant_at_ten_times_its_share_hardly_moves_the_others(images: bool,
     assert p99_of_others_s(beside) <= 1.2 * without
     assert beside[HOG].in_time > 0.15 * LASTS_S * per_s, "what the others leave is the hog's"
     assert untold > 1.5 * p99_of_others_s(beside)
+
+
+@pytest.mark.parametrize(("images", "kv_tokens"), [(False, 600), (True, 4000)], ids=["text", "images"])
+def test_what_waits_for_kv_memory_waits_by_shares(images: bool, kv_tokens: int) -> None:
+    per_s = 12.0
+    background = others(per_s, images=images)
+    hog = sent_by(HOG, 10 * per_s / (OTHERS + 1), images=images)
+    beside, untold = (run(little_memory(one, kv_tokens=kv_tokens), *background, hog) for one in ("weighted", "none"))
+    assert p99_of_others_s(beside) < p99_of_others_s(untold) / 3
+    served, told_nothing = (sum(one.in_time for one in of.values()) for of in (beside, untold))
+    assert served >= 0.98 * told_nothing, "no memory is left unused for that"
 
 
 def test_where_places_are_few_some_are_left_to_those_within_their_shares() -> None:

@@ -54,7 +54,9 @@ class Turn(NamedTuple):
 
     def at(self, now_s: float) -> "Turn":
         """The position at this time. It changes once, to a later one."""
-        return self if now_s <= self.lost_s else Turn(self.priority, self.aged_s, self.arrival)
+        if now_s <= self.lost_s:
+            return self
+        return Turn(self.priority, self.aged_s, self.arrival, behind_s=self.behind_s)
 
     def due_in_s(self, now_s: float) -> float:
         """Time left until it is due by its own objective; negative if it is overdue."""

@@ -21,6 +21,14 @@ def test_what_is_beyond_a_share_goes_behind_what_is_within_whatever_its_objectiv
     assert by_weight(ahead_s=99.0).of(turn(priority=-1)) < within, "priority goes before shares"
 
 
+def test_what_is_beyond_a_share_stays_so_once_it_is_lost() -> None:
+    beyond = by_weight(ahead_s=BURST_S + 0.1).of(turn(0.5))
+    lost = beyond.at(1e6)
+    assert lost > beyond
+    assert lost.beyond_share
+    assert lost.due_in_s(0.0) == pytest.approx(beyond.aged_in_s(0.0)), "its own objective is told without the share"
+
+
 def test_a_turn_without_a_share_is_unchanged() -> None:
     assert UNSHARED.of(turn()) == turn()
 

@@ -172,8 +172,8 @@ class WaitPredictor:
         one = self._running[number] = _Running(class_name, tenant, priority, work)
         self._enter(one, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
 
-    def dispatched(self, number: int, now_s: float) -> None:
-        """All its items are encoded, and a text instance gets it."""
+    def encoded(self, number: int, now_s: float) -> None:
+        """All its items are encoded, and it wants a place at a text instance."""
         one = self._running.get(number)
         if one is not None and one.stage is Stage.ENCODE:
             self._leave(one, now_s, served=True)

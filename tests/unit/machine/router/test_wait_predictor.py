@@ -110,8 +110,8 @@ def test_images_wait_for_the_encoders_and_then_for_the_text_instances() -> None:
     router.arrive(20, media=100)
     for number in range(1, 11):
         router.now_s += 0.5
-        router.predictor.dispatched(number, router.now_s)
-        router.predictor.dispatched(number, router.now_s)
+        router.predictor.encoded(number, router.now_s)
+        router.predictor.encoded(number, router.now_s)
     assert (router.wait_s(), router.wait_s(media=True)) == pytest.approx((0.0, 10 * 0.5))
     router.serve(4, every_s=0.5)
     text_s = 60 / (40 / 5.0)
@@ -142,7 +142,7 @@ def test_the_time_of_an_answer_is_a_mean_by_class() -> None:
 def test_what_is_unknown_has_no_effect() -> None:
     router = Router()
     for number in (1, 2):
-        router.predictor.dispatched(number, 0.0)
+        router.predictor.encoded(number, 0.0)
         router.predictor.answering(number, 0.0)
         router.predictor.over(number, 1.0, 0.0)
     router.predictor.validate()
@@ -173,7 +173,7 @@ class Steps(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.running)))
         self.now_s += 0.3
         if step == "dispatched":
-            self.predictor.dispatched(number, self.now_s)
+            self.predictor.encoded(number, self.now_s)
         elif step == "answering":
             self.predictor.answering(number, self.now_s)
         else:
