@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,11 @@ from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
 from triptych.domain.chat import ChatRequest
+from triptych.domain.tenant import Tenant
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, TransferFailed, TriptychError
 from triptych.policy.policies import PolicyNames
+from triptych.policy.queueing import AGEING_S
 
 SIDE_PX, TOKENS = 224, 256
 """Of an image."""
@@ -66,6 +69,23 @@ async def test_of_two_instances_the_one_with_the_beginning_gets_the_request() ->
         for text in made.texts:
             begun = [request.request_id for request in text.requests if request.early]
             assert [request.request_id for request in text.requests if not request.early] == begun
+
+
+@virtual
+async def test_a_beginning_is_as_urgent_as_the_share_of_its_tenant_allows() -> None:
+    async with early() as made:
+        await collect(made.router, replace(two_images("other"), tenant=Tenant("other")))
+        many = [
+            replace(
+                ask(f"hog{seed}", [image(seed, SIDE_PX), image(-seed, SIDE_PX)], timeout_s=60.0), tenant=Tenant("hog")
+            )
+            for seed in range(2, 32)
+        ]
+        await asyncio.gather(*(collect(made.router, request) for request in many))
+        beginnings = [request for request in made.texts[0].requests if request.early]
+        beyond = {request.request_id for request in beginnings if request.behind_s > AGEING_S / 2}
+        assert "other" not in beyond
+        assert beyond
 
 
 @virtual
