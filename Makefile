@@ -131,6 +131,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
 	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
 	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json
+	$(BIN)/python -m benchmarks.herding --json benchmarks/results/herding.json
 	$(BIN)/python -m benchmarks.switching --json benchmarks/results/switching.json
 	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
 	$(BIN)/python -m benchmarks.handoff --json benchmarks/results/handoff.json

@@ -6,14 +6,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import TypeVar
 
 from triptych.domain.item_plan import Content
+from triptych.domain.rng import Rng
 
 NOT_USED = 1 << 62
 """Load of an instance that gets nothing while there is another: it is not usable, in backoff, or takes no further item."""
 ANY_NUMBER = 1 << 31
 """Of items, where their number has no limit."""
 _PENDING_BITS = 32
+_LEAST_CHOICE = 3
+"""Of two instances the less loaded would always be the same one, for all routers."""
+
+Load = TypeVar("Load", int, float, tuple[int, int])
 
 
 class Loads:
@@ -95,6 +101,24 @@ class Loads:
             places = [place for place, load in enumerate(loads) if load == least and rooms[place] >= nbytes]
         return self._preferred(places, content)
 
+    def less_of_two(self, nbytes: int, content: Content) -> int | None:
+        """The less loaded of the two that the content prefers among the ``less_loaded`` with room for the item; None if none has room."""
+        loads = self.loads
+        roomy = [place for place, load in enumerate(loads) if load < NOT_USED and self.rooms[place] >= nbytes]
+        if not roomy:
+            return None
+        half = [roomy[one] for one in less_loaded([loads[place] for place in roomy])]
+        two = [half[one] for one in _two_heaviest([self.hashes[place] for place in half], content)]
+        return min(two, key=lambda place: loads[place])
+
+    def least_of_two(self, rng: Rng) -> list[int]:
+        """The least loaded of two random ones among the ``less_loaded``, both if they are equal; empty if none is in use."""
+        loads = self.loads
+        used = [place for place, load in enumerate(loads) if load < NOT_USED]
+        two = [used[one] for one in two_of(less_loaded([loads[place] for place in used]), rng)]
+        least = min([loads[place] for place in two], default=NOT_USED)
+        return [place for place in two if loads[place] == least]
+
     def _preferred(self, places: list[int], content: Content) -> int:
         hashes = self.hashes
         return places[_heaviest([hashes[place] for place in places], content)]
@@ -116,6 +140,23 @@ class Loads:
         return equal[skipped:] + equal[:skipped]
 
 
+def less_loaded(loads: Sequence[Load]) -> list[int]:
+    """The places of the less loaded half of these, but of no fewer than three, and of all that are equal to one of these."""
+    if len(loads) <= _LEAST_CHOICE:
+        return list(range(len(loads)))
+    most = sorted(loads)[max(_LEAST_CHOICE, (len(loads) + 1) // 2) - 1]
+    return [place for place, load in enumerate(loads) if load <= most]
+
+
+def two_of(places: Sequence[int], rng: Rng) -> list[int]:
+    """Two random ones, in random order, or all if they are fewer."""
+    if len(places) < 2:
+        return list(places)
+    first = int(rng.random() * len(places))
+    second = int(rng.random() * (len(places) - 1))
+    return [places[first], places[second + (second >= first)]]
+
+
 def preferred(ids: Sequence[str], content: Content) -> int:
     """The place of the id with the highest weight for this content (rendezvous hashing: Thaler and Ravishankar, 1998).
 
@@ -126,15 +167,29 @@ def preferred(ids: Sequence[str], content: Content) -> int:
     return _heaviest([_hashed_id(one) for one in ids], content)
 
 
+def preferred_two(ids: Sequence[str], content: Content) -> list[int]:
+    """The places of the two with the highest weights, or of all if they are fewer; the highest first."""
+    return _two_heaviest([_hashed_id(one) for one in ids], content)
+
+
+def _two_heaviest(hashes: list[int], content: Content) -> list[int]:
+    weights = _weights(hashes, content)
+    return sorted(range(len(weights)), key=lambda place: -weights[place])[:2]
+
+
 def _heaviest(hashes: list[int], content: Content) -> int:
     if len(hashes) == 1:
         return 0
+    weights = _weights(hashes, content)
+    return weights.index(max(weights))
+
+
+def _weights(hashes: list[int], content: Content) -> list[int]:
     digest, salt = content
     item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
     # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
     # Of 30 bits, as Python computes with as many at once.
-    weights = [(item ^ one) * _MULTIPLIER & _MASK for one in hashes]
-    return weights.index(max(weights))
+    return [(item ^ one) * _MULTIPLIER & _MASK for one in hashes]
 
 
 @lru_cache(maxsize=4096)

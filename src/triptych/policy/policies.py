@@ -14,6 +14,7 @@ from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.handoff import Handoff, always, by_need
 from triptych.policy.handoff import never as never_handed
 from triptych.policy.lending import Lending, idle
+from triptych.policy.loads import less_loaded, two_of
 from triptych.policy.prefixes import Prefixes, by_cost
 from triptych.policy.prefixes import always as always_pulled
 from triptych.policy.prefixes import never as never_pulled
@@ -76,12 +77,9 @@ def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng, wo
 
 
 def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
-    """The less loaded of two random ones, so that several routers with stale reports do not all choose the same."""
-    if len(candidates) > 2:
-        first = int(rng.random() * len(candidates))
-        second = int(rng.random() * (len(candidates) - 1))
-        second += second >= first
-        candidates = [candidates[index] for index in sorted((first, second))]
+    """The less loaded of two random ones of the less loaded half."""
+    half = less_loaded([(one.pending_tokens, one.pending) for one in candidates])
+    candidates = [candidates[place] for place in two_of(half, rng)]
     return least_loaded(candidates, holders=holders, rng=rng, work=work)
 
 
@@ -110,9 +108,11 @@ class PolicyNames:
     encoder_routing: str = "least-loaded"
     """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two, predicted (the earliest predicted
     end, by profiles or measured times) or round-robin. An encoder that already has the item's embedding is preferred unless its load is
-    much higher; with least-loaded and predicted, content decides between equals."""
+    much higher; with least-loaded and predicted, content decides between equals, and where other routers send much to the encoders, between two
+    of the less loaded half."""
     text_routing: str = "least-loaded"
-    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two, predicted or round-robin."""
+    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two, predicted or round-robin. Where other
+    routers send much to them, least-loaded and predicted choose as power-of-two does: between two random ones of the less loaded half."""
     sharding: str = "earliest-end"
     """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
     ordering: str = "slo"

@@ -18,7 +18,7 @@ from triptych.domain.record import record
 from triptych.domain.rng import Rng
 from triptych.policy.affinity import Having, Holding, counted, nothing_held, pays
 from triptych.policy.backlog import Backlog, EncodeBacklog, Held, Price, Speed, Work, ends_s
-from triptych.policy.loads import ANY_NUMBER, Loads, preferred
+from triptych.policy.loads import ANY_NUMBER, Loads, less_loaded, preferred, preferred_two, two_of
 
 
 class Candidate(NamedTuple):
@@ -78,6 +78,8 @@ class Pool:
     turn: int = 0
     held: Having = nothing_held
     """Which instances are believed to hold embeddings, or to be encoding them. These hints may be stale."""
+    shared: bool = False
+    """Other routers send much to them, of which this one learns late: if all chose the least loaded, they would choose the same."""
     kept: Callable[[], Loads] | None = None
     """Gives the loads of the candidates, where somebody keeps them."""
 
@@ -197,6 +199,9 @@ def predicted(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work
     return next((one for one in first if one.instance_id in holders), first[0])
 
 
+_BY_LOAD = (least_loaded, predicted)
+
+
 def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
     """Place all items of a request or none: the largest first, each given the load of those before it (LPT).
 
@@ -292,7 +297,7 @@ def choose_text(
     """
     if routing is least_loaded and not avoid:
         loads = pool.loads
-        if equal := loads.least_in_turn(pool.turn):
+        if equal := loads.least_of_two(rng) if pool.shared else loads.least_in_turn(pool.turn):
             return _nearest_of(loads, equal, holders, hosts)
     able = [text for text in pool.candidates if text.usable and text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
@@ -301,7 +306,17 @@ def choose_text(
     held = Held.of(holders, hosts) if holders and able[0].backlog is not None else None
     work = Work(tokens, answer_tokens=answer_tokens, held=held)
     near = _nearest([text.instance_id for text in able], holders, hosts)
-    return routing(_in_turn(able, pool.turn), holders=near, rng=rng, work=work).name
+    if pool.shared and routing in _BY_LOAD:
+        found = ends_s([one.backlog for one in able], work) if routing is predicted else None
+        able = [able[place] for place in two_of(_less_loaded(able, None if found is None else found[0]), rng)]
+    else:
+        able = _in_turn(able, pool.turn)
+    return routing(able, holders=near, rng=rng, work=work).name
+
+
+def _less_loaded(able: Candidates, ends: Sequence[float] | None) -> list[int]:
+    """The places of the less loaded half, by these predicted ends if there are any."""
+    return less_loaded([(one.pending_tokens, one.pending) for one in able]) if ends is None else less_loaded(ends)
 
 
 def _nearest_of(loads: Loads, equal: list[int], holders: Mapping[str, int], hosts: Mapping[str, str]) -> str:
@@ -369,7 +384,8 @@ def _place_by_load(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | No
         if content in placed:
             choices.append(Choice(want.item, placed[content], 0, 0, Why.SAME_CONTENT))
             continue
-        chosen = None if want.exclude or want.avoid else loads.least(nbytes, content)
+        least = loads.less_of_two if pool.shared else loads.least
+        chosen = None if want.exclude or want.avoid else least(nbytes, content)
         if chosen is None:
             return None
         for holding in pool.held(content):
@@ -407,10 +423,8 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
         if not able:
             return None
         timed = ends_s([one.backlog for one in able], want.work) if routing is predicted else None
-        if timed is not None:
-            chosen = _preferred(_first_done(able, timed[0]), want.content)
-        elif routing in (least_loaded, predicted):
-            chosen = _preferred(_least_loaded(able), want.content)
+        if routing in _BY_LOAD:
+            chosen = _by_load(able, None if timed is None else timed[0], want.content, shared=pool.shared)
         else:
             chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng, work=want.work)
         why, tokens = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED, want.tokens
@@ -431,14 +445,25 @@ def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tup
     return tuple(sorted(choices, key=_by_item))
 
 
-def _preferred(candidates: Candidates, content: Content) -> Candidate:
-    return candidates[preferred([one.instance_id or one.name for one in candidates], content)]
+def _by_load(able: Candidates, ends: Sequence[float] | None, content: Content, *, shared: bool) -> Candidate:
+    """The least loaded, by these predicted ends of the item if there are any, and of equal ones that which the content prefers.
+
+    ``shared``: of the two that it prefers among the less loaded half.
+    """
+    places: Sequence[int] = range(len(able))
+    if shared:
+        half = _less_loaded(able, ends)
+        places = [half[place] for place in preferred_two([_id(able[place]) for place in half], content)]
+    if ends is None:
+        least = _least_loaded([able[place] for place in places])
+    else:
+        first_s = min([ends[place] for place in places])
+        least = [able[place] for place in places if ends[place] == first_s]
+    return least[preferred([_id(one) for one in least], content)]
 
 
-def _first_done(able: Candidates, ends: Sequence[float]) -> Candidates:
-    """Those with the first of these predicted ends of an item."""
-    first_s = min(ends)
-    return [one for one, end_s in zip(able, ends, strict=True) if end_s == first_s]
+def _id(one: Candidate) -> str:
+    return one.instance_id or one.name
 
 
 def _tokens(able: Candidates, chosen: Candidate, want: Want) -> Callable[[int], tuple[float, float, float]]:

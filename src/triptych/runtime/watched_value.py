@@ -38,7 +38,8 @@ class WatchedValue(Generic[T]):
         self._read = read
         self._intervals = intervals
         self._most_per_s = most_per_s
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, None] = {}
+        """In the order in which they came, so that a simulated cluster replays exactly."""
         self._listeners: list[Callable[[], None]] = []
 
     def notify(self) -> None:
@@ -55,7 +56,7 @@ class WatchedValue(Generic[T]):
     async def watch(self, more: Callable[[], bool] = lambda: False) -> AsyncGenerator[T]:
         """While ``more()`` the value is sent again without a change."""
         changed = asyncio.Event()
-        self._watchers.add(changed)
+        self._watchers[changed] = None
         try:
             while True:
                 changed.clear()
@@ -69,7 +70,7 @@ class WatchedValue(Generic[T]):
                 except TimeoutError:
                     continue
         finally:
-            self._watchers.discard(changed)
+            del self._watchers[changed]
 
     async def wait_until(self, holds: Callable[[T], bool]) -> None:
         """Return once ``holds(value)`` is true."""

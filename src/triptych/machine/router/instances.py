@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -116,6 +116,14 @@ class Instances:
         self.adopt_model()
         return restarted
 
+    def reported(self, instance: Instance, load: InstanceLoad, expected_tokens: int | None) -> bool:
+        """Store its load report, as ``Instance.reported``."""
+        for stages, pool in self.pools.items():
+            if instance.name in pool.members:
+                pending = sum([load.at(stage).pending for stage in stages])
+                pool.others.observe(pending, sum([instance.stages[stage].own_pending for stage in stages]))
+        return instance.reported(load, expected_tokens)
+
     def adopt_model(self) -> bool:
         """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
         served = [
@@ -221,7 +229,7 @@ class Instances:
                 pool.predict_again()
         kept = self.pools[stages]
         kept.update(now_s)
-        return Pool(kept, self.turns[stages], self.directory.holders, kept.loads)
+        return Pool(kept, self.turns[stages], self.directory.holders, kept.others.is_much, kept.loads)
 
     def states(self) -> dict[tuple[Role | None, str], int]:
         """Number of instances by role (None: not seen yet) and state."""

@@ -5,6 +5,7 @@ from math import inf
 from typing import overload
 
 from triptych.machine.router.instance import Instance, Stages
+from triptych.machine.router.others_work import OthersWork
 from triptych.policy.backlog import Backlog
 from triptych.policy.loads import Loads
 from triptych.policy.routing import Candidate
@@ -23,6 +24,8 @@ class KeptPool(Sequence[Candidate]):
         """By name, in this order."""
         self.changed: set[str] = set()
         """Members that have changed since the last update."""
+        self.others = OthersWork()
+        """What other routers send to them."""
         self._stages = stages
         self._backlog_of = backlog_of
         self._loads = Loads((), ())
