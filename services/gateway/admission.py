@@ -5,7 +5,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from triptych.errors import Overloaded, TriptychError, Unavailable
+from triptych.machine.turnover import Turnover
 from triptych.policy.admission import most_of_one
+from triptych.ports import Clock
 
 from .lifetime import RequestLifetime
 
@@ -13,13 +15,16 @@ from .lifetime import RequestLifetime
 class Admission:
     """Limits running requests and the bytes of their bodies."""
 
-    def __init__(self, max_requests: int, max_bytes: int, *, keys: int = 0) -> None:
+    def __init__(self, max_requests: int, max_bytes: int, clock: Clock, *, keys: int = 0) -> None:
         """With several ``keys`` none takes the last eighth of the requests."""
         self._max_requests = max_requests
         self._max_of_key = max_requests if keys < 2 else most_of_one(max_requests)
         self._of_key: Counter[str] = Counter()
         self._max_bytes = max_bytes
         self._bytes = 0
+        self._clock = clock
+        self._places, self._room = Turnover(), Turnover()
+        """Of requests, and of bytes."""
         self._running: dict[str, RequestLifetime] = {}
         self._closed: TriptychError | None = None
 
@@ -40,9 +45,9 @@ class Admission:
         if self._closed is not None:
             raise self._closed
         if len(self._running) >= self._max_requests:
-            raise Overloaded(f"{self._max_requests} requests are running, which is the limit")
+            raise self._full(f"{self._max_requests} requests are running, which is the limit")
         if self._of_key[key] >= self._max_of_key:
-            raise Overloaded(f"{self._max_of_key} requests of this key are running, more are left to others")
+            raise self._full(f"{self._max_of_key} requests of this key are running, more are left to others")
         hold = Hold(self)
         self._running[request_id] = lifetime
         self._of_key[key] += 1
@@ -52,10 +57,19 @@ class Admission:
             del self._running[request_id]
             self._of_key[key] -= 1
             self._bytes -= hold.nbytes
+            now_s = self._clock()
+            self._places.free(1, now_s)
+            self._room.free(hold.nbytes, now_s)
+
+    def _full(self, reason: str) -> Overloaded:
+        return Overloaded(reason, retry_after_s=self._places.refuse(1, self._clock()))
 
     def take(self, nbytes: int) -> None:
         if self._bytes + nbytes > self._max_bytes:
-            raise Overloaded(f"the bodies of running requests fill all {self._max_bytes} bytes of buffer")
+            raise Overloaded(
+                f"the bodies of running requests fill all {self._max_bytes} bytes of buffer",
+                retry_after_s=self._room.refuse(nbytes, self._clock()),
+            )
         self._bytes += nbytes
 
     def close(self) -> None:

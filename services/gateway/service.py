@@ -60,7 +60,9 @@ class Gateway:
         self._started_at = int(wall_s())
         self._media = media
         self.keys = keys
-        self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes, keys=keys.count)
+        self.admission = Admission(
+            settings.max_concurrent_requests, settings.max_buffered_bytes, clock, keys=keys.count
+        )
         self._clock = clock
         self.shedding = Shedding(clock, Random())  # noqa: S311 - it spreads Retry-After
 

@@ -18,10 +18,19 @@ from triptych.domain.stage import ModelPart
 from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.domain.windows import ClassWindow
-from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.router.cluster_events import KeysTold
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.request import RequestMachine
+from triptych.machine.turnover import Turnover
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
@@ -100,6 +109,8 @@ class RouterService:
         self._of_tenant: Counter[str] = Counter()
         """By tenant, its requests that are not over."""
         self._media_bytes = 0
+        self._places, self._room = Turnover(), Turnover()
+        """Of requests, and of bytes of media."""
         self._tokenizing = 0
         self._reading = 0
         """Calls that hold embeddings by their keys."""
@@ -398,6 +409,9 @@ class RouterService:
     def _over(self, task: RequestTask) -> None:
         del self._tasks[task.number]
         self._media_bytes -= task.media_bytes
+        now_s = self._clock()
+        self._places.free(1, now_s)
+        self._room.free(task.media_bytes, now_s)
         self._of_tenant[task.tenant.name] -= 1
         if not self._of_tenant[task.tenant.name]:
             del self._of_tenant[task.tenant.name]
@@ -435,13 +449,22 @@ class RouterService:
         return media_bytes
 
     def _check_capacity(self, media_bytes: int, tenant: Tenant = NOBODY) -> None:
-        self._policies.admission(
-            requests=len(self._tasks) + self._tokenizing + self._reading,
-            media_bytes=self._media_bytes,
-            new_media_bytes=media_bytes,
-            bounds=self._settings.capacity,
-            own_requests=self._of_tenant[tenant.name] if self.attainment.see(tenant) else 0,
-        )
+        bounds = self._settings.capacity
+        try:
+            self._policies.admission(
+                requests=len(self._tasks) + self._tokenizing + self._reading,
+                media_bytes=self._media_bytes,
+                new_media_bytes=media_bytes,
+                bounds=bounds,
+                own_requests=self._of_tenant[tenant.name] if self.attainment.see(tenant) else 0,
+            )
+        except Overloaded as error:
+            now_s = self._clock()
+            waits_s = [error.retry_after_s or 0.0, self._places.refuse(1, now_s)]
+            if self._media_bytes + media_bytes > bounds.max_media_bytes:
+                waits_s.append(self._room.refuse(media_bytes, now_s))
+            error.retry_after_s = max(waits_s)
+            raise
 
     def _check_id(self, request_id: str) -> None:
         limit = self._settings.max_request_id_chars

@@ -53,7 +53,7 @@ class ServerBounds:
     max_media_bytes: Positive = 2 << 30
     """Most bytes of media over all requests; they are kept for retries."""
     retry_after_s: PositiveSeconds = 1.0
-    """Retry-After of a refused request."""
+    """Retry-After of a refused request; the least, where it is known how fast requests end."""
 
     def __post_init__(self) -> None:
         check_limits(self)

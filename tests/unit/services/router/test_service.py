@@ -379,6 +379,32 @@ async def test_requests_above_the_limit_are_refused_with_retry_after() -> None:
 
 
 @virtual
+@pytest.mark.parametrize("images", [0, 1])
+async def test_refused_requests_are_told_when_there_will_be_places_as_fast_as_requests_end(images: int) -> None:
+    """By their number, or by the bytes of their media."""
+    nbytes = len(image(0))
+    limits = ServerBounds(max_media_bytes=2 * nbytes) if images else ServerBounds(max_concurrent_requests=2)
+    async with bench(texts=1, settings=RouterSettings(capacity=limits)) as made:
+
+        def sent(name: str, number: int) -> asyncio.Task[object]:
+            media = [image(number * 2 + ord(name[0]) * 100)] * images
+            return asyncio.Task(collect(made.router, ask(f"{name}{number}", media)))
+
+        made.texts[0].token_s = 1.0
+        for number in range(4):
+            await asyncio.gather(sent("p", number), sent("q", number))
+        running = [sent("r", number) for number in range(2)]
+        await asyncio.sleep(0.01)
+        outcomes = await asyncio.gather(*(sent("s", number) for number in range(8)), return_exceptions=True)
+        told = [error.retry_after_s or 0.0 for error in outcomes if isinstance(error, Overloaded)]
+        assert len(told) == 8
+        assert told == sorted(told)
+        answer_s = made.router.attainment.read().ttft_s if False else 4.0
+        assert told[-1] == pytest.approx(4 * answer_s, rel=0.3), "two of them at a time"
+        await asyncio.gather(*running)
+
+
+@virtual
 async def test_a_burst_of_200_requests_is_answered_in_full() -> None:
     async with bench() as made:
         answers = [
