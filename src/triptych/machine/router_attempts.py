@@ -5,7 +5,11 @@ from enum import Enum
 from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError, Unavailable
 
 MOST_BREAKS = 4
-"""How often a request goes on after its router was lost: it may be what kills them."""
+"""How often in a row a request goes on after a router was lost that sent none of the answer: it may be what kills them. A part of an
+answer that kills a router kills the next one too before it sends more, as that goes through the same tokens again.
+"""
+MOST_LOST = 16
+"""Routers that one request goes on after, whatever they sent: as many as it survives drains of text instances."""
 RETURN_S = 10.0
 """How long a request looks for a router after it has lost one, which may come back itself."""
 RESTART_S = 3.0
@@ -32,6 +36,8 @@ class RouterAttempts:
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
+        self._lost = 0
+        """Routers, of which the last ``_breaks`` sent nothing."""
         self._breaks = 0
         self._has_output = False
         """Some of the answer came in this attempt."""
@@ -63,8 +69,9 @@ class RouterAttempts:
         if not may_repeat:
             return Next.FAIL
         if lost and (had_output or not refused):
-            self._breaks += 1
-            if self._breaks > MOST_BREAKS:
+            self._lost += 1
+            self._breaks = 0 if had_output else self._breaks + 1
+            if self._breaks > MOST_BREAKS or self._lost > MOST_LOST:
                 return Next.FAIL
             self.tried = {address}
             return self._any_until(now_s + RETURN_S, error)

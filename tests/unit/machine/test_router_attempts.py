@@ -10,7 +10,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router_attempts import MOST_BREAKS, RESTART_S, RETURN_S, Next, RouterAttempts
+from triptych.machine.router_attempts import MOST_BREAKS, MOST_LOST, RESTART_S, RETURN_S, Next, RouterAttempts
 
 LOST = InstanceLost("the connection broke")
 REPORTED = InstanceLost("a text instance was lost")
@@ -128,10 +128,24 @@ def test_it_looks_for_a_router_with_growing_pauses_and_for_a_time(deadline_s: fl
     assert attempts.left_s(100.0) == 0
 
 
-def test_an_answer_survives_some_routers() -> None:
-    attempts = RouterAttempts(60.0)
-    for _ in range(MOST_BREAKS):
-        assert failed(attempts, LOST) is Next.ANY
+def lose(attempts: RouterAttempts, *, outputs: bool) -> Next:
+    """A router, before or after it has sent some of the answer."""
+    if outputs:
         attempts.progressed()
         assert attempts.error is None
-    assert failed(attempts, LOST) is Next.FAIL
+    return failed(attempts, LOST)
+
+
+def test_an_answer_that_gets_on_at_each_router_survives_more_of_them_than_one_that_does_not() -> None:
+    stuck, going = RouterAttempts(60.0), RouterAttempts(60.0)
+    assert [lose(stuck, outputs=False) for _ in range(MOST_BREAKS)] == [Next.ANY] * MOST_BREAKS
+    assert lose(stuck, outputs=False) is Next.FAIL
+    assert [lose(going, outputs=True) for _ in range(MOST_LOST)] == [Next.ANY] * MOST_LOST
+    assert lose(going, outputs=True) is Next.FAIL
+
+
+def test_routers_that_sent_nothing_are_counted_anew_once_one_has() -> None:
+    attempts = RouterAttempts(60.0)
+    routers = [False] * MOST_BREAKS + [True] + [False] * MOST_BREAKS
+    assert {lose(attempts, outputs=outputs) for outputs in routers} == {Next.ANY}
+    assert lose(attempts, outputs=False) is Next.FAIL

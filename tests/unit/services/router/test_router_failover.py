@@ -373,12 +373,34 @@ async def test_a_router_that_has_no_room_is_asked_again() -> None:
 
 @virtual
 async def test_an_answer_that_loses_every_router_ends() -> None:
-    """It may be what kills them."""
+    """It may be what kills them. What the first one sent does not help it."""
     async with site() as made:
         made.always_cuts = True
         with pytest.raises(InstanceLost, match="the connection broke"):
             await made.collect(ask("r"))
         assert len(made.asked) == MOST_BREAKS + 1
+        made.forget()
+        made.always_cuts, made.cut_before = False, {1}
+        made.on_cut = lambda: setattr(made, "always_cuts", True)
+        with pytest.raises(InstanceLost, match="the connection broke"):
+            await made.collect(ask("r2"))
+        assert len(made.asked) == 1 + MOST_BREAKS + 1
+
+
+@virtual
+async def test_an_answer_outlasts_more_routers_that_are_restarted_than_one_may_lose_without_output() -> None:
+    """Each of them drains for less time than the answer takes, and then ends its stream."""
+    async with site(ScriptedText, BUILDER) as made:
+        assert isinstance(made.text, ScriptedText)
+        made.text.scripts = ["one two three, and more words yet"]
+        request = ask("r", sampling=SamplingParams(max_tokens=400))
+        whole = shape(await made.collect(request))
+        restarts = made.passed - 1
+        assert restarts > MOST_BREAKS
+        made.forget()
+        made.cut_before = set(range(1, made.passed))
+        assert shape(await made.collect(request)) == whole
+        assert len(made.asked) == restarts + 1
 
 
 @virtual
