@@ -129,15 +129,17 @@ class Processes:
                     service.process.kill()
                 await service.process.wait()
 
-    async def start(self, kind: str, name: str, tree: Tree, *arguments: str, port: int = 0) -> Service:
-        """Returns at once; ``Service.until_ready`` waits for it."""
+    async def start(
+        self, kind: str, name: str, tree: Tree, *arguments: str, port: int = 0, module: str = ""
+    ) -> Service:
+        """Returns at once; ``Service.until_ready`` waits for it. ``module`` is run instead of the service's."""
         admin_port, free = ports.free(2, self._taken | {port})
         port = port or free
-        module = ("-m", "triptych.cli.child", str(os.getpid()), f"services.{kind}")
+        run = ("-m", "triptych.cli.child", str(os.getpid()), module or f"services.{kind}")
         listen = ("--port", str(port), "--admin-port", str(admin_port))
         with (self.logs / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *tree.python(*module, *arguments, *listen),
+                *tree.python(*run, *arguments, *listen),
                 cwd=tree.root,
                 env=tree.environment,
                 stdin=asyncio.subprocess.DEVNULL,

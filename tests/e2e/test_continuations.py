@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,11 +51,11 @@ class Streamed:
 OnTokens = Callable[[str, int], Awaitable[None]]
 
 
-async def stream(client: httpx.AsyncClient, on_tokens: OnTokens) -> Streamed:
+async def stream(client: httpx.AsyncClient, on_tokens: OnTokens, body: Mapping[str, Any] = BODY) -> Streamed:
     """The whole answer. ``on_tokens`` gets the request's id and the number of tokens so far, after each event."""
     got = Streamed()
     ended = False
-    async with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
