@@ -33,9 +33,13 @@ class _Read:
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
+        self.waiters = 0
+        """Callers."""
         self.placing = False
         """It has a slot, to which it is being copied."""
         self.given_up = False
+        self.left = False
+        """Given up as all callers have left."""
 
 
 class FileTier:
@@ -87,6 +91,16 @@ class FileTier:
             await self._wait(key, read)
 
     async def _wait(self, key: bytes, read: _Read) -> None:
+        read.waiters += 1
+        try:
+            await self._wait_for_its_end(key, read)
+        finally:
+            read.waiters -= 1
+            if not (read.waiters or read.placing or read.ended.is_set()):
+                read.given_up = read.left = True
+                self._end(key, read)
+
+    async def _wait_for_its_end(self, key: bytes, read: _Read) -> None:
         try:
             async with asyncio.timeout(READ_PATIENCE_S):
                 await read.ended.wait()
@@ -112,6 +126,7 @@ class FileTier:
             stored = await self._reads_pool.run(self._read, key, read)
             self._read_s = self._clock()
             if read.given_up:
+                outcome = "left" if read.left else "failed"
                 return
             if stored is None:
                 outcome = "miss"

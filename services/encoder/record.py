@@ -20,7 +20,7 @@ class FilesRecord(Protocol):
     """Receives what became of each read and write of an embedding's file."""
 
     def file_read(self, outcome: str) -> None:
-        """hit, miss, damaged (and removed), or failed."""
+        """hit, miss, damaged (and removed), failed, or left (by all callers)."""
         ...
 
     def file_written(self, outcome: str) -> None:

@@ -208,6 +208,54 @@ def test_files_that_cannot_be_opened_are_encoded(files: EmbeddingFiles, monkeypa
     under_virtual_time(scenario)
 
 
+class BusyFiles(EmbeddingFiles):
+    """On a slow disk."""
+
+    begun = 0
+
+    def read(self, key: bytes, most_nbytes: int) -> StoredEmbedding | None:
+        self.begun += 1
+        spend(0.4)
+        return super().read(key, most_nbytes)
+
+
+def test_a_file_that_all_callers_have_left_is_not_read(tmp_path: Path) -> None:
+    """Two can be read at a time. What has begun is not copied to the arena."""
+    names = ("cat", "dog", "cow")
+
+    async def scenario() -> None:
+        await encoded_once(EmbeddingFiles(tmp_path / "kept", MIB), *names)
+        files = BusyFiles(tmp_path / "kept", MIB)
+        async with encoder_instance(files=files) as instance, asyncio.TaskGroup() as group:
+            calls = [group.create_task(instance.service.encode(encode_request(name))) for name in names]
+            await asyncio.sleep(0.1)
+            assert files.begun == 2
+            for call in calls:
+                call.cancel()
+            await asyncio.sleep(2)
+            assert (files.begun, instance.files.reads) == (2, {"left": 3})
+            assert instance.store.memory.cached_bytes == 0
+            assert (await encoded(instance, "cow")).cached, "a later caller has it read"
+            assert (files.begun, instance.engine.encoded_items) == (3, 0)
+
+    under_virtual_time(scenario)
+
+
+def test_an_embedding_that_is_wanted_again_while_its_left_read_runs_is_read_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await encoded_once(EmbeddingFiles(tmp_path / "kept", MIB), "cat")
+        files = BusyFiles(tmp_path / "kept", MIB)
+        async with encoder_instance(files=files) as instance, asyncio.TaskGroup() as group:
+            call = group.create_task(instance.service.encode(encode_request("cat")))
+            await asyncio.sleep(0.1)
+            call.cancel()
+            await asyncio.sleep(0.1)
+            assert (await encoded(instance)).cached
+            assert (files.begun, instance.files.reads, instance.engine.encoded_items) == (2, {"left": 1, "hit": 1}, 0)
+
+    under_virtual_time(scenario)
+
+
 class SlowFiles(EmbeddingFiles):
     """On a disk that hangs."""
 
