@@ -33,6 +33,7 @@ from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvSegment
 from triptych.domain.stage import Stage
 from triptych.errors import DeadlineExceeded, Overloaded
 from triptych.machine.encoder.batch_queue import BatchLimits
@@ -127,6 +128,18 @@ def prefills_at_once(cluster: SimCluster) -> None:
     cluster.texts[0].engine.step_s = 0.001
 
 
+def copies_slowly(cluster: SimCluster) -> None:
+    """Keys and values, in the engine's thread."""
+    engine = cluster.texts[0].engine
+    pack = engine.pack
+
+    def slow(request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        spend(BLOCKED_S)
+        return pack(request_id, choice, segment, memory)
+
+    engine.pack = slow  # type: ignore[method-assign]
+
+
 PLACES = {
     "preparation": Place(lambda cluster, phase: phase is Phase.PREPARING, prepares_slowly),
     "preprocessing": Place(
@@ -152,6 +165,13 @@ PLACES = {
         images=0,
         behind=True,
         step_s=0.15,
+    ),
+    "hand-over": Place(
+        lambda cluster, phase: phase is Phase.STREAMING and bool(cluster.texts[0].store.memory.leased_bytes),  # type: ignore[union-attr]
+        copies_slowly,
+        APART,
+        images=0,
+        step_s=BLOCKED_S,
     ),
     "pull of KV": Place(
         lambda cluster, phase: text_load(cluster, Stage.DECODE, 1) == 1,
