@@ -1,10 +1,12 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.routing import trace_directory
+from benchmarks.routing import router_cpu, trace_directory
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+from triptych.machine.router.cluster import ClusterMachine
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
@@ -34,6 +36,20 @@ def test_the_benchmark_of_routing_measures_every_step(traces: Path, tmp_path: Pa
         assert row["failed"] == 0
         assert 0 < row["mean_ms"]["short"]["least"] <= row["p99_ms"]["short"]["most"]
         assert 0 < row["goodput_per_s"]["middle"] <= row["per_s"]["middle"]
+        assert row["router_us"]["least"] > 0
+
+
+def test_the_time_of_the_router_is_that_of_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(works_s: float, waits_s: float) -> None:
+        time.sleep(waits_s)
+        until_s = time.thread_time() + works_s
+        while time.thread_time() < until_s:
+            pass
+
+    monkeypatch.setattr(ClusterMachine, "handle", handle)
+    with router_cpu() as spent:
+        ClusterMachine.handle(0.02, 0.2)  # type: ignore[call-arg,arg-type]
+    assert 0.02 <= spent.seconds < 0.1
 
 
 def test_it_says_what_is_missing_without_a_trace(tmp_path: Path) -> None:
