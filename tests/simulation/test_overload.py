@@ -1,6 +1,7 @@
 """More requests than the cluster can serve, with deadlines: the real services under virtual time."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -13,9 +14,12 @@ from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.test_ordering import asked
 from tests.simulation.workload import Ask, Reply, play
+from triptych.domain.embedding import Tensor
 from triptych.errors import DeadlineExceeded, NotFound, Overloaded
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.policies import PolicyNames
+from triptych.ports import EngineOutput
+from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 
 LASTS_S = 20.0
 TEXT_PER_S = 10.0
@@ -52,6 +56,40 @@ def poisson(per_s: float, *, images: bool) -> list[Ask]:
     return asks
 
 
+class Begun:
+    """When encoders and engines begin with the items and prompts of requests."""
+
+    def __init__(self, cluster: SimCluster, asks: list[Ask]) -> None:
+        self.items: list[tuple[str, float]] = []
+        """By their request, as all are different."""
+        self.prompts: list[tuple[str, float]] = []
+        of_item = {part.data: ask.request.request_id for ask in asks for part in ask.request.media}
+        for node in cluster.encoders:
+            self._watch_encoder(node.engine, of_item)
+        for text in cluster.texts:
+            self._watch_text(text.engine)
+
+    def _watch_encoder(self, engine: FakeEncoderEngine, of_item: dict[bytes, str]) -> None:
+        encode = engine.encode
+
+        def encoding(batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+            self.items += [(of_item[item.media], now_s()) for item in batch]
+            return encode(batch)
+
+        engine.encode = encoding  # type: ignore[method-assign]
+
+    def _watch_text(self, engine: FakeTextEngine) -> None:
+        step = engine.step
+
+        def stepping() -> list[EngineOutput]:
+            waiting, began_s = engine.waiting, now_s()
+            outputs = step()
+            self.prompts += [(name.rpartition("/")[0], began_s) for name in waiting - engine.waiting]
+            return outputs
+
+        engine.step = stepping  # type: ignore[method-assign]
+
+
 class Run:
     """What became of the requests."""
 
@@ -65,6 +103,7 @@ class Run:
 
         async def scenario(cluster: SimCluster) -> None:
             self.began_s = now_s()
+            self.begun = Begun(cluster, asks)
             self.replies = await play(cluster.router, asks)
             cluster.router.attainment.validate()
             for reply in self.refused:
@@ -87,6 +126,16 @@ class Run:
         return sum(isinstance(reply.error, DeadlineExceeded) for reply in self.replies)
 
     @property
+    def begun_late(self) -> list[tuple[str, float]]:
+        """Requests whose deadlines had passed when something of them was begun, and for how long."""
+        due_s = {
+            reply.ask.request.request_id: self.began_s + reply.ask.at_s + reply.ask.request.timeout_s
+            for reply in self.replies
+        }
+        begun = (*self.begun.items, *self.begun.prompts)
+        return [(name, at_s - due_s[name]) for name, at_s in begun if at_s > due_s[name]]
+
+    @property
     def refused(self) -> list[Reply]:
         return [reply for reply in self.replies if isinstance(reply.error, Overloaded)]
 
@@ -106,12 +155,16 @@ def test_goodput_stays_at_its_peak_under_overload_and_the_rest_is_refused_at_onc
         assert run.prepared <= 0.1 * len(run.refused), "most are refused before anything is computed"
         assert median(reply.ended_s - run.began_s - reply.ask.at_s for reply in run.refused) < 0.05
         assert all(reply.error is not None and (reply.error.retry_after_s or 0) > 0 for reply in run.refused)
+        assert len(run.begun.prompts) >= run.answered
+        assert len(run.begun.items) >= (run.answered if images else 0)
+        assert not run.begun_late, "no work for a request whose deadline has passed"
 
 
 def test_without_the_refusals_what_cannot_be_served_ends_by_its_deadline() -> None:
     run = Run(text_world("admit"), poisson(4 * TEXT_PER_S, images=False))
     assert not run.refused
     assert run.late > 0.5 * len(run.replies)
+    assert not run.begun_late
 
 
 def test_below_the_capacity_nothing_is_refused() -> None:
