@@ -5,10 +5,16 @@ with the demo model (``demo``), or sleep as a synthetic profile says (``delay``)
 
 The capacity is measured first: answers per second to clients that always have 64 requests open, without deadlines, and with 512, of which
 most wait. Then requests arrive
-at random (Poisson) at multiples of it, regardless of earlier ones, each with a deadline of 3 to 5 s (``x-request-timeout``). All are different.
+at random (Poisson) at multiples of it, regardless of earlier ones, each with a deadline (``x-request-timeout``) of 3 to 5 s, or of the ranges of ``--deadlines``,
+one series of loads for each. All are different.
 An answer counts if its client has it before its deadline, counted from when the request was due, and before the load ends. ``kept`` is the rate of such answers
-over the highest at any load; ``late`` are requests that were admitted and not answered in time; ``begun`` those of them that a text instance had.
-The clients run in the benchmark's own process, on the same machine.
+over the highest at any load; ``late`` are requests that were admitted and not answered in time; ``begun`` those of them that a text instance had, and
+``encoded_in_vain`` the images that encoders have encoded without an answer to their request, or once more. An item whose request ends while its batch
+is encoded is in no metric, and so not among these. The clients run in the benchmark's own process, on the same machine.
+
+With ``--come-back`` a client that is refused waits its Retry-After, the whole seconds that HTTP has, and sends the same request once more with the same timeout, while others
+come for the first time as before; who would come after the load has ended leaves. These tries count as requests as well, and are shown by themselves:
+``admitted`` are those that are not refused again, ``unread`` those whose first try the gateway had refused by itself.
 """
 
 import argparse
@@ -21,7 +27,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -41,7 +47,6 @@ from triptych.demo import MODEL_ID
 from triptych.runtime.profiles import write_profile
 from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
-DEADLINES_S = (3.0, 5.0)
 OPEN = 64
 """Requests that are open while the capacity is measured ..."""
 MANY_OPEN = 512
@@ -54,6 +59,8 @@ GRACE_S = 5.0
 MOST_IDLE_S = 10.0
 """Connections that have been idle for longer are not used again, as the gateway closes them (``--head-timeout-s``)."""
 SIDE_PX = 56
+UNREAD = b"more come than can be looked at"
+"""In the body of a refusal by the gateway itself."""
 WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", "largest", "how", "many", "images")
 
 
@@ -66,22 +73,56 @@ class Settings:
     """Of each load above 1; up to the capacity half of it."""
     capacity_s: float = 10.0
     seed: int = 15
+    deadlines_s: tuple[tuple[float, float], ...] = ((3.0, 5.0),)
+    """Least and most of each series of loads."""
+    come_back: bool = False
+    """Who is refused waits its Retry-After and tries once more."""
+
+    def seconds_of(self, load: float) -> float:
+        return self.seconds if load > 1 else self.seconds / 2
 
 
 QUICK = Settings(("delay",), ("mixed",), (1.0, 4.0), 6.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A request's end. Times count from when it was due."""
+class Body:
+    data: bytes
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the gateway said."""
 
     status: int
     """0 if the connection broke or nothing came."""
+    retry_after_s: float = 0.0
+    unread: bool = False
+    """The gateway refused by itself."""
+
+    @property
+    def refused(self) -> bool:
+        return self.status == httpx.codes.TOO_MANY_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A try's end. Times count from when it was due."""
+
+    answer: Answer
+    images: int
     took_s: float
     ended_s: float
     """Since the load began."""
     deadline_s: float
     sent_late_s: float
+    first: Answer | None = None
+    """Of a second try: what was said to the first."""
+
+    @property
+    def status(self) -> int:
+        return self.answer.status
 
     @property
     def in_time(self) -> bool:
@@ -96,15 +137,15 @@ class Gateway:
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = field(default_factory=list)
     """With the time of the last answer; the latest is last."""
 
-    async def post(self, body: bytes, timeout_s: float) -> int:
-        """The status of the whole answer; 0 if there is none within the timeout and a grace."""
+    async def post(self, body: Body, timeout_s: float) -> Answer:
+        """Once the whole answer is there; of status 0 if there is none within the timeout and a grace."""
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
-                return await self._post(body, timeout_s)
+                return await self._post(body.data, timeout_s)
         except (OSError, EOFError, TimeoutError):
-            return 0
+            return Answer(0)
 
-    async def _post(self, body: bytes, timeout_s: float) -> int:
+    async def _post(self, body: bytes, timeout_s: float) -> Answer:
         reader, writer = await self._connection()
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -113,13 +154,14 @@ class Gateway:
         try:
             writer.write(head.encode() + body)
             told = (await reader.readuntil(b"\r\n\r\n")).lower()
-            length = next(line for line in told.split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(int(length.partition(b":")[2]))
+            status, *lines = told.split(b"\r\n")
+            headers = {name: value for name, _, value in (line.partition(b":") for line in lines)}
+            content = await reader.readexactly(int(headers[b"content-length"]))
         except BaseException:
             writer.close()
             raise
         self._idle.append((reader, writer, time.perf_counter()))
-        return int(told.split()[1])
+        return Answer(int(status.split()[1]), float(headers.get(b"retry-after", 0)), UNREAD in content)
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
@@ -141,37 +183,90 @@ class Bodies:
         self._images = IMAGES if mix == "mixed" else (0,)
         self._rng = rng
 
-    def next(self) -> bytes:
+    def next(self) -> Body:
         images = [png(Size(SIDE_PX, SIDE_PX), self._rng) for _ in range(self._rng.choice(self._images))]
         urls = ("data:image/png;base64," + base64.b64encode(image).decode() for image in images)
         content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content.append({"type": "text", "text": " ".join(self._rng.choices(WORDS, k=16))})
         ask = {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], "temperature": 0}
-        return json.dumps(ask | {"max_tokens": TOKENS, "ignore_eos": True}).encode()
+        return Body(json.dumps(ask | {"max_tokens": TOKENS, "ignore_eos": True}).encode(), len(images))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of the processes of the cluster, since the last look."""
+
+    cpu_s: Mapping[str, float]
+    """By kind of process."""
+    begun: int
+    """Requests that text instances had and did not answer."""
+    encoded: int
+    """Images."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """What the processes of the cluster have used and refused, since the last look."""
+    """What the processes of the cluster have used and done, since the last look."""
 
     cluster: LocalCluster
     http: httpx.AsyncClient
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     begun: float = 0.0
+    encoded: float = 0.0
 
-    async def look(self) -> tuple[dict[str, float], int]:
-        """CPU seconds by kind of process, and requests that text instances had and did not answer."""
+    async def look(self) -> Seen:
         cpu_s: defaultdict[str, float] = defaultdict(float)
         for name, pid in (*self.cluster.processes.items(), ("clients", psutil.Process().pid)):
             spent = psutil.Process(pid).cpu_times()
             cpu_s[name.partition("-")[0]] += spent.user + spent.system
-        begun = 0.0
+        begun = encoded = 0.0
         for name, url in self.cluster.admin_urls.items():
-            if name.startswith("text") and (samples := await scrape(self.http, url)) is not None:
+            if (samples := await scrape(self.http, url)) is None:
+                continue
+            if name.startswith("text"):
                 begun += samples.total("triptych_text_failures_total") or 0
+            if name.startswith("encoder"):
+                encoded += samples.total("triptych_encoder_items_total", cached="no") or 0
         used = {name: round(spent_s - self.cpu_s.get(name, 0.0), 2) for name, spent_s in cpu_s.items()}
-        failed, self.cpu_s, self.begun = begun - self.begun, cpu_s, begun
-        return used, round(failed)
+        seen = Seen(used, round(begun - self.begun), round(encoded - self.encoded))
+        self.cpu_s, self.begun, self.encoded = cpu_s, begun, encoded
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Second tries, of those that were refused and whose Retry-After ended while the load lasted."""
+
+    tries: int
+    admitted: int
+    """Neither refused again nor broken."""
+    answered_in_time: int
+    unread: int
+    """Of the tries, those whose first one the gateway had refused by itself ..."""
+    unread_admitted: int
+    """... and of those that were admitted."""
+    retry_after_p50_s: float
+    left: int
+    """Refused requests that do not come again, as the load has ended by then."""
+
+    @classmethod
+    def of(cls, sent: Sequence[Sent]) -> Self:
+        again = [one for one in sent if one.first is not None]
+        admitted = [one for one in again if one.status and not one.answer.refused]
+        told_s = [one.first.retry_after_s for one in again if one.first is not None]
+        return cls(
+            len(again),
+            len(admitted),
+            sum(one.in_time for one in again),
+            _unread(again),
+            _unread(admitted),
+            median(told_s) if told_s else 0.0,
+            sum(one.first is None and one.answer.refused for one in sent) - len(again),
+        )
+
+
+def _unread(again: Sequence[Sent]) -> int:
+    return sum(one.first is not None and one.first.unread for one in again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +284,8 @@ class Row:
     late: int
     begun: int
     """Requests that a text instance had and did not answer."""
+    encoded_in_vain: int
+    """Images that were encoded without an answer to their request, or once more."""
     broken: int
     """Neither an answer nor an error."""
     statuses: dict[str, int]
@@ -198,13 +295,16 @@ class Row:
     """Lag of the clients themselves."""
     cores: dict[str, float]
     """CPU seconds per second, by kind of process."""
+    again: Again | None
 
     @classmethod
     def of(
-        cls, load: float, rate: float, seconds: float, sent: Sequence[Sent], cores: dict[str, float], begun: int
+        cls, load: float, rate: float, settings: Settings, sent: Sequence[Sent], seen: Seen, lasted_s: float
     ) -> Self:
+        """The load with its answers and refusals lasted ``lasted_s``."""
+        seconds = settings.seconds_of(load)
         good = [one for one in sent if one.in_time]
-        refused = [1000 * one.took_s for one in sent if one.status == httpx.codes.TOO_MANY_REQUESTS]
+        refused = [1000 * one.took_s for one in sent if one.answer.refused]
         took = [1000 * one.took_s for one in good]
         return cls(
             load,
@@ -216,13 +316,15 @@ class Row:
             round(median(refused), 2) if refused else 0.0,
             round(percentile(refused, 99), 2) if refused else 0.0,
             len(sent) - len(good) - len(refused),
-            begun,
+            seen.begun,
+            seen.encoded - sum(one.images for one in sent if one.status == httpx.codes.OK),
             sum(not one.status for one in sent),
             {str(status): number for status, number in sorted(Counter(one.status for one in sent).items())},
             round(percentile(took, 50), 1) if took else 0.0,
             round(percentile(took, 99), 1) if took else 0.0,
             round(1000 * percentile([one.sent_late_s for one in sent], 99), 2),
-            cores,
+            {name: round(spent_s / lasted_s, 2) for name, spent_s in seen.cpu_s.items()},
+            Again.of(sent) if settings.come_back else None,
         )
 
 
@@ -232,10 +334,10 @@ async def capacity(gateway: Gateway, bodies: Bodies, seconds: float, requests: i
     began_s = time.perf_counter()
     ends: list[float] = []
 
-    async def client(first: bytes) -> None:
+    async def client(first: Body) -> None:
         body = first
         while time.perf_counter() - began_s < seconds:
-            status = await gateway.post(body, PATIENT_S)
+            status = (await gateway.post(body, PATIENT_S)).status
             assert status == httpx.codes.OK, f"a request without a deadline was answered {status}"
             ends.append(time.perf_counter() - began_s)
             body = bodies.next()
@@ -246,26 +348,43 @@ async def capacity(gateway: Gateway, bodies: Bodies, seconds: float, requests: i
     return sum(0.2 * seconds <= at_s < seconds for at_s in ends) / (0.8 * seconds)
 
 
-async def offered(gateway: Gateway, bodies: Bodies, rate: float, seconds: float, rng: random.Random) -> list[Sent]:
+async def offered(
+    gateway: Gateway,
+    bodies: Bodies,
+    rate: float,
+    seconds: float,
+    deadlines_s: tuple[float, float],
+    rng: random.Random,
+    *,
+    come_back: bool,
+) -> list[Sent]:
     """Open loop: every request is sent when it is due."""
-    arrivals: list[tuple[float, float, bytes]] = []
+    arrivals: list[tuple[float, float, Body]] = []
     at_s = rng.expovariate(rate)
     while at_s < seconds:
-        arrivals.append((at_s, rng.uniform(*DEADLINES_S), bodies.next()))
+        arrivals.append((at_s, rng.uniform(*deadlines_s), bodies.next()))
         at_s += rng.expovariate(rate)
     sent: list[Sent] = []
     began_s = time.perf_counter()
 
-    async def ask(due_s: float, deadline_s: float, body: bytes) -> None:
+    async def ask(due_s: float, deadline_s: float, body: Body, first: Answer | None = None) -> Answer:
         late_s = time.perf_counter() - began_s - due_s
-        status = await gateway.post(body, max(0.001, deadline_s - late_s))
+        answer = await gateway.post(body, max(0.001, deadline_s - late_s))
         ended_s = time.perf_counter() - began_s
-        sent.append(Sent(status, ended_s - due_s, ended_s, deadline_s, late_s))
+        sent.append(Sent(answer, body.images, ended_s - due_s, ended_s, deadline_s, late_s, first))
+        return answer
+
+    async def client(due_s: float, deadline_s: float, body: Body) -> None:
+        answer = await ask(due_s, deadline_s, body)
+        again_s = time.perf_counter() - began_s + answer.retry_after_s
+        if come_back and answer.refused and again_s < seconds:
+            await asyncio.sleep(answer.retry_after_s)
+            await ask(again_s, deadline_s, body, answer)
 
     async with asyncio.TaskGroup() as group:
         for due_s, deadline_s, body in arrivals:
             await asyncio.sleep(began_s + due_s - time.perf_counter())
-            group.create_task(ask(due_s, deadline_s, body))
+            group.create_task(client(due_s, deadline_s, body))
     return sent
 
 
@@ -284,10 +403,11 @@ async def serving(engine: str, folder: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-async def measured(engine: str, mix: str, settings: Settings, note: Callable[[str], None]) -> dict[str, Any]:
+async def measured(engine: str, mix: str, settings: Settings, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """One series of loads for each range of deadlines."""
     rng = random.Random(f"{settings.seed} {engine} {mix}")
     bodies = Bodies(mix, rng)
-    rows: list[Row] = []
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         async with serving(engine, Path(folder)) as cluster, httpx.AsyncClient(trust_env=False) as http:
             gateway = Gateway(int(cluster.targets["gateway"].rpartition(":")[2]))
@@ -296,39 +416,48 @@ async def measured(engine: str, mix: str, settings: Settings, note: Callable[[st
             many_open = await capacity(gateway, bodies, settings.capacity_s, MANY_OPEN)
             note(f"{engine}, {mix}: capacity {bears:.1f} answers/s, {many_open:.1f} with {MANY_OPEN} open")
             watch = Watch(cluster, http)
-            for load in settings.loads:
-                await watch.look()
-                seconds = settings.seconds if load > 1 else settings.seconds / 2
-                began_s = time.perf_counter()
-                sent = await offered(gateway, bodies, load * bears, seconds, rng)
-                used, begun = await watch.look()
-                cores = {name: round(spent_s / (time.perf_counter() - began_s), 2) for name, spent_s in used.items()}
-                rows.append(Row.of(load, load * bears, seconds, sent, cores, begun))
-                note(_line(rows[-1]))
+            for deadlines_s in settings.deadlines_s:
+                note(f"  deadlines of {deadlines_s[0]:g} to {deadlines_s[1]:g} s")
+                rows: list[Row] = []
+                for load in settings.loads:
+                    await watch.look()
+                    seconds, began_s = settings.seconds_of(load), time.perf_counter()
+                    sent = await offered(
+                        gateway, bodies, load * bears, seconds, deadlines_s, rng, come_back=settings.come_back
+                    )
+                    seen = await watch.look()
+                    rows.append(Row.of(load, load * bears, settings, sent, seen, time.perf_counter() - began_s))
+                    note(_line(rows[-1]))
+                said = {"engine": engine, "mix": mix, "deadlines_s": deadlines_s}
+                bore = {"capacity": round(bears, 2), "capacity_many_open": round(many_open, 2)}
+                found.append(said | bore | _kept(rows, note) | {"rows": [asdict(row) for row in rows]})
             gateway.close()
+    return found
+
+
+def _kept(rows: Sequence[Row], note: Callable[[str], None]) -> dict[str, Any]:
+    """The rates of answers in time, by load, over the highest of them."""
     peak = max(row.goodput for row in rows)
     kept = {f"{row.load:g}": round(row.goodput / peak, 3) for row in rows} if peak else {}
     note(
         f"  of the peak, {peak:.1f} in time/s: "
         + ", ".join(f"{share:.0%} at {load} times" for load, share in kept.items())
     )
-    return {
-        "engine": engine,
-        "mix": mix,
-        "capacity": round(bears, 2),
-        "capacity_many_open": round(many_open, 2),
-        "peak": peak,
-        "kept": kept,
-        "rows": [asdict(row) for row in rows],
-    }
+    return {"peak": peak, "kept": kept}
 
 
 def _line(row: Row) -> str:
     cores = " ".join(f"{name} {share:.2f}" for name, share in row.cores.items() if share >= 0.01)
+    again = ""
+    if (one := row.again) is not None and one.tries:
+        again = (
+            f"; of {one.tries} that waited their Retry-After (P50 {one.retry_after_p50_s:.0f} s) {one.admitted / one.tries:.1%} admitted and "
+            f"{one.answered_in_time / one.tries:.1%} in time; of {one.unread} refused unread {one.unread_admitted} admitted"
+        )
     return (
         f"  {row.load:g} times: {row.sent} sent, {row.goodput:.1f}/s in time (P50 {row.answer_p50_ms:.0f} ms, P99 {row.answer_p99_ms:.0f}), "
         f"{row.refused} refused after {row.refusal_p50_ms:.1f} ms (P99 {row.refusal_p99_ms:.0f}), {row.late} late, of which {row.begun} begun, "
-        f"{row.broken} broken; clients lag {row.sent_late_p99_ms:.1f} ms (P99); cores: {cores}"
+        f"{row.encoded_in_vain} images in vain, {row.broken} broken{again}; clients lag {row.sent_late_p99_ms:.1f} ms (P99); cores: {cores}"
     )
 
 
@@ -341,6 +470,12 @@ def main() -> None:
     parser.add_argument("--mixes", default=",".join(default.mixes), help="of text and mixed, separated by commas")
     parser.add_argument("--loads", default="1,2,4,5", help="multiples of the capacity, separated by commas")
     parser.add_argument("--seconds", type=float, default=default.seconds, help="of each load above 1; of others half")
+    parser.add_argument(
+        "--deadlines", default="3-5", help="in seconds, from least to most, separated by commas: 0.5-1,3-5"
+    )
+    parser.add_argument(
+        "--come-back", action="store_true", help="who is refused waits its Retry-After and tries once more"
+    )
     arguments = parser.parse_args()
     settings = Settings(
         tuple(arguments.engines.split(",")),
@@ -350,6 +485,10 @@ def main() -> None:
     )
     if arguments.quick:
         settings = QUICK
+    deadlines_s = [tuple(map(float, one.split("-"))) for one in arguments.deadlines.split(",")]
+    settings = replace(
+        settings, deadlines_s=tuple((least, most) for least, most in deadlines_s), come_back=arguments.come_back
+    )
     ending.by_sigterm()
     result = uvloop.run(run(settings))
     write_figures(arguments.json, result)
@@ -362,8 +501,11 @@ async def run(settings: Settings) -> dict[str, Any]:
     def note(line: str) -> None:
         print(line, flush=True)
 
-    found = [await measured(engine, mix, settings, note) for engine in settings.engines for mix in settings.mixes]
-    return {"machine": described, "settings": asdict(settings), "deadlines_s": DEADLINES_S, "runs": found}
+    found: list[dict[str, Any]] = []
+    for engine in settings.engines:
+        for mix in settings.mixes:
+            found += await measured(engine, mix, settings, note)
+    return {"machine": described, "settings": asdict(settings), "runs": found}
 
 
 if __name__ == "__main__":
