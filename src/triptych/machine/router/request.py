@@ -481,7 +481,7 @@ class RequestMachine:
         return [*effects, self._reserve(again, wait=False, reason=error.message, again=True)]
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release everything and start over at the end of the queue."""
+        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
