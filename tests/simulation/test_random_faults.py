@@ -6,11 +6,14 @@ its right answer, within its deadline. Nothing is left, invariants hold, and a s
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -39,6 +42,7 @@ from triptych.policy import dispatching
 from triptych.policy.policies import PolicyNames
 from triptych.testing.links import Fault, Link
 
+ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
 _AT_ONCE = 10
 """Seeds of one test."""
@@ -61,6 +65,8 @@ _ATTEMPTS = 6
 """Twice the default: calls and pulls fail at random as well, which a request may meet more often than an instance that dies."""
 _LENDS_READILY = ClusterLimits(lend_above=0, lent_patience_s=0.05)
 """Few requests wait at a time."""
+REPLAYED = range(15)
+"""Seeds with all variants, of which other processes must say the same."""
 _LATE_SHARE = 0.01
 """Share of a seed's requests that may end by their deadline."""
 
@@ -352,6 +358,31 @@ def test_a_seed_runs_the_same_way_each_time() -> None:
     first = run(3)
     assert run(3) == first
     assert run(4) != first
+
+
+_REPLAY = """
+from hashlib import sha256
+from tests.simulation.test_random_faults import REPLAYED, run
+print(*(sha256(repr(run(seed)).encode()).hexdigest() for seed in REPLAYED))
+"""
+
+
+@pytest.mark.process
+def test_a_seed_runs_the_same_way_in_every_process() -> None:
+    """Whatever their hashes of strings are, by which sets of names are ordered."""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _REPLAY],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},  # noqa: TID251 - a child gets all of it
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for hash_seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert len(set(told[0])) == len(REPLAYED)
 
 
 def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
