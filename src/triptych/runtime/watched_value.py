@@ -39,7 +39,7 @@ class WatchedValue(Generic[T]):
         self._intervals = intervals
         self._most_per_s = most_per_s
         self._watchers: dict[asyncio.Event, None] = {}
-        """In the order in which they came, so that a simulated cluster replays exactly."""
+        """In the order in which they began, which is that in which they are told: events hash by address."""
         self._listeners: list[Callable[[], None]] = []
 
     def notify(self) -> None:

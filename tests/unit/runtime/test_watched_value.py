@@ -32,6 +32,29 @@ def test_a_watcher_gets_the_value_at_once_then_changes_at_a_bounded_rate_and_hea
     assert run(scenario()) == [(0.0, 0), (0.1, 5), (0.3, 6), (1.4, 6)]
 
 
+def test_watchers_hear_of_a_change_in_the_order_in_which_they_began() -> None:
+    async def scenario() -> list[int]:
+        watched = WatchedValue(lambda: 0, ReportIntervals(0.01, 60.0))
+        told: list[int] = []
+
+        async def watch(number: int) -> None:
+            async with aclosing(watched.watch()) as values:
+                async for _ in values:
+                    told.append(number)  # noqa: PERF401  # it never ends
+
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(watch(number)) for number in range(50)]
+            await asyncio.sleep(1.0)
+            told.clear()
+            watched.notify()
+            await asyncio.sleep(1.0)
+            for one in watching:
+                one.cancel()
+        return told
+
+    assert run(scenario()) == list(range(50))
+
+
 def test_many_watchers_share_a_rate_of_changes() -> None:
     async def scenario(watchers: int) -> int:
         watched = WatchedValue(lambda: 0, ReportIntervals(0.01, 60.0), most_per_s=100.0)
