@@ -1,8 +1,8 @@
 """The whole system in one process: the real services, machines and policies over fake engines and unreliable links."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from services.text.mounted import OwnEncoder
 from services.text.service import TextService
 from services.text.settings import TextSettings
 from services.text.switching import Switching
+from tests.router_client import LocalRouter
 from tests.simulation.scaling import (
     DRAIN_S,
     OrderBook,
@@ -37,14 +38,17 @@ from tests.simulation.scaling import (
     profile_of_encoder,
 )
 from triptych import ports
+from triptych.domain.chat import ChatRequest
 from triptych.domain.decision import Bounds
 from triptych.domain.embedding import Ticket
-from triptych.domain.instance import ServedPart
+from triptych.domain.generation import ChatEvent
+from triptych.domain.instance import ModelInfo, ServedPart
 from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
 from triptych.domain.pool import Registration
 from triptych.domain.profile import Profile
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.errors import TriptychError
 from triptych.families.base import Family
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.membership_view import ViewLimits
@@ -52,6 +56,7 @@ from triptych.machine.process_pools import RestartRules
 from triptych.machine.stage_states import StageStates
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
+from triptych.rpc.routers import Routers
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.profiles import KnownProfiles
@@ -110,6 +115,8 @@ class World:
     """Instances that can switch to any role, and begin with PD."""
     switching_from: tuple[Role, ...] = ()
     """More of these, by the roles that they begin with."""
+    routers: int = 0
+    """Routers that can fail, beside the one that is always there. Clients use them through ``SimCluster.clients``."""
     managers: int = 0
     """Pool managers, with which instances register and which the router follows; without one the test names members."""
     image_budget: ImageBudget | None = None
@@ -633,6 +640,110 @@ class ManagerNode:
         return LinkedPoolManager(self.links[caller])
 
 
+BROKEN_SHARE = 0.1
+"""Of the calls to a ``RouterNode`` that is alive: those whose connection breaks after the first events."""
+
+
+class RouterNode(LocalRouter):
+    """A router's process with its connections, and its callers' connection to it (``RouterClient``)."""
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        self.name = name
+        self._cluster = cluster
+        self._rng = cluster.rng(f"connections to {name}")
+        self.continues = True
+        self.clock_ahead_s = 0.0
+        """How far its clock is ahead of the others'."""
+        self._was_broken = False
+        self._epoch = 0
+        self._outbound: list[Link[Any]] = []
+        self._start()
+        self._link = Link(f"gateway->{name}", self.service, fault=self._fault)
+
+    def _fault(self, method: str) -> Fault:
+        """Never two calls in a row: a request that loses too many routers is given up (``router_attempts.MOST_BREAKS``)."""
+        self._cluster.decisions.append((self._cluster.clock(), self._link.name, method))
+        if method == "Chat":
+            self._was_broken = not self._was_broken and self._rng.random() < BROKEN_SHARE
+        return Fault.REPLY_LOST if method == "Chat" and self._was_broken else Fault.NONE
+
+    def _start(self) -> None:
+        self.is_up, self.drained, self._scope, self._outbound = True, False, TaskScope(self.name), []
+        self._epoch += 1
+        self.service = self._cluster.make_router(
+            self._cluster.source, self._connect, name=f"{self.name}.{self._epoch}", scope=self._scope, clock=self.clock
+        )
+        self.service.start()
+
+    def clock(self) -> float:
+        """Of this process."""
+        return self._cluster.clock() + self.clock_ahead_s
+
+    def _connect(self, address: str) -> LinkedInstance:
+        self._outbound.append(self._cluster.link(f"{self.name}->{address}", self._cluster.processes[address]))
+        return LinkedInstance(self._outbound[-1])
+
+    @property
+    def links(self) -> list[Link[Any]]:
+        """From its callers to it, and from it to instances."""
+        return [self._link, *self._outbound]
+
+    def start(self) -> None:
+        """Starts another incarnation, which knows nothing."""
+        self._start()
+        self._link.restart(self.service)
+
+    def hang(self) -> None:
+        """Nothing answers any more, as after SIGSTOP, but what runs inside goes on."""
+        for link in self.links:
+            link.stall()
+
+    def go_on(self) -> None:
+        for link in self.links:
+            link.resume()
+
+    async def drain(self) -> None:
+        """As on SIGTERM."""
+        self.drained = True
+        await self.service.drain()
+
+    async def kill(self) -> None:
+        """At once: its leases and calls are left to the instances."""
+        self.is_up = False
+        for link in self.links:
+            link.kill()
+        self.service.close()
+        await self._scope.close()
+
+    # --- RouterClient ------------------------------------------------------------------------------------------------
+
+    @property
+    def refused(self) -> bool:
+        return not self.is_up
+
+    @property
+    def connected(self) -> bool:
+        return self.is_up
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+        async with aclosing(self._link.stream("Chat", lambda one: _told(one, request), request.timeout_s)) as answer:
+            async for events in answer:
+                yield events
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return await self._link.call("Models", lambda one: one.models())
+
+
+async def _told(service: RouterService, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+    try:
+        async with aclosing(service.chat(request)) as answer:
+            async for events in answer:
+                yield events
+    except TriptychError as error:
+        error.sent_by_peer = True
+        raise
+
+
 class SimMembership:
     """``ports.Membership`` that a scenario changes during the run."""
 
@@ -653,9 +764,11 @@ class SimMembership:
 
     async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
         while True:
-            self._changed.clear()
-            yield MembershipSnapshot(self.version, tuple(self.members.values()))
-            await self._changed.wait()
+            version = self.version
+            yield MembershipSnapshot(version, tuple(self.members.values()))
+            while version == self.version:  # several may wait
+                self._changed.clear()
+                await self._changed.wait()
 
 
 class SimCluster:
@@ -712,6 +825,8 @@ class SimCluster:
             )
         self.source = source
         self.router = self.make_router(source, self.connect)
+        self.routers = [RouterNode(f"router-{number}", self) for number in range(world.routers)]
+        """Those that can fail."""
         if self.managers:
             self._register_router()
 
@@ -822,9 +937,10 @@ class SimCluster:
         *,
         name: str = "router",
         scope: TaskScope | None = None,
+        clock: ports.Clock | None = None,
     ) -> RouterService:
         """The cluster's router, or another with a name of its own, with the given links to its instances. With a ``scope``
-        of its own it can be killed.
+        of its own it can be killed, and it may have a ``clock`` of its own.
         """
         return RouterService(
             membership,
@@ -832,18 +948,34 @@ class SimCluster:
             settings=RouterSettings(**self.world.router),
             prepare=ModelPrepare(fake_prompt_builder(self.engines.family), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
-            clock=self.clock,
+            clock=clock or self.clock,
             scope=scope or self.scope,
             rng=self.rng(name),
             profiles=self.profiles if self.world.profiled else None,
         )
 
     async def start(self) -> None:
-        """Returns when the router has seen every instance."""
+        """Returns when the routers have seen every instance."""
         self.router.start()
-        async with asyncio.timeout(10):
-            while len((await self.router.readiness()).instances) < len(self.processes):  # noqa: ASYNC110  # virtual time
-                await asyncio.sleep(0.01)
+        for router in (self.router, *(node.service for node in self.routers)):
+            async with asyncio.timeout(10):
+                while len((await router.readiness()).instances) < len(self.processes):  # noqa: ASYNC110  # virtual time
+                    await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[Routers]:
+        """The routers that can fail, as a gateway or the SDK uses them."""
+
+        def reach(name: str) -> RouterNode:
+            return next(node for node in self.routers if node.name == name)
+
+        routers = Routers(reach, self.rng("seeds"))
+        routers.use(node.name for node in self.routers)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(routers.keep_asking())
+            await routers.asked()
+            yield routers
+            asking.cancel()
 
     async def check_nothing_is_held(self) -> None:
         """Raises AssertionError if something is left of finished requests.
@@ -858,9 +990,12 @@ class SimCluster:
         assert not self.held(), self.held()
 
     def held(self) -> dict[str, int]:
-        """The nonzero counts of what the router and the live instances still hold."""
-        cluster = self.router.cluster
-        held = {"router requests": self.router.running, "router credits": cluster.outstanding_credits}
+        """The nonzero counts of what the live routers and instances still hold."""
+        held: dict[str, int] = {}
+        for name, router in self._live_routers().items():
+            held[f"{name} requests"] = router.running
+            held[f"{name} credits"] = router.cluster.outstanding_credits
+            held[f"{name} media bytes"] = router.media_bytes
         for node in filter(lambda node: node.is_up, self.encoders):
             load = node.service.load().at(Stage.ENCODE)
             held[f"{node.name} leases"] = node.store.memory.leases
@@ -873,14 +1008,19 @@ class SimCluster:
                 held[f"{text.name} leased bytes"] = text.store.memory.leased_bytes
             held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
+            held[f"{text.name} sequences"] = int(text.engine.has_work)
             held[f"{text.name} tokens"] = (
                 sum(one.pending_tokens for one in state.stages.values()) + text.engine.pending_tokens
             )
         return {name: number for name, number in held.items() if number}
 
+    def _live_routers(self) -> dict[str, RouterService]:
+        return {"router": self.router} | {node.name: node.service for node in self.routers if node.is_up}
+
     def validate(self) -> None:
         """Checks the invariants of all machines."""
-        self.router.cluster.validate()
+        for router in self._live_routers().values():
+            router.cluster.validate()
         for node in self.encoders:
             node.service.validate()
         for text in self.texts:
@@ -893,10 +1033,12 @@ class SimCluster:
     async def close(self) -> None:
         for manager in self.managers.values():
             await manager.kill()
+        for node in self.routers:
+            await node.kill()
         self.router.close()
         await self.scope.close()
-        for node in (*self.texts, *self.encoders):
-            await node.end()
+        for instance in (*self.texts, *self.encoders):
+            await instance.end()
 
 
 @asynccontextmanager

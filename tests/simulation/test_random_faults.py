@@ -1,15 +1,16 @@
 """The whole cluster under random faults of every kind: 300 seeds, or as many as ``SOAK_SEEDS`` says.
 
-Of each kind of instance at most one is in trouble at a time, so that there is always a spare one: then every request ends in
-its right answer, within its deadline. Nothing is left, invariants hold, and a seed runs the same way each time.
+Of each kind of instance at most one is in trouble at a time, and in some seeds one of two routers, so that there is always a spare
+one: then every request ends in its right answer, within its deadline. Nothing is left, invariants hold, and a seed runs the same
+way each time.
 """
 
 import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from services.text.jobs import Jobs
-from tests.simulation.cluster import EncoderNode, SimCluster, TextNode, World
+from tests.simulation.cluster import EncoderNode, RouterNode, SimCluster, TextNode, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.workload import Ask, make_asks, play
 from triptych.domain.embedding import Ticket
@@ -40,6 +41,7 @@ from triptych.machine.router.wait_predictor import WaitPredictor
 from triptych.machine.text.tensor_cache import TensorCache
 from triptych.policy import dispatching
 from triptych.policy.policies import PolicyNames
+from triptych.rpc.routers import Routers
 from triptych.testing.links import Fault, Link
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,8 @@ _APART = 3
 """Of so many seeds one has instances that prefill and instances that decode."""
 _LENDING = 5
 """Of so many seeds one, if its instances are not apart, has encoders that lend their time to text requests."""
+_ROUTERS = 7
+"""Of so many seeds one has two routers that are in trouble as well, and clients that use both."""
 _REQUESTS = 18
 _DURATION_S = 5.0
 _TIMEOUT_S = 30.0
@@ -72,7 +76,7 @@ _LATE_SHARE = 0.01
 
 
 class Kind(StrEnum):
-    """What happens to an instance; all but the last three for a while."""
+    """What happens to a process; all but the last three for a while."""
 
     CRASH = "it dies, and is started again"
     PAUSE = "it is stopped, and goes on"
@@ -103,10 +107,14 @@ _LASTS_S = (0.2, 1.5)
 _APART_S = (0.3, 1.0)
 
 
+Node = EncoderNode | TextNode | RouterNode
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     at_s: float
-    role: Role
+    role: Role | None
+    """Of an instance; None: a router."""
     kind: Kind
     lasts_s: float
     pick: float
@@ -120,14 +128,24 @@ def roles(seed: int) -> tuple[Role, ...]:
     return (Role.EPD, Role.PD) if seed % _LENDING == 3 else (Role.E, Role.PD)
 
 
+def has_routers(seed: int) -> bool:
+    """Whether its clients use routers that can fail."""
+    return seed % _ROUTERS == 2
+
+
+def kinds(role: Role | None) -> list[Kind]:
+    """A router has no engine."""
+    return [kind for kind in Kind if role is not None or kind is not Kind.SLOW]
+
+
 def plan(seed: int) -> list[Trouble]:
-    """One after the other for each kind of instance."""
+    """One after the other for each kind of process."""
     rng = Random(f"{seed}/troubles")
     troubles: list[Trouble] = []
-    for role in roles(seed):
+    for role in (*roles(seed), None) if has_routers(seed) else roles(seed):
         at_s = rng.uniform(*_APART_S)
         while at_s < _DURATION_S:
-            one = Trouble(at_s, role, rng.choice(list(Kind)), rng.uniform(*_LASTS_S), rng.random())
+            one = Trouble(at_s, role, rng.choice(kinds(role)), rng.uniform(*_LASTS_S), rng.random())
             troubles.append(one)
             at_s += one.lasts_s + rng.uniform(*_APART_S)
     return troubles
@@ -146,10 +164,11 @@ def workload(seed: int) -> list[Ask]:
 
 
 class Troubles:
-    """Carries out a plan."""
+    """Carries out a plan. ``routers`` are those of the clients."""
 
-    def __init__(self, cluster: SimCluster) -> None:
+    def __init__(self, cluster: SimCluster, routers: Routers | None) -> None:
         self._cluster = cluster
+        self._routers = routers
         self._joined = 0
 
     async def run(self, troubles: Sequence[Trouble]) -> None:
@@ -165,14 +184,16 @@ class Troubles:
             nodes = [node for node in self._nodes(one.role) if node.is_up and not node.drained]
             await self._happen(one, nodes[int(one.pick * len(nodes))])
 
-    def _nodes(self, role: Role) -> Sequence[EncoderNode | TextNode]:
+    def _nodes(self, role: Role | None) -> Sequence[Node]:
+        if role is None:
+            return self._cluster.routers
         if role is Role.E:
             return self._cluster.encoders
         if role is Role.EPD:
             return self._cluster.hybrids
         return [text for text in self._cluster.texts if text.role is role and text not in self._cluster.hybrids]
 
-    async def _happen(self, trouble: Trouble, node: EncoderNode | TextNode) -> None:
+    async def _happen(self, trouble: Trouble, node: Node) -> None:
         match trouble.kind:
             case Kind.BREAK:
                 for link in node.links:
@@ -180,13 +201,23 @@ class Troubles:
             case Kind.CLOCK:
                 node.clock_ahead_s += 1.0 + 2.0 * trouble.pick
             case Kind.REPLACE:
-                await self._replace(trouble.role, node)
+                await (self._replace_router(node) if trouble.role is None else self._replace(trouble.role, node))
             case _:
                 end = await _begin(trouble, node)
                 await asyncio.sleep(trouble.lasts_s)
                 end()
 
-    async def _replace(self, role: Role, node: EncoderNode | TextNode) -> None:
+    async def _replace_router(self, node: Node) -> None:
+        assert self._routers is not None
+        self._joined += 1
+        self._cluster.routers.append(RouterNode(f"router-joined-{self._joined}", self._cluster))
+        names = [one.name for one in self._cluster.routers]
+        self._routers.use(names, leaving=[node.name])
+        await node.drain()
+        self._routers.use(name for name in names if name != node.name)
+        await node.kill()
+
+    async def _replace(self, role: Role, node: Node) -> None:
         self._joined += 1
         joining = f"{_LETTERS[role]}-joined-{self._joined}"
         self._cluster.boot(role, joining)
@@ -201,7 +232,7 @@ _LETTERS = {Role.E: "e", Role.EPD: "h", Role.PD: "t", Role.P: "p", Role.D: "d"}
 """With which the names of instances begin."""
 
 
-async def _begin(trouble: Trouble, node: EncoderNode | TextNode) -> Callable[[], None]:
+async def _begin(trouble: Trouble, node: Node) -> Callable[[], None]:
     """Returns what ends it."""
     match trouble.kind:
         case Kind.CRASH:
@@ -218,6 +249,8 @@ async def _begin(trouble: Trouble, node: EncoderNode | TextNode) -> Callable[[],
         case Kind.LATE:
             return _changed(node.links, {"latency_s": lambda _: lambda: _LATE_S})
         case _:
+            assert not isinstance(node, RouterNode)
+            assert trouble.role is not None
             return _changed([node.engine], {name: lambda usual: _SLOWER * usual for name in _SPEEDS[trouble.role]})
 
 
@@ -292,9 +325,9 @@ def run(seed: int) -> list[tuple[float, str, str]]:
             raise TransferFailed("on purpose")
 
     async def scenario(cluster: SimCluster) -> None:
-        async with asyncio.TaskGroup() as group:
-            playing = group.create_task(play(cluster.router, workload(seed)))
-            group.create_task(Troubles(cluster).run(plan(seed)))
+        async with cluster.clients() if has_routers(seed) else nullcontext() as routers, asyncio.TaskGroup() as group:
+            playing = group.create_task(play(routers or cluster.router, workload(seed)))
+            group.create_task(Troubles(cluster, routers).run(plan(seed)))
         stayed = [reply for reply in playing.result() if not reply.left]
         late = [reply for reply in stayed if isinstance(reply.error, DeadlineExceeded)]
         assert len(late) <= _LATE_SHARE * len(stayed), f"{len(late)} of {len(stayed)} have missed their deadlines"
@@ -314,6 +347,7 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         texts=0 if is_apart else _INSTANCES,
         prefills=_INSTANCES if is_apart else 0,
         decodes=_INSTANCES if is_apart else 0,
+        routers=2 if has_routers(seed) else 0,
         encoder_arena_bytes=rng.choice(_ARENAS_NBYTES),
         text_arena_bytes=rng.choice(_ARENAS_NBYTES),
         kv_arena_bytes=own.choice(_KV_ARENAS_NBYTES) if is_apart else 1 << 20,
@@ -401,9 +435,25 @@ def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch
     assert len(sent) >= _REQUESTS / 3
 
 
-def test_every_kind_of_fault_happens_to_every_kind_of_instances() -> None:
+def test_every_kind_of_fault_happens_to_every_kind_of_process() -> None:
     planned = {(one.role, one.kind) for seed in range(10 * _AT_ONCE) for one in plan(seed)}
-    assert planned == {(role, kind) for role in _SPEEDS for kind in Kind}
+    assert planned == {(role, kind) for role in (*_SPEEDS, None) for kind in kinds(role)}
+
+
+def test_answers_go_on_at_the_other_router_in_some_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Routers] = []
+    clients = SimCluster.clients
+
+    @asynccontextmanager
+    async def kept(cluster: SimCluster) -> AsyncIterator[Routers]:
+        async with clients(cluster) as routers:
+            made.append(routers)
+            yield routers
+
+    monkeypatch.setattr(SimCluster, "clients", kept)
+    run(2)
+    run(3)
+    assert [routers.continuations > 0 for routers in made] == [True]
 
 
 def test_requests_are_moved_to_and_from_lenders_in_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
