@@ -84,7 +84,7 @@ class Kind(StrEnum):
     PARTITION = "some of the ways to it deliver nothing"
     LATE = "calls to it take long"
     BREAK = "all running calls to it break"
-    CLOCK = "its clock steps forward"
+    CLOCK = "its clock steps"
     REPLACE = "it leaves, and another one joins"
 
 
@@ -119,6 +119,8 @@ class Trouble:
     lasts_s: float
     pick: float
     """Chooses the victim."""
+    forward: bool
+    """How a clock steps."""
 
 
 def roles(seed: int) -> tuple[Role, ...]:
@@ -140,12 +142,14 @@ def kinds(role: Role | None) -> list[Kind]:
 
 def plan(seed: int) -> list[Trouble]:
     """One after the other for each kind of process."""
-    rng = Random(f"{seed}/troubles")
+    rng, steps = Random(f"{seed}/troubles"), Random(f"{seed}/steps")
     troubles: list[Trouble] = []
     for role in (*roles(seed), None) if has_routers(seed) else roles(seed):
         at_s = rng.uniform(*_APART_S)
         while at_s < _DURATION_S:
-            one = Trouble(at_s, role, rng.choice(kinds(role)), rng.uniform(*_LASTS_S), rng.random())
+            one = Trouble(
+                at_s, role, rng.choice(kinds(role)), rng.uniform(*_LASTS_S), rng.random(), steps.random() < 0.5
+            )
             troubles.append(one)
             at_s += one.lasts_s + rng.uniform(*_APART_S)
     return troubles
@@ -199,7 +203,7 @@ class Troubles:
                 for link in node.links:
                     link.break_calls()
             case Kind.CLOCK:
-                node.clock_ahead_s += 1.0 + 2.0 * trouble.pick
+                node.clock_ahead_s += (1.0 + 2.0 * trouble.pick) * (1 if trouble.forward else -1)
             case Kind.REPLACE:
                 await (self._replace_router(node) if trouble.role is None else self._replace(trouble.role, node))
             case _:
