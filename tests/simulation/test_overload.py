@@ -44,14 +44,13 @@ def image_world(deadlines: str) -> World:
     )
 
 
-def poisson(per_s: float, *, images: bool) -> list[Ask]:
-    """With 3 to 5 s until the deadline."""
+def poisson(per_s: float, *, images: bool, timeouts_s: tuple[float, float] = (3.0, 5.0)) -> list[Ask]:
     rng = Random(f"{per_s} {images}")
     asks: list[Ask] = []
     at_s = rng.expovariate(per_s)
     while at_s < LASTS_S:
         sides_px = (224,) if images else ()
-        asks.append(asked("ask", at_s, sides_px=sides_px, timeout_s=rng.uniform(3.0, 5.0), seed=len(asks)))
+        asks.append(asked("ask", at_s, sides_px=sides_px, timeout_s=rng.uniform(*timeouts_s), seed=len(asks)))
         at_s += rng.expovariate(per_s)
     return asks
 
@@ -158,6 +157,19 @@ def test_goodput_stays_at_its_peak_under_overload_and_the_rest_is_refused_at_onc
         assert len(run.begun.prompts) >= run.answered
         assert len(run.begun.items) >= (run.answered if images else 0)
         assert not run.begun_late, "no work for a request whose deadline has passed"
+
+
+@pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
+def test_goodput_does_not_collapse_where_deadlines_are_two_to_four_times_the_service(
+    images: bool, per_s: float
+) -> None:
+    """Most of what is admitted at first ends by its deadline, so that hardly anything is served by which to tell the rate."""
+    world, short_s = (image_world if images else text_world)("refuse"), (0.5, 1.0)
+    peak = Run(world, poisson(per_s, images=images, timeouts_s=short_s)).answered
+    for load in (2, 4, 8):
+        run = Run(world, poisson(load * per_s, images=images, timeouts_s=short_s))
+        assert run.answered >= 0.9 * peak, (load, run.answered, peak)
+        assert run.late <= 0.1 * len(run.replies), (load, run.late, len(run.replies))
 
 
 def test_without_the_refusals_what_cannot_be_served_ends_by_its_deadline() -> None:

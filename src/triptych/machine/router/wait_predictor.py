@@ -50,7 +50,7 @@ class _Queue:
         self._since_s: float | None = None
         """Since when what is served has been measured; None while there is no queue."""
         self._served: deque[tuple[float, int]] = deque()
-        """When the last requests of this queue were served, and their work."""
+        """When the last requests were served, of this queue or since it ended, and their work."""
         self._served_work = 0
         """All of it."""
         self._known: tuple[float, float, float] | None = None
@@ -61,8 +61,7 @@ class _Queue:
         self.work[priority] += work
         if self._since_s is None and self.waiting >= _QUEUE:
             self._since_s = now_s
-            self._served.clear()
-            self._served_work = 0
+            self._forget_served()
         return self.shares.enter(tenant, priority, work, self._per_s(now_s), now_s, alone=alone)
 
     def leave(self, place: Place, now_s: float, *, served: bool) -> None:
@@ -72,14 +71,33 @@ class _Queue:
         if not self.work[priority]:
             del self.work[priority]
         self.shares.leave(place, served=served)
-        if self._since_s is None:
-            return
         if served:
             self._served.append((now_s, work))
             self._served_work += work
+        if self._since_s is None:
+            self._raise(now_s)
+            return
+        if served:
             self._measure(self._since_s, now_s)
+        elif (took_s := now_s - self._since_s) >= _LEAST_S and len(self._served) < _LEAST_SERVED:
+            # Most end unserved, by their deadlines: the rate is at most this.
+            self._known = now_s, (self._served_work + work) / took_s, (len(self._served) + 1) / took_s
         if self.waiting < _QUEUE // 2:
             self._since_s = None
+            self._forget_served()
+
+    def _forget_served(self) -> None:
+        self._served.clear()
+        self._served_work = 0
+
+    def _raise(self, now_s: float) -> None:
+        """Without a queue, the rate is at least that of what is served: so one that was measured during an outage does not stay."""
+        while len(self._served) > _LEAST_SERVED and now_s - self._served[0][0] >= _LEAST_S:
+            first_s, work = self._served.popleft()
+            self._served_work -= work
+            took_s = now_s - first_s
+            if self._known is not None and self._served_work / took_s > self._known[1]:
+                self._known = now_s, self._served_work / took_s, len(self._served) / took_s
 
     def _measure(self, since_s: float, now_s: float) -> None:
         while len(self._served) > _ENOUGH_SERVED and now_s - self._served[0][0] >= _LEAST_S:

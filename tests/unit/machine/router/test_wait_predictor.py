@@ -35,6 +35,13 @@ class Router:
             self.predictor.over(self.served, 0.0, self.now_s)
         self.predictor.validate()
 
+    def expire(self, count: int) -> None:
+        """The oldest, at once."""
+        for _ in range(count):
+            self.served += 1
+            self.predictor.over(self.served, None, self.now_s)
+        self.predictor.validate()
+
     def wait_s(self, priority: int = 0, *, media: bool = False) -> float:
         return self.predictor.wait_s(priority, self.now_s, media=media)
 
@@ -95,6 +102,33 @@ def test_a_rate_is_remembered_for_a_time_after_its_queue_has_ended() -> None:
     assert router.wait_s() == pytest.approx(1.5, rel=0.1)
     router.now_s += 20.0
     assert router.wait_s() == 0.0
+
+
+def test_a_queue_of_which_most_end_by_their_deadlines_has_a_rate_too() -> None:
+    """Else nothing would be refused, and nothing be served."""
+    router = Router()
+    router.arrive(20)
+    router.serve(1, every_s=0.5)
+    router.expire(10)
+    assert router.wait_s() == 0.0, "it is too early to tell"
+    router.now_s += 1.5
+    router.expire(1)
+    assert router.wait_s() == pytest.approx(8 * 2.0 / 2), "two of 20 in two seconds, at most"
+
+
+def test_a_rate_that_was_measured_during_an_outage_does_not_stay() -> None:
+    router = Router()
+    router.arrive(10)
+    router.now_s += 30.0
+    router.serve(10, every_s=0.1)
+    router.arrive(2)
+    assert router.wait_s() > 5.0
+    router.serve(2, every_s=0.1)
+    for _ in range(20):
+        router.arrive(1)
+        router.serve(1, every_s=0.1)
+    router.arrive(2)
+    assert router.wait_s() == pytest.approx(0.2, rel=0.2), "as fast as requests are served without a queue"
 
 
 def test_only_what_goes_before_a_request_counts() -> None:
