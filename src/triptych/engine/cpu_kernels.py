@@ -109,13 +109,13 @@ def _add_rms_norm(hidden: Floats, added: Floats, weight: Floats, epsilon: np.flo
 add_rms_norm = _compiled(_add_rms_norm)
 
 
-def _silu_times(gate: Floats, up: Floats) -> None:
-    """``gate`` becomes SiLU(gate) * up: [n, width] each."""
-    rows, width = gate.shape
+def _silu_times(gate_and_up: Floats, product: Floats) -> None:
+    """SiLU(gate) * up, of [n, 2 * width], to ``product`` [n, width]."""
+    rows, width = product.shape
     for row in range(rows):
         for at in range(width):
-            value = gate[row, at]
-            gate[row, at] = value / (_ONE + _exp(-value)) * up[row, at]
+            value = gate_and_up[row, at]
+            product[row, at] = value / (_ONE + _exp(-value)) * gate_and_up[row, width + at]
 
 
 silu_times = _compiled(_silu_times)
@@ -140,9 +140,7 @@ _rotate = _compiled(_rotate_heads)
 
 
 def _rotate_and_store(
-    query: Floats,
-    key: Floats,
-    value: Floats,
+    heads: Floats,
     cosines: Floats,
     sines: Floats,
     query_norm: Floats,
@@ -152,18 +150,22 @@ def _rotate_and_store(
     keys: Floats,
     values: Floats,
 ) -> None:
-    """Rotate query [n, heads, size] and key [n, kv heads, size] in place, and write keys and values to their slots, [slots, kv heads, size].
+    """Of ``heads``, [n, heads + 2 * kv heads, size], rotate the queries and then the keys in place, and write keys and values to their slots,
+    [slots, kv heads, size].
 
     ``query_norm`` and ``key_norm`` are empty where heads are not normalized.
     """
+    kv_heads, size = keys.shape[1], keys.shape[2]
+    first_value = heads.shape[1] - kv_heads
+    first_key = first_value - kv_heads
     for row in range(len(slots)):
-        _rotate(query[row], cosines[row], sines[row], query_norm, epsilon)
-        _rotate(key[row], cosines[row], sines[row], key_norm, epsilon)
+        _rotate(heads[row, :first_key], cosines[row], sines[row], query_norm, epsilon)
+        _rotate(heads[row, first_key:first_value], cosines[row], sines[row], key_norm, epsilon)
         slot = slots[row]
-        for head in range(key.shape[1]):
-            for at in range(key.shape[2]):
-                keys[slot, head, at] = key[row, head, at]
-                values[slot, head, at] = value[row, head, at]
+        for head in range(kv_heads):
+            for at in range(size):
+                keys[slot, head, at] = heads[row, first_key + head, at]
+                values[slot, head, at] = heads[row, first_value + head, at]
 
 
 rotate_and_store = _compiled(_rotate_and_store)
@@ -257,13 +259,13 @@ def _attend(
     scores: Floats,
     attended: Floats,
 ) -> None:
-    """Attention of the last positions of sequences: query [rows, heads, size] to ``attended``.
+    """Attention of the last positions of sequences: the first heads of ``query``, [rows, heads or more, size], to ``attended`` [rows, heads, size].
 
     ``tables``: blocks of all sequences, those of row i from ``starts[i]`` on. It attends to ``lengths[i]`` positions, of which the last
     ``window`` count if that is not 0. ``scores`` [heads per kv head, longest] is scratch memory.
     """
     kv_heads = keys.shape[1]
-    group = query.shape[1] // kv_heads
+    group = attended.shape[1] // kv_heads
     slots = np.empty(scores.shape[1], np.int64)
     for row in range(len(query)):
         length = lengths[row]
@@ -347,9 +349,7 @@ def prepare() -> None:
     heads, none, first = one.reshape(1, 1, 2), np.empty(0, np.float32), np.zeros(1, np.int64)
     rms_norm(one, one[0], epsilon, one.copy())
     add_rms_norm(one, one.copy(), one[0], epsilon, one.copy())
-    silu_times(one.copy(), one)
-    rotate_and_store(
-        heads.copy(), heads.copy(), heads, one, one, none, none, epsilon, first, heads.copy(), heads.copy()
-    )
+    silu_times(one, np.empty((1, 1), np.float32))
+    rotate_and_store(heads.repeat(3, 1), one, one, none, none, epsilon, first, heads.copy(), heads.copy())
     attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, one.copy(), heads.copy())
     few_rows_product(one, one, none, 0, 1, one.copy())

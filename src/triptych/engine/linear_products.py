@@ -8,7 +8,7 @@ well, so each shape is measured when the model is loaded.
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from itertools import cycle, islice
@@ -68,20 +68,21 @@ def choose_products(
     model: nn.Module,
     *,
     most_packed_nbytes: int,
+    without: Collection[nn.Linear] = (),
     least_rows: int = 1,
     threads: WorkerThreads | None = None,
     choose: Choose | None = None,
 ) -> int:
     """Let the float32 linear layers of ``model`` on a CPU compute by the fastest product, the largest first. Returns the bytes of packed weights.
 
-    ``most_packed_nbytes``: memory for them. ``least_rows``: fewest rows of a product that matter. ``threads``: for compiled products, which
+    ``most_packed_nbytes``: memory for them. ``without``: layers that compute nothing. ``least_rows``: fewest rows of a product that matter. ``threads``: for compiled products, which
     are tried only with them. Layers of one shape are measured together (``choose``). Does nothing without oneDNN or on other processors
     than x86.
     """
     if not has_onednn():
         return 0
     taken = 0
-    for layers in _by_shape(model):
+    for layers in _by_shape(model, frozenset(without)):
         nbytes = layers[0].weight.nbytes
         fits = (most_packed_nbytes - taken) // nbytes if nbytes >= LEAST_PACKED_NBYTES else 0
         makes: dict[By, Make] = {By.ONEDNN: OneDnnProduct}
@@ -100,11 +101,13 @@ def choose_products(
     return taken
 
 
-def _by_shape(model: nn.Module) -> Iterator[list[nn.Linear]]:
+def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> Iterator[list[nn.Linear]]:
     """Layers that count, those of one shape together, the largest first."""
     found: dict[tuple[int, ...], list[nn.Linear]] = {}
     for layer in model.modules():
-        if type(layer) is nn.Linear and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
+        if type(layer) is not nn.Linear or layer in without:
+            continue
+        if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
             found.setdefault(tuple(layer.weight.shape), []).append(layer)
     for layers in sorted(found.values(), key=lambda layers: layers[0].weight.nbytes, reverse=True):
         if layers[0].weight.nbytes >= LEAST_NBYTES:

@@ -35,9 +35,9 @@ def test_rows_are_normalized(rows: int, width: int) -> None:
 def test_gates_are_multiplied() -> None:
     values = torch.cat([torch.linspace(-120, 120, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e-30])])
     gate, up = values.repeat(2, 1), torch.randn(2, len(values))
-    expected = silu(gate) * up
-    cpu_kernels.silu_times(gate.numpy(), up.numpy())
-    torch.testing.assert_close(gate, expected, rtol=1e-6, atol=1e-30)
+    product = torch.empty_like(gate)
+    cpu_kernels.silu_times(torch.cat((gate, up), 1).numpy(), product.numpy())
+    torch.testing.assert_close(product, silu(gate) * up, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -48,9 +48,9 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(bad: float) -> None:
     normed = torch.empty_like(hidden)
     cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), EPSILON, normed.numpy())
     assert normed.isfinite().all(1).tolist() == [True, False, True]
-    gate = hidden.clone()
-    cpu_kernels.silu_times(gate.numpy(), torch.ones_like(gate).numpy())
-    assert gate.isfinite().all(1).tolist() == [True, False, True]
+    product = torch.empty_like(hidden)
+    cpu_kernels.silu_times(torch.cat((hidden, torch.ones_like(hidden)), 1).numpy(), product.numpy())
+    assert product.isfinite().all(1).tolist() == [True, False, True]
     query, keys, values = torch.randn(3, 2, 8), torch.randn(6, 1, 8), torch.randn(6, 1, 8)
     query[1, 0, 3] = bad
     attended = _attend(query, keys, values, [[0], [1], [2]], [2, 2, 2], 2)
@@ -60,7 +60,10 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(bad: float) -> None:
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_heads_are_rotated_and_stored(*, normalizes: bool) -> None:
     rows, heads, kv_heads, size = 5, 4, 2, 16
-    query, key, value = (torch.randn(rows, one, size) for one in (heads, kv_heads, kv_heads))
+    all_heads = torch.randn(rows, heads + 2 * kv_heads, size)
+    query, key, value = (
+        all_heads[:, first:last] for first, last in ((0, heads), (heads, -kv_heads), (-kv_heads, None))
+    )
     angles = torch.rand(rows, size) * 6
     weights = [torch.randn(size) for _ in range(2)]
     keys, values = torch.zeros(12, kv_heads, size), torch.zeros(12, kv_heads, size)
@@ -72,13 +75,11 @@ def test_heads_are_rotated_and_stored(*, normalizes: bool) -> None:
         turned = torch.cat((-second, first), -1)
         return normed * angles.cos()[:, None] + turned * angles.sin()[:, None]
 
-    expected = [rotated(query, weights[0]), rotated(key, weights[1])]
+    expected = [rotated(query, weights[0]), rotated(key, weights[1]), value.clone()]
     none = np.empty(0, np.float32)
     norms = [one.numpy() if normalizes else none for one in weights]
     cpu_kernels.rotate_and_store(
-        query.numpy(),
-        key.numpy(),
-        value.numpy(),
+        all_heads.numpy(),
         angles.cos().numpy(),
         angles.sin().numpy(),
         norms[0],
@@ -88,8 +89,10 @@ def test_heads_are_rotated_and_stored(*, normalizes: bool) -> None:
         keys.numpy(),
         values.numpy(),
     )
-    for found, wanted in ((query, expected[0]), (key, expected[1]), (keys[slots], expected[1]), (values[slots], value)):
+    for found, wanted in zip((query, key, value), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(keys[slots], expected[1])
+    torch.testing.assert_close(values[slots], expected[2])
     others = [slot for slot in range(12) if slot not in slots]
     assert not keys[others].any()
     assert not values[others].any()

@@ -13,11 +13,15 @@ from torch import nn
 
 from triptych.engine import cpu_kernels
 from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
+from triptych.engine.joined_layers import joined
 from triptych.engine.worker_threads import WorkerThreads
 
-_PRODUCTS = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(
-    f"mlp.{one}_proj" for one in ("gate", "up", "down")
+_JOINED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("mlp.gate_proj", "mlp.up_proj"),
 )
+"""Products of the same rows."""
+_PRODUCTS = (*(name for names in _JOINED for name in names), "self_attn.o_proj", "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _NO_WEIGHTS = np.empty(0, np.float32)
@@ -31,14 +35,23 @@ def can_fuse(decoder: nn.Module) -> bool:
     return isinstance(layers, nn.ModuleList) and len(layers) > 0 and all(map(_has_structure, layers))
 
 
-def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> None:
+def joints(model: nn.Module) -> list[list[nn.Linear]]:
+    """The linear layers of ``model`` that fused layers compute together."""
+    layers = [layer for layer in model.modules() if _has_structure(layer)]
+    return [[_part(layer, name) for name in names] for layer in layers for names in _JOINED]
+
+
+def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> list[nn.Linear]:
     """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function.
+    ``calls``: what each layer passes to its attention function. Returns the layers that the ``joints`` are computed as.
     """
-    attention = _Attention(threads)
+    attention, made = _Attention(threads), list[nn.Linear]()
     for layer in decoder.layers:
-        layer.forward = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
+        fused = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
+        layer.forward = fused
+        made += [fused.heads, fused.gate_and_up]
+    return made
 
 
 def unfuse(decoder: Any) -> None:
@@ -57,9 +70,16 @@ def _has_structure(layer: nn.Module) -> bool:
         parts.keys() == {"", "self_attn", "mlp"}
         and all(isinstance(getattr(one, "variance_epsilon", None), float) for one in (*norms, *head_norms))
         and all(type(one) is nn.Linear for one in products)
+        and all(len({_part(layer, name).bias is None for name in names}) == 1 for names in _JOINED)
         and len(head_norms) in {0, len(_HEAD_NORMS)}
         and type(activation).__name__ in {"SiLU", "SiLUActivation"}
     )
+
+
+def _part(layer: nn.Module, name: str) -> nn.Linear:
+    found = layer.get_submodule(name)
+    assert isinstance(found, nn.Linear)  # noqa: S101 - it has the structure
+    return found
 
 
 class _FusedLayer:
@@ -70,13 +90,14 @@ class _FusedLayer:
         self._first_norm, self._second_norm = layer.input_layernorm, layer.post_attention_layernorm
         own = layer.self_attn
         self._index: int = own.layer_idx
-        self._query, self._key, self._value, self._out = own.q_proj, own.k_proj, own.v_proj, own.o_proj
+        self.heads, self.gate_and_up = (joined([_part(layer, name) for name in names]) for names in _JOINED)
+        """Of queries, keys and values; and of the MLP's two branches."""
+        self._out, self._down = own.o_proj, layer.mlp.down_proj
         self._query_norm, self._key_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)
         self._size: int = own.head_dim
         self._scaling = self._size**-0.5 if call.scaling is None else call.scaling
         self._window = call.window
         self._attention = attention
-        self._gate, self._up, self._down = layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
 
     def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         """[1, n, width] to the same, as the layer's own ``forward``."""
@@ -92,9 +113,9 @@ class _FusedLayer:
         attended = self._attended(normed, options["position_embeddings"], packed, packed.rows)
         added = self._out(attended.view(len(normed), -1))
         cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), *_norm(self._second_norm), normed.numpy())
-        gate = self._gate(normed)
-        cpu_kernels.silu_times(gate.numpy(), self._up(normed).numpy())
-        down: torch.Tensor = self._down(gate)
+        gated = normed.new_empty(len(normed), self._down.in_features)
+        cpu_kernels.silu_times(self.gate_and_up(normed).numpy(), gated.numpy())
+        down: torch.Tensor = self._down(gated)
         return down.add_(added)[None]
 
     def _attended(
@@ -108,15 +129,11 @@ class _FusedLayer:
         cosines, sines = (one[0].contiguous() for one in position_embeddings)
         if cosines.shape != (len(normed), self._size):
             raise NotImplementedError("fused layers rotate whole heads")
-        query, key, value = (
-            product(normed).view(len(normed), -1, self._size) for product in (self._query, self._key, self._value)
-        )
+        heads = self.heads(normed).view(len(normed), -1, self._size)
         keys, values = packed.cache.keys[self._index], packed.cache.values[self._index]
         query_norm, epsilon = _norm(self._query_norm)
         cpu_kernels.rotate_and_store(
-            query.numpy(),
-            key.numpy(),
-            value.numpy(),
+            heads.numpy(),
             cosines.numpy(),
             sines.numpy(),
             query_norm,
@@ -126,10 +143,12 @@ class _FusedLayer:
             keys.numpy(),
             values.numpy(),
         )
-        attended = torch.empty_like(query)
+        kv_heads = keys.shape[1]
+        query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        attended = torch.empty(query.shape)
         if len(rows):
             self._attention.attend(
-                query.numpy(),
+                heads.numpy(),
                 keys.numpy(),
                 values.numpy(),
                 rows,
@@ -163,8 +182,8 @@ class _Attention:
         scaling: float,
         attended: cpu_kernels.Floats,
     ) -> None:
-        """Of the first rows."""
-        group, longest = query.shape[1] // keys.shape[1], int(rows.lengths.max())
+        """Of the first rows, as ``cpu_kernels.attend``."""
+        group, longest = attended.shape[1] // keys.shape[1], int(rows.lengths.max())
 
         def part(begin: int, end: int) -> None:
             cpu_kernels.attend(
@@ -181,7 +200,7 @@ class _Attention:
                 attended[begin:end],
             )
 
-        work = np.cumsum(rows.lengths) * query[0].size
+        work = np.cumsum(rows.lengths) * attended[0].size
         threads = self._threads.usable(min(int(work[-1]) // _WORTH_A_THREAD, len(rows)))
         shares = np.arange(1, threads) * (work[-1] / threads)
         self._threads.run(part, [0, *(int(one) for one in np.searchsorted(work, shares)), len(rows)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from triptych.domain.kv_segment import KvKind
 from triptych.engine import product_attention
@@ -54,6 +55,8 @@ class DecoderSetup:
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
+    joined: Sequence[nn.Linear] = ()
+    """Layers that stand in for those that ``fused_layers.joints`` names, which compute nothing then."""
 
 
 def build_runner(
@@ -124,7 +127,7 @@ def _packed(
     elif device.type == "cpu" and dtype == torch.float32:
         runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
         if threads is not None:
-            _fuse(runner, adapter, cache, threads)
+            return replace(made, joined=_fuse(runner, adapter, cache, threads))
     return made
 
 
@@ -149,25 +152,28 @@ def _compiles(made: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAda
     return runner.paged
 
 
-def _fuse(runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads) -> None:
-    """Let fused layers compute the passes, if the decoder has the structure, and they yield the same."""
+def _fuse(
+    runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads
+) -> Sequence[nn.Linear]:
+    """Let fused layers compute the passes, if the decoder has the structure, and they yield the same. Returns the layers that they made."""
     from triptych.engine.decoder import fused_layers  # needs numba
 
     if cache.blocks < 2 * _PROBE_TOKENS or not fused_layers.can_fuse(adapter.decoder):
-        return
+        return ()
     runner.calls = {}
     expected = _logits(runner, adapter, cache.block_tokens)
     calls, runner.calls = runner.calls, None
     if expected is None:
-        return
-    fused_layers.fuse(adapter.decoder, calls, threads)
+        return ()
+    made = fused_layers.fuse(adapter.decoder, calls, threads)
     runner.is_fused = True
     found = _logits(runner, adapter, cache.block_tokens)
     if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):
-        return
+        return made
     logger.warning("operations between products are not compiled: they would yield something else")
     runner.is_fused = False
     fused_layers.unfuse(adapter.decoder)
+    return ()
 
 
 def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: int) -> torch.Tensor | None:

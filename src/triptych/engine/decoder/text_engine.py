@@ -1,7 +1,7 @@
 """The text engine: continuous batching over an unmodified transformers decoder."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
@@ -86,11 +86,11 @@ class TransformersTextEngine:
         """The part as a module of torch."""
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
-        self.weights = PartWeights(model, checkpoint) if can_unload else None
+        threads = None if options.enforce_eager else _kernel_threads(compute)
+        joints = [] if threads is None else _joints(model)
+        self.weights = PartWeights(model, checkpoint, adjacent=_parameters(joints)) if can_unload else None
         """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
-        threads = None if options.enforce_eager else _kernel_threads(compute)
-        choose_products(model, most_packed_nbytes=compute.packed_weight_bytes, threads=threads)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
@@ -108,6 +108,13 @@ class TransformersTextEngine:
             options=kv or KvOptions(),
             model_revision=self._model_info.revision,
             graphs=graphs,
+            threads=threads,
+        )
+        computing = nn.ModuleList([model, *made.joined])
+        choose_products(
+            computing,
+            most_packed_nbytes=compute.packed_weight_bytes,
+            without=[layer for layers in joints for layer in layers] if made.joined else (),
             threads=threads,
         )
         if made.cache is None and options.preempted_kv_bytes:
@@ -141,13 +148,13 @@ class TransformersTextEngine:
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
         if self.weights is not None:
-            self.weights.also(load=partial(load_packed, model), unload=partial(self._give_back, model))
+            self.weights.also(load=partial(load_packed, computing), unload=partial(self._give_back, computing))
             self.weights.measure()
             self.after_load()
 
-    def _give_back(self, model: PreTrainedModel) -> None:
+    def _give_back(self, computing: nn.Module) -> None:
         """What else is in memory for the language model."""
-        unload_packed(model)
+        unload_packed(computing)
         if self._mover is not None:
             self._mover.give_back()
 
@@ -513,6 +520,19 @@ class TransformersTextEngine:
         """Fail all choices of a request; its blocks do not enter the prefix cache."""
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
+
+
+def _joints(model: nn.Module) -> list[list[nn.Linear]]:
+    from triptych.engine.decoder.fused_layers import joints  # needs numba
+
+    return joints(model)
+
+
+def _parameters(joints: Iterable[Sequence[nn.Linear]]) -> Iterator[list[torch.Tensor]]:
+    """The weights of each, and their biases."""
+    for layers in joints:
+        yield [layer.weight for layer in layers]
+        yield [layer.bias for layer in layers if layer.bias is not None]
 
 
 def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:
