@@ -288,8 +288,11 @@ def _attend(
 attend = _compiled(_attend)
 
 
-def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, end: int, product: Floats) -> None:
-    """Outputs ``begin`` to ``end`` of a linear layer: rows [n, inputs] and weight [outputs, inputs] to ``product`` [n, outputs].
+def _few_rows_product(
+    rows: Floats, weight: Floats, bias: Floats, begin: int, end: int, product: Floats, first: int
+) -> None:
+    """Outputs ``begin`` to ``end`` of a linear layer: rows [n, inputs] and weight [outputs, inputs] to ``product`` [n, ``first`` + outputs or more], where
+    they begin at ``first``.
 
     ``bias`` is empty where there is none. Eight rows at a time share each reading of the weights.
     """
@@ -297,6 +300,7 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
     zero = np.float32(0.0)
     for output in range(begin, end):
         added = bias[output] if len(bias) else zero
+        to = first + output
         row = 0
         while row + 8 <= number:
             a = b = c = d = e = f = g = h = added
@@ -310,14 +314,14 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
                 f += rows[row + 5, at] * one
                 g += rows[row + 6, at] * one
                 h += rows[row + 7, at] * one
-            product[row, output] = a
-            product[row + 1, output] = b
-            product[row + 2, output] = c
-            product[row + 3, output] = d
-            product[row + 4, output] = e
-            product[row + 5, output] = f
-            product[row + 6, output] = g
-            product[row + 7, output] = h
+            product[row, to] = a
+            product[row + 1, to] = b
+            product[row + 2, to] = c
+            product[row + 3, to] = d
+            product[row + 4, to] = e
+            product[row + 5, to] = f
+            product[row + 6, to] = g
+            product[row + 7, to] = h
             row += 8
         while row + 4 <= number:
             a = b = c = d = added
@@ -327,16 +331,16 @@ def _few_rows_product(rows: Floats, weight: Floats, bias: Floats, begin: int, en
                 b += rows[row + 1, at] * one
                 c += rows[row + 2, at] * one
                 d += rows[row + 3, at] * one
-            product[row, output] = a
-            product[row + 1, output] = b
-            product[row + 2, output] = c
-            product[row + 3, output] = d
+            product[row, to] = a
+            product[row + 1, to] = b
+            product[row + 2, to] = c
+            product[row + 3, to] = d
             row += 4
         while row < number:
             a = added
             for at in range(inputs):
                 a += rows[row, at] * weight[output, at]
-            product[row, output] = a
+            product[row, to] = a
             row += 1
 
 
@@ -352,4 +356,4 @@ def prepare() -> None:
     silu_times(one, np.empty((1, 1), np.float32))
     rotate_and_store(heads.repeat(3, 1), one, one, none, none, epsilon, first, heads.copy(), heads.copy())
     attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, one.copy(), heads.copy())
-    few_rows_product(one, one, none, 0, 1, one.copy())
+    few_rows_product(one, one, none, 0, 1, one.copy(), 0)

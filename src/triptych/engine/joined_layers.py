@@ -1,36 +1,73 @@
 """Linear layers that take the same rows, computed as one layer: a larger product takes less time than several, and fewer calls."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
+
+Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
+"""Of the parts of a layer: [outputs, inputs], and the biases [outputs] if there are any."""
+Outputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Of rows [..., inputs] with weights [outputs, inputs] and a bias: [..., outputs]."""
 
 
-def joined(layers: Sequence[nn.Linear]) -> nn.Linear:
-    """A layer whose outputs are those of ``layers``, in their order; all of them have a bias, or none.
+class JoinedLinear(nn.Module):
+    """A layer whose outputs are those of ``parts``, in their order. It has no weights of its own: theirs stay where they are."""
 
-    It shares their weights: these are moved into one tensor, if they do not follow each other in memory yet.
-    """
-    first = layers[0]
-    outputs = sum(one.out_features for one in layers)
-    made = nn.Linear(first.in_features, outputs, bias=first.bias is not None, device="meta")
-    made.weight = nn.Parameter(_together([one.weight for one in layers]), requires_grad=False)
-    if first.bias is not None:
-        made.bias = nn.Parameter(_together([one.bias for one in layers]), requires_grad=False)
-    return made
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        """All of ``parts`` have a bias, or none."""
+        super().__init__()
+        self.parts = tuple(parts)
+        self.in_features = parts[0].in_features
+        self.out_features = sum(one.out_features for one in parts)
 
-
-def _together(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    rows = [len(one) for one in parameters]
-    if not all(_follows(one, other) for one, other in pairwise(parameters)):
-        moved = torch.cat([one.data for one in parameters])
-        for one, part in zip(parameters, torch.split(moved, rows), strict=True):
-            one.data = part
-    first = parameters[0].data
-    return first.as_strided((sum(rows), *first.shape[1:]), first.stride())
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., inputs] to [..., outputs]."""
+        return outputs_of(weights_of(self), rows, linear)
 
 
-def _follows(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return same and one.is_contiguous() and other.is_contiguous() and one.data_ptr() + one.nbytes == other.data_ptr()
+Layer = nn.Linear | JoinedLinear
+
+
+def parts_of(layer: Layer) -> tuple[nn.Linear, ...]:
+    """The layers that have the weights."""
+    return layer.parts if isinstance(layer, JoinedLinear) else (layer,)
+
+
+def nbytes_of(layer: Layer) -> int:
+    """Of the weights."""
+    return sum(one.weight.nbytes for one in parts_of(layer))
+
+
+def weights_of(layer: Layer) -> Weights:
+    return [(one.weight.detach(), None if one.bias is None else one.bias.detach()) for one in parts_of(layer)]
+
+
+def outputs_of(weights: Weights, rows: torch.Tensor, product: Outputs) -> torch.Tensor:
+    """By a product for each part."""
+    found = [product(rows, weight, bias) for weight, bias in weights]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+
+def together(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Those of all parts in one tensor: a copy, where there are several."""
+    if len(weights) == 1:
+        return weights[0]
+    biases = [bias for _, bias in weights if bias is not None]
+    return torch.cat([weight for weight, _ in weights]), torch.cat(biases) if biases else None
+
+
+def first_outputs(layer: Layer, count: int) -> JoinedLinear:
+    """A layer with the first ``count`` outputs only, of the same weights."""
+    parts = list[nn.Linear]()
+    for one in parts_of(layer):
+        if count <= 0:
+            break
+        part = nn.Linear(one.in_features, min(count, one.out_features), bias=one.bias is not None, device="meta")
+        part.weight = nn.Parameter(one.weight[:count], requires_grad=False)
+        if one.bias is not None:
+            part.bias = nn.Parameter(one.bias[:count], requires_grad=False)
+        parts.append(part)
+        count -= one.out_features
+    return JoinedLinear(parts)

@@ -21,6 +21,16 @@ from torch import nn
 from torch.nn.functional import linear
 
 from triptych.engine.heap import trim
+from triptych.engine.joined_layers import (
+    JoinedLinear,
+    Layer,
+    first_outputs,
+    nbytes_of,
+    outputs_of,
+    parts_of,
+    together,
+    weights_of,
+)
 from triptych.engine.worker_threads import WorkerThreads
 
 LEAST_PACKED_NBYTES = 1 << 20
@@ -59,8 +69,8 @@ class By(Enum):
     COMPILED = "compiled"
 
 
-Make = Callable[[nn.Linear], Product]
-Choose = Callable[[Sequence[nn.Linear], Mapping[By, Make], int], Sequence[By]]
+Make = Callable[[Layer], Product]
+Choose = Callable[[Sequence[Layer], Mapping[By, Make], int], Sequence[By]]
 """Of layers of one shape, with products other than the plain one, and the fewest rows that matter: the fastest, for each of ``ROWS``."""
 
 
@@ -75,15 +85,15 @@ def choose_products(
 ) -> int:
     """Let the float32 linear layers of ``model`` on a CPU compute by the fastest product, the largest first. Returns the bytes of packed weights.
 
-    ``most_packed_nbytes``: memory for them. ``without``: layers that compute nothing. ``least_rows``: fewest rows of a product that matter. ``threads``: for compiled products, which
-    are tried only with them. Layers of one shape are measured together (``choose``). Does nothing without oneDNN or on other processors
-    than x86.
+    ``most_packed_nbytes``: memory for them. ``without``: layers that compute nothing, as joined ones do (``joined_layers``). ``least_rows``: fewest rows of a
+    product that matter. ``threads``: for compiled products, which are tried only with them. Layers of one shape are measured together (``choose``). Does
+    nothing without oneDNN or on other processors than x86.
     """
     if not has_onednn():
         return 0
     taken = 0
     for layers in _by_shape(model, frozenset(without)):
-        nbytes = layers[0].weight.nbytes
+        nbytes = nbytes_of(layers[0])
         fits = (most_packed_nbytes - taken) // nbytes if nbytes >= LEAST_PACKED_NBYTES else 0
         makes: dict[By, Make] = {By.ONEDNN: OneDnnProduct}
         if fits:
@@ -97,25 +107,27 @@ def choose_products(
             taken += nbytes * (By.PACKED in wanted)
             if wanted:
                 # On the instance, which keeps hooks, names and parameters.
-                layer.forward = _ByRows(layer, {by: make(layer) for by, make in wanted.items()}, chosen)  # type: ignore[method-assign, assignment]
+                layer.forward = _ByRows(layer, {by: make(layer) for by, make in wanted.items()}, chosen)  # type: ignore[method-assign]
     return taken
 
 
-def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> Iterator[list[nn.Linear]]:
+def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> Iterator[list[Layer]]:
     """Layers that count, those of one shape together, the largest first."""
-    found: dict[tuple[int, ...], list[nn.Linear]] = {}
+    found: dict[tuple[int, ...], list[Layer]] = {}
     for layer in model.modules():
-        if type(layer) is not nn.Linear or layer in without:
+        if not (type(layer) is nn.Linear or isinstance(layer, JoinedLinear)) or layer in without:
             continue
-        if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
-            found.setdefault(tuple(layer.weight.shape), []).append(layer)
-    for layers in sorted(found.values(), key=lambda layers: layers[0].weight.nbytes, reverse=True):
-        if layers[0].weight.nbytes >= LEAST_NBYTES:
+        parts = parts_of(layer)
+        if all(one.weight.dtype == torch.float32 and one.weight.device.type == "cpu" for one in parts):
+            shape = (layer.in_features, *(one.out_features for one in parts))
+            found.setdefault(shape, []).append(layer)
+    for layers in sorted(found.values(), key=lambda layers: nbytes_of(layers[0]), reverse=True):
+        if nbytes_of(layers[0]) >= LEAST_NBYTES:
             yield layers
 
 
 @torch.inference_mode()
-def fastest(layers: Sequence[nn.Linear], makes: Mapping[By, Make], least_rows: int) -> list[By]:
+def fastest(layers: Sequence[Layer], makes: Mapping[By, Make], least_rows: int) -> list[By]:
     """Measure all products, in turns, for each of ``ROWS``. Where only fewer rows than ``least_rows`` come, it is the plain one."""
     chosen: list[By] = []
     of_all = {by: [make(layer) for layer in layers] for by, make in makes.items()}
@@ -127,7 +139,7 @@ def fastest(layers: Sequence[nn.Linear], makes: Mapping[By, Make], least_rows: i
         outputs = max(1, _MULTIPLICATIONS // (rows * layers[0].in_features * _OUTPUTS)) * _OUTPUTS
         products: list[Sequence[Product]] = [layers, *(of_all[by] for by in tried)]
         if outputs < layers[0].out_features:
-            part = _first_outputs(layers[0], outputs)
+            part = first_outputs(layers[0], outputs)
             products = [[part], *([makes[by](part)] for by in tried)]
         plain_s, *others_s = _times_s(products, rows, layers[0].in_features)
         times_s = {By.PLAIN: _WORTHWHILE * plain_s} | dict(zip(tried, others_s, strict=True))
@@ -155,35 +167,29 @@ def _times_s(products: Sequence[Sequence[Product]], rows: int, inputs: int) -> l
     return [median(one) for one in zip(*samples, strict=True)]
 
 
-def _first_outputs(layer: nn.Linear, outputs: int) -> nn.Linear:
-    part = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None, device="meta")
-    part.weight = nn.Parameter(layer.weight[:outputs], requires_grad=False)
-    if layer.bias is not None:
-        part.bias = nn.Parameter(layer.bias[:outputs], requires_grad=False)
-    return part
-
-
 class OneDnnProduct:
     """The product of a float32 layer on a CPU, by oneDNN with its own weights."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    def __init__(self, layer: Layer) -> None:
+        self._weights = weights_of(layer)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return onednn_linear(rows, self._weight, self._bias)
+        return outputs_of(self._weights, rows, onednn_linear)
 
 
 class PackedProduct:
     """The product of a float32 layer on a CPU, with a packed copy of its weights."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    def __init__(self, layer: Layer) -> None:
+        self._weights = weights_of(layer)
+        self._bias: torch.Tensor | None = None
         self._packed: torch.Tensor | None = None
         self.load()
 
     def load(self) -> None:
         """Pack the weights as they are now."""
-        self._packed = _ops()._reorder_linear_weight(self._weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+        weight, self._bias = together(self._weights)
+        self._packed = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
 
     def unload(self) -> None:
         """Free the copy, until ``load``."""
@@ -198,39 +204,46 @@ class PackedProduct:
 class CompiledProduct:
     """The product of a float32 layer on a CPU for few rows, with its own weights. ``threads`` divide its outputs where they are many."""
 
-    def __init__(self, layer: nn.Linear, threads: WorkerThreads) -> None:
+    def __init__(self, layer: Layer, threads: WorkerThreads) -> None:
         from triptych.engine import cpu_kernels  # takes a second, and other products need no numba
 
         self._kernel: Any = cpu_kernels.few_rows_product
-        self._weight = layer.weight.detach()
-        self._bias = torch.empty(0) if layer.bias is None else layer.bias.detach()
+        none = torch.empty(0)
+        self._weights = [(weight, none if bias is None else bias) for weight, bias in weights_of(layer)]
+        self._outputs = layer.out_features
         self._threads = threads
-        self._pieces = layer.weight.nbytes // _NBYTES_PER_THREAD
+        self._pieces = nbytes_of(layer) // _NBYTES_PER_THREAD
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        outputs = len(self._weight)
-        made = rows.new_empty(*rows.shape[:-1], outputs)
+        made = rows.new_empty(*rows.shape[:-1], self._outputs)
         flat = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
-        weight, bias, product = self._weight.numpy(), self._bias.numpy(), made.view(-1, outputs).numpy()
+        product, first = made.view(-1, self._outputs).numpy(), 0
+        for weight, bias in self._weights:
+            self._compute(flat, weight, bias, product, first)
+            first += len(weight)
+        return made
+
+    def _compute(self, flat: Any, weight: torch.Tensor, bias: torch.Tensor, product: Any, first: int) -> None:
+        """Outputs from ``first`` on."""
+        arrays = weight.numpy(), bias.numpy()
         pieces = self._threads.usable(self._pieces)
         if pieces < 2:
-            self._kernel(flat, weight, bias, 0, outputs, product)
+            self._kernel(flat, *arrays, 0, len(weight), product, first)
         else:
-            ends = [outputs * number // pieces for number in range(pieces + 1)]
-            self._threads.run(lambda begin, end: self._kernel(flat, weight, bias, begin, end, product), ends)
-        return made
+            ends = [len(weight) * number // pieces for number in range(pieces + 1)]
+            self._threads.run(lambda begin, end: self._kernel(flat, *arrays, begin, end, product, first), ends)
 
 
 class _ByRows:
     """The fastest product, by the number of rows."""
 
-    def __init__(self, layer: nn.Linear, others: Mapping[By, Product], chosen: Sequence[By]) -> None:
+    def __init__(self, layer: Layer, others: Mapping[By, Product], chosen: Sequence[By]) -> None:
         self.others = others
-        self._weight, self._bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self._weights = weights_of(layer)
         self._products = [others.get(by, self._plain) for by in chosen]
 
     def _plain(self, rows: torch.Tensor) -> torch.Tensor:
-        return linear(rows, self._weight, self._bias)
+        return outputs_of(self._weights, rows, linear)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._products[bisect_left(_MOST_ROWS, rows.numel() // rows.shape[-1])](rows)

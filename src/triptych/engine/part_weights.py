@@ -7,9 +7,8 @@ renames and joins what it reads; what is found nowhere is kept in host memory.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
@@ -97,26 +96,20 @@ class PartWeights:
         model: nn.Module,
         checkpoint: Checkpoint,
         *,
-        adjacent: Iterable[Sequence[torch.Tensor]] = (),
         free_nbytes: Callable[[], int | None] = available_nbytes,
     ) -> None:
-        """Moves the parameters of ``model``, which must be loaded, into one block: those that are ``adjacent`` without a gap between them.
-        ``free_nbytes``: of the host, None if unknown.
-        """
-        follow = {id(one): previous for group in adjacent for previous, one in pairwise(group)}
-        parameters = _in_order(list(model.parameters()), follow)
+        """Moves the parameters of ``model``, which must be loaded, into one block. ``free_nbytes``: of the host, None if unknown."""
+        parameters = list(model.parameters())
         self._device = parameters[0].device
         self._free_nbytes = free_nbytes
         self._versions = {path: _Version.of(path.stat()) for path in checkpoint.weights}
         places, end = list[int](), 0
         for parameter in parameters:
-            if id(parameter) not in follow:
-                end = -(-end // _ALIGNMENT) * _ALIGNMENT
             places.append(end)
-            end += parameter.nbytes
-        self.nbytes = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end += -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = end
         """Of the block."""
-        self._memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self._device)
+        self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
         stored = _Stored(checkpoint) if self._is_on_host else None
         weights: list[_Weight] = []
         for parameter, first in zip(parameters, places, strict=True):
@@ -222,18 +215,6 @@ class PartWeights:
 
     def _place(self, one: _Weight) -> torch.Tensor:
         return self._memory[one.first : one.first + one.count * one.dtype.itemsize].view(one.dtype)
-
-
-def _in_order(parameters: Sequence[nn.Parameter], follow: Mapping[int, torch.Tensor]) -> list[nn.Parameter]:
-    """Those that follow another one, by their ids, right behind it."""
-    behind = {id(previous): one for one in parameters if (previous := follow.get(id(one))) is not None}
-    ordered = list[nn.Parameter]()
-    for parameter in parameters:
-        one: nn.Parameter | None = None if id(parameter) in follow else parameter
-        while one is not None:
-            ordered.append(one)
-            one = behind.get(id(one))
-    return ordered
 
 
 class _Stored:

@@ -11,6 +11,7 @@ from torch import nn
 from tests.unit.engine.tiny import Reference, encoder_engine, engine_request, greedy, random_question, run, text_engine
 from triptych.engine import linear_products
 from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.joined_layers import Layer
 from triptych.engine.linear_products import ROWS, By, CompiledProduct, Make, Product, choose_products, fastest
 from triptych.engine.worker_threads import WorkerThreads
 
@@ -38,8 +39,8 @@ class Chosen:
         self.asked: list[tuple[tuple[int, ...], int, set[By]]] = []
         self._chosen = chosen
 
-    def __call__(self, layers: Sequence[nn.Linear], makes: Mapping[By, Make], least_rows: int) -> Sequence[By]:
-        self.asked.append((tuple(layers[0].weight.shape), len(layers), set(makes)))
+    def __call__(self, layers: Sequence[Layer], makes: Mapping[By, Make], least_rows: int) -> Sequence[By]:
+        self.asked.append(((layers[0].out_features, layers[0].in_features), len(layers), set(makes)))
         return self._chosen
 
 
@@ -129,7 +130,7 @@ def test_what_is_fastest_is_measured_for_the_rows_that_matter() -> None:
     few = [nn.Linear(512, 128).requires_grad_(False) for _ in range(2)]
     calls: dict[str, list[int]] = {"slow": [], "fast": []}
 
-    def make(name: str, layer: nn.Linear) -> Product:
+    def make(name: str, layer: Layer) -> Product:
         def product(rows: torch.Tensor) -> torch.Tensor:
             calls[name].append(len(rows))
             return rows if name == "fast" else torch.linalg.matrix_power(torch.eye(256) * 0.5, 40)
@@ -147,7 +148,7 @@ def test_what_is_fastest_is_measured_for_the_rows_that_matter() -> None:
 def test_of_large_products_a_part_is_measured() -> None:
     made: list[int] = []
 
-    def make(layer: nn.Linear) -> Product:
+    def make(layer: Layer) -> Product:
         made.append(layer.out_features)
         return layer
 

@@ -15,9 +15,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.decoder.fused_layers import joints
 from triptych.engine.host_memory import available_nbytes
-from triptych.engine.joined_layers import joined
 from triptych.engine.linear_products import ROWS, By, choose_products, load_packed, unload_packed
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.weight_loading import load_part
@@ -42,25 +40,6 @@ def test_values_are_the_same_after_a_load(part: ModelPart, dtype: DType) -> None
         weights.load()
         assert weights.load_s > 0
         assert (weights.resident, _are_equal(model, before)) == (True, True)
-
-
-def test_parameters_that_are_to_be_adjacent_are_one_tensor() -> None:
-    checkpoint = open_checkpoint(MODEL_DIR)
-    model = load_part(checkpoint, ModelPart.DECODER, dtype=DType.F32, device=CPU)
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    groups = joints(model)
-    assert len(groups) > 2
-    weights = PartWeights(model, checkpoint, adjacent=[[one.weight for one in reversed(group)] for group in groups])
-    assert weights.kept_nbytes == 0, "all of it is in the files"
-    assert _are_equal(model, before)
-    first, last = (sorted(one.data_ptr() for one in model.parameters())[at] for at in (0, -1))
-    for group in groups:
-        one = joined(list(reversed(group)))
-        assert first <= one.weight.data_ptr() <= last, "it is in the block"
-        assert torch.equal(one.weight, torch.cat([layer.weight for layer in reversed(group)]))
-    weights.unload()
-    weights.load()
-    assert _are_equal(model, before)
 
 
 def _are_equal(model: nn.Module, values: Mapping[str, torch.Tensor]) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 
 from triptych.engine import cpu_kernels
 from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
-from triptych.engine.joined_layers import joined
+from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.worker_threads import WorkerThreads
 
 _JOINED = (
@@ -35,18 +35,12 @@ def can_fuse(decoder: nn.Module) -> bool:
     return isinstance(layers, nn.ModuleList) and len(layers) > 0 and all(map(_has_structure, layers))
 
 
-def joints(model: nn.Module) -> list[list[nn.Linear]]:
-    """The linear layers of ``model`` that fused layers compute together."""
-    layers = [layer for layer in model.modules() if _has_structure(layer)]
-    return [[_part(layer, name) for name in names] for layer in layers for names in _JOINED]
-
-
-def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> list[nn.Linear]:
+def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> list[JoinedLinear]:
     """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function. Returns the layers that the ``joints`` are computed as.
+    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now on.
     """
-    attention, made = _Attention(threads), list[nn.Linear]()
+    attention, made = _Attention(threads), list[JoinedLinear]()
     for layer in decoder.layers:
         fused = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
         layer.forward = fused
@@ -90,7 +84,7 @@ class _FusedLayer:
         self._first_norm, self._second_norm = layer.input_layernorm, layer.post_attention_layernorm
         own = layer.self_attn
         self._index: int = own.layer_idx
-        self.heads, self.gate_and_up = (joined([_part(layer, name) for name in names]) for names in _JOINED)
+        self.heads, self.gate_and_up = (JoinedLinear([_part(layer, name) for name in names]) for names in _JOINED)
         """Of queries, keys and values; and of the MLP's two branches."""
         self._out, self._down = own.o_proj, layer.mlp.down_proj
         self._query_norm, self._key_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from triptych.domain.kv_segment import KvKind
 from triptych.engine import product_attention
@@ -18,6 +17,7 @@ from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
+from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure
@@ -55,8 +55,8 @@ class DecoderSetup:
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
-    joined: Sequence[nn.Linear] = ()
-    """Layers that stand in for those that ``fused_layers.joints`` names, which compute nothing then."""
+    joined: Sequence[JoinedLinear] = ()
+    """Layers whose parts compute nothing."""
 
 
 def build_runner(
@@ -154,7 +154,7 @@ def _compiles(made: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAda
 
 def _fuse(
     runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache, threads: WorkerThreads
-) -> Sequence[nn.Linear]:
+) -> Sequence[JoinedLinear]:
     """Let fused layers compute the passes, if the decoder has the structure, and they yield the same. Returns the layers that they made."""
     from triptych.engine.decoder import fused_layers  # needs numba
 

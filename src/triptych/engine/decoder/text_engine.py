@@ -1,7 +1,7 @@
 """The text engine: continuous batching over an unmodified transformers decoder."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
@@ -86,11 +86,10 @@ class TransformersTextEngine:
         """The part as a module of torch."""
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
-        threads = None if options.enforce_eager else _kernel_threads(compute)
-        joints = [] if threads is None else _joints(model)
-        self.weights = PartWeights(model, checkpoint, adjacent=_parameters(joints)) if can_unload else None
+        self.weights = PartWeights(model, checkpoint) if can_unload else None
         """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
+        threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
@@ -114,7 +113,7 @@ class TransformersTextEngine:
         choose_products(
             computing,
             most_packed_nbytes=compute.packed_weight_bytes,
-            without=[layer for layers in joints for layer in layers] if made.joined else (),
+            without=[layer for one in made.joined for layer in one.parts],
             threads=threads,
         )
         if made.cache is None and options.preempted_kv_bytes:
@@ -520,19 +519,6 @@ class TransformersTextEngine:
         """Fail all choices of a request; its blocks do not enter the prefix cache."""
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
-
-
-def _joints(model: nn.Module) -> list[list[nn.Linear]]:
-    from triptych.engine.decoder.fused_layers import joints  # needs numba
-
-    return joints(model)
-
-
-def _parameters(joints: Iterable[Sequence[nn.Linear]]) -> Iterator[list[torch.Tensor]]:
-    """The weights of each, and their biases."""
-    for layers in joints:
-        yield [layer.weight for layer in layers]
-        yield [layer.bias for layer in layers if layer.bias is not None]
 
 
 def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:
