@@ -45,9 +45,9 @@ class Admission:
         if self._closed is not None:
             raise self._closed
         if len(self._running) >= self._max_requests:
-            raise self._full(f"{self._max_requests} requests are running, which is the limit")
+            raise self._full(f"{self._max_requests} requests are running, which is the limit", key)
         if self._of_key[key] >= self._max_of_key:
-            raise self._full(f"{self._max_of_key} requests of this key are running, more are left to others")
+            raise self._full(f"{self._max_of_key} requests of this key are running, more are left to others", key)
         hold = Hold(self)
         self._running[request_id] = lifetime
         self._of_key[key] += 1
@@ -60,15 +60,17 @@ class Admission:
             now_s = self._clock()
             self._places.free(1, now_s)
             self._room.free(hold.nbytes, now_s)
+            if len(self._running) < self._max_requests // 2:
+                self._places.rest()
 
-    def _full(self, reason: str) -> Overloaded:
-        return Overloaded(reason, retry_after_s=self._places.refuse(1, self._clock()))
+    def _full(self, reason: str, key: str) -> Overloaded:
+        return Overloaded(reason, retry_after_s=self._places.refuse(key, self._clock()))
 
     def take(self, nbytes: int) -> None:
         if self._bytes + nbytes > self._max_bytes:
             raise Overloaded(
                 f"the bodies of running requests fill all {self._max_bytes} bytes of buffer",
-                retry_after_s=self._room.refuse(nbytes, self._clock()),
+                retry_after_s=self._room.after_s(nbytes, self._clock()),
             )
         self._bytes += nbytes
 

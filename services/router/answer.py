@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from triptych.domain.generation import (
     TokenChunk,
     Usage,
 )
-from triptych.errors import InternalError
+from triptych.errors import EngineFailure
 from triptych.machine.router.attainment import Gaps
 from triptych.ports import Clock
 
@@ -36,12 +37,15 @@ class Answer:
         begun: Mapping[int, Sequence[int]],
         passed_on: Mapping[int, str] = _NOTHING,
         usage: Usage,
+        most_tokens: float = inf,
         gaps: Gaps | None = None,
         clock: Clock,
     ) -> None:
         """``begun`` has the choices, and the tokens of each that another router passed on; ``passed_on`` the text of these
-        tokens, where calls are read. ``usage`` counts the prompt only. The gaps between tokens are counted in ``gaps``.
+        tokens, where calls are read. ``usage`` counts the prompt only. No choice has more than ``most_tokens``. The gaps between
+        tokens are counted in ``gaps``.
         """
+        self._most_tokens = most_tokens
         self._gaps = gaps
         self._clock = clock
         self._buffer = buffer
@@ -65,8 +69,10 @@ class Answer:
     def take(self, events: Sequence[TextEvent]) -> list[Finished]:
         """Forward a batch of events. Returns the choices that finish with it.
 
-        Raises InternalError for tokens or the end of a choice that is not running.
+        Raises EngineFailure if a text instance may not send that: tokens or the end of a choice that is not running, or too many tokens.
+        Then nothing of it has been forwarded, and another instance may go on.
         """
+        self._check(events)
         out: list[ChatEvent] = []
         ended: list[Finished] = []
         now_s = self._clock()
@@ -88,14 +94,23 @@ class Answer:
         return ended
 
     def _passed_on(self, event: TokenChunk) -> None:
-        sent = self._sent.get(event.choice)
-        if sent is None:
-            raise _not_running(event.choice)
-        sent.extend(event.token_ids)
+        self._sent[event.choice].extend(event.token_ids)
+
+    def _check(self, events: Sequence[TextEvent]) -> None:
+        left = {choice: self._most_tokens - len(sent) for choice, sent in self._sent.items()}
+        for event in events:
+            if not isinstance(event, TokenChunk | Finished):
+                continue
+            if event.choice not in left:
+                raise EngineFailure(f"the text instance sent choice {event.choice}, which is not running")
+            if isinstance(event, Finished):
+                del left[event.choice]
+                continue
+            left[event.choice] -= len(event.token_ids)
+            if left[event.choice] < 0:
+                raise EngineFailure(f"the text instance sent more than {self._most_tokens} tokens")
 
     def _finished(self, event: Finished) -> list[ChatEvent]:
-        if event.choice not in self._sent:
-            raise _not_running(event.choice)
         del self._sent[event.choice]
         self._completion_tokens += event.completion_tokens
         self.finish_reason = event.reason.value
@@ -110,7 +125,3 @@ class Answer:
 
 def _new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
-
-
-def _not_running(choice: int) -> InternalError:
-    return InternalError(f"the text instance sent choice {choice}, which is not running")

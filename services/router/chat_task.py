@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice, begun
@@ -236,7 +237,7 @@ class ChatTask(RequestTask):
         async with aclosing(text.generate(request)) as stream:
             began = handed_over = False
             async for events in stream:
-                if answer.over or handed_over:
+                if answer.over or handed_over or not events:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
@@ -270,6 +271,7 @@ class ChatTask(RequestTask):
             begun=begun(self._sampling.n, self.request.continued),
             passed_on=self._prompted.passed_on,
             usage=Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens),
+            most_tokens=self._sampling.max_tokens or inf,
             gaps=self._gaps,
             clock=self._clock,
         )

@@ -412,6 +412,8 @@ class RouterService:
         now_s = self._clock()
         self._places.free(1, now_s)
         self._room.free(task.media_bytes, now_s)
+        if len(self._tasks) < self._settings.capacity.max_concurrent_requests // 2:
+            self._places.rest()
         self._of_tenant[task.tenant.name] -= 1
         if not self._of_tenant[task.tenant.name]:
             del self._of_tenant[task.tenant.name]
@@ -460,9 +462,9 @@ class RouterService:
             )
         except Overloaded as error:
             now_s = self._clock()
-            waits_s = [error.retry_after_s or 0.0, self._places.refuse(1, now_s)]
+            waits_s = [error.retry_after_s or 0.0, self._places.refuse(tenant.name, now_s)]
             if self._media_bytes + media_bytes > bounds.max_media_bytes:
-                waits_s.append(self._room.refuse(media_bytes, now_s))
+                waits_s.append(self._room.after_s(media_bytes, now_s))
             error.retry_after_s = max(waits_s)
             raise
 

@@ -49,6 +49,9 @@ from .record import NO_RECORD, Record
 from .sequences import Sequences, Tokens
 from .settings import TextSettings
 
+_SETTLES_S = 0.1
+"""How long a hand-over may be taken back after it has been given to the transport: a caller that left meanwhile does not get it, and so cannot
+release its leases. Without effect on the caller, which goes on at once."""
 _TOLERATED_GAP = 4
 """In multiples of the objective between tokens: beyond it an answer leaves an instance where items go first."""
 
@@ -271,8 +274,10 @@ class TextService:
         is_taken = False
         try:
             yield (handed_over,)
-            is_taken = True
             self._record.handed_over(len(handed_over.segments), prefill_s, why)
+            if handed_over.segments:
+                await asyncio.sleep(_SETTLES_S)
+            is_taken = True
         finally:
             if not is_taken:
                 handing.take_back(handed_over)

@@ -16,6 +16,8 @@ NOT_USED = 1 << 62
 ANY_NUMBER = 1 << 31
 """Of items, where their number has no limit."""
 _PENDING_BITS = 32
+_MOST_TOKENS = (NOT_USED >> _PENDING_BITS) - 1
+"""More are not told apart."""
 _LEAST_CHOICE = 3
 """Of two instances the less loaded would always be the same one, for all routers."""
 
@@ -42,7 +44,7 @@ class Loads:
 
     def put(self, place: int, tokens: int, pending: int, room: int = 0, left: int = ANY_NUMBER) -> None:
         """An instance has these tokens of so many items or requests to do, and room for so many bytes and further items."""
-        self.loads[place] = (tokens << _PENDING_BITS) + pending if left > 0 else NOT_USED
+        self.loads[place] = (min(tokens, _MOST_TOKENS) << _PENDING_BITS) + pending if left > 0 else NOT_USED
         self.rooms[place] = room
         self.left[place] = left
 

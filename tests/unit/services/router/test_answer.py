@@ -14,7 +14,7 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.errors import InternalError
+from triptych.errors import EngineFailure, InternalError
 from triptych.tokens.tool_calls import CallSyntax
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -57,6 +57,24 @@ def test_a_choice_ends_once() -> None:
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])
+
+
+async def test_of_events_that_an_instance_may_not_send_nothing_is_passed_on() -> None:
+    """Another one goes on from what the client has."""
+    buffer = StreamBuffer()
+    answer = Answer(buffer, None, begun={0: (), 1: (9,)}, usage=Usage(7, 0), most_tokens=4, clock=lambda: 0.0)
+    good = TokenChunk((1, 2), "a")
+    answer.take([good])
+    assert await buffer.get() == [good]
+    for bad in (TokenChunk((1,), "x", 2), finished(2), TokenChunk((1, 2, 3), "x"), TokenChunk((1, 2, 3, 4), "x", 1)):
+        with pytest.raises(EngineFailure, match="the text instance sent"):
+            answer.take([TokenChunk((5,), "b", 1), bad])
+    with pytest.raises(EngineFailure):
+        answer.take([finished(), finished()])
+    assert answer.continued() == (ContinuedChoice(0, (1, 2)), ContinuedChoice(1, (9,)))
+    last = TokenChunk((3, 4), "b")
+    answer.take([last])
+    assert await buffer.get() == [last], "as many as may be"
 
 
 async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished() -> None:

@@ -405,6 +405,26 @@ async def test_refused_requests_are_told_when_there_will_be_places_as_fast_as_re
 
 
 @virtual
+@pytest.mark.parametrize(
+    "bad", [(), (TokenChunk((1,), "x", 5),), (TokenChunk(tuple(range(500)), "x"),)], ids=["nothing", "choice", "many"]
+)
+async def test_an_instance_that_sends_what_it_may_not_costs_no_answer(bad: tuple[TextEvent, ...]) -> None:
+    async with bench(texts=2) as made:
+        generate = made.texts[0].generate
+
+        async def strange(request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+            async with aclosing(generate(request)) as stream:
+                async for events in stream:
+                    yield bad
+                    yield events
+
+        made.texts[0].generate = strange  # type: ignore[method-assign]
+        expected = await collect(made.router, ask("before"))
+        for number in range(6):
+            assert len(await collect(made.router, ask(f"r{number}"))) == len(expected)
+
+
+@virtual
 async def test_a_burst_of_200_requests_is_answered_in_full() -> None:
     async with bench() as made:
         answers = [

@@ -281,6 +281,28 @@ def test_what_ends_with_its_first_token_is_not_handed_over() -> None:
     under_virtual_time(scenario)
 
 
+@pytest.mark.parametrize("later_s", [0.0, 0.05])
+def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases(later_s: float) -> None:
+    """The transport has taken it, and drops it, as its call is cancelled: nobody learns of the leases."""
+
+    async def scenario() -> None:
+        async with apart() as p:
+            asked = await p.asked("what is this?", "cat")
+            stream = p.prefill.service.generate(prefill_call(asked.request))
+            async for events in stream:
+                if isinstance(events[-1], HandedOver):
+                    break
+            assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes > 0
+            going_on = asyncio.Task(anext(stream))  # as transports do once they have taken it
+            await asyncio.sleep(later_s)
+            going_on.cancel()
+            await asyncio.gather(going_on, return_exceptions=True)
+            await stream.aclose()
+            assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes == 0
+
+    under_virtual_time(scenario)
+
+
 @pytest.mark.parametrize("kv_bytes", [0, SEGMENT_TOKENS * POSITION_NBYTES // 2])
 def test_without_room_it_is_handed_over_without_segments_and_computed(kv_bytes: int) -> None:
     async def scenario() -> None:
