@@ -1009,7 +1009,6 @@ class SimCluster:
             held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
             held[f"{text.name} sequences"] = int(text.engine.has_work)
-            held[f"{text.name} sequences"] = int(text.engine.has_work)
             held[f"{text.name} KV tokens"] = text.engine.kv_tokens - text.engine.kv_free_tokens
             held[f"{text.name} tokens"] = (
                 sum(one.pending_tokens for one in state.stages.values()) + text.engine.pending_tokens

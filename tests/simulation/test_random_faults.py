@@ -278,7 +278,7 @@ def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any
 
 _WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, ArenaMachine, TensorCache)
 _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)) | {
-    WaitPredictor: ("prepared", "dispatched", "answering", "over"),
+    WaitPredictor: ("prepared", "encoded", "answering", "over"),
     Promises: ("promise", "take"),
     AttainmentRecorder: ("prepared", "dispatched", "answering", "over", "refused", "roll"),
     PublishedEmbeddings: ("encoding", "held", "segment", "over", "gone"),

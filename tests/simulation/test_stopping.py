@@ -224,8 +224,11 @@ PLACES = {
 
 
 def counts(cluster: SimCluster) -> dict[str, int]:
-    """What is held, but for numbers of tokens, which a request that goes on uses up."""
-    return {name: number for name, number in cluster.held().items() if "tokens" not in name}
+    """What is held, but for tokens, which a request that goes on uses up, and sequences, as an engine may have computed them before their answers
+    have been sent.
+    """
+    held = cluster.held().items()
+    return {name: number for name, number in held if "tokens" not in name and "sequences" not in name}
 
 
 class Caller(LocalRouter):
