@@ -37,11 +37,10 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.tenant import TENANT_NAME, WEIGHT, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
-from triptych.rpc.routers import Routers
+from triptych.rpc.routers import ROUTER_LOST, Routers
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
-from triptych.wire.status import LOST
 
 T = TypeVar("T")
 
@@ -408,7 +407,7 @@ class AsyncClient:
         if not isinstance(self._opened, Routers):
             return error
         unreached = isinstance(error, errors.Unavailable) and not error.sent_by_peer and self._opened.unreached
-        if unreached and isinstance(error, errors.InstanceLost) and error.message != LOST:
+        if unreached and isinstance(error, errors.InstanceLost) and error.message != ROUTER_LOST:
             return errors.Unavailable(f"no router can be called at {self._shown_target}: {error.message}")
         if unreached:
             return errors.Unavailable(

@@ -51,6 +51,11 @@ class RouterAttempts:
         self.error: TriptychError | None = None
         """Why it looks for a router, while none has taken the request: the last one was lost, or refused it."""
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether a router that was lost had the request."""
+        return self._lost > 0
+
     def left_s(self, now_s: float) -> float:
         return max(0.0, self._deadline_s - now_s)
 

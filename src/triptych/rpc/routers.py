@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -32,6 +32,8 @@ _MODELS_NAMED = 8
 """In the error for a model that is not served."""
 _INTRODUCTION_S = 2.0
 """How long a refused request waits for a router that has not named its models: it is asked in this time."""
+ROUTER_LOST = "the connection to the router was lost"
+"""Of a broken connection, without more that is known of it."""
 
 
 class RouterClient(Router, Protocol):
@@ -224,7 +226,7 @@ class Routers:
     async def models(self) -> tuple[ModelInfo, ...]:
         """All models, each once, in alphabetical order."""
         if self._only is not None:
-            return await self._only.client.models()
+            return await _answered(self._only.client.models())
         found = {model.model_id: model for router in self._routers.values() for model in router.models}
         return tuple(found[name] for name in sorted(found))
 
@@ -233,7 +235,7 @@ class Routers:
         lost: TriptychError | None = None
         for router in sorted(self._routers.values(), key=lambda one: not one.answers):
             try:
-                return await router.client.timeline(request_id)
+                return await _answered(router.client.timeline(request_id))
             except NotFound:
                 continue
             except Unavailable as error:
@@ -243,7 +245,7 @@ class Routers:
     async def readiness(self) -> Readiness:
         """Ready when every model has a router that is; ``missing`` names what the others lack, by model."""
         if self._only is not None:
-            return await self._only.client.readiness()
+            return await _answered(self._only.client.readiness())
         routers = [router for router in self._routers.values() if router.answers]
         if not routers:
             return Readiness(ready=False, missing=("router",))
@@ -295,7 +297,7 @@ class Routers:
             except TriptychError as error:
                 if job.answer is not None and job.answer.over:
                     return
-                lost = error
+                lost = _of_router(error)
             finally:
                 router.running -= 1
             await self._after(lost, router, job, attempts, refused=router.client.refused and not was_connected)
@@ -319,9 +321,7 @@ class Routers:
             logger.info("request %s: router %s: %s", job.request_id, router.address, error.message)
             return await self._wait_for_any(job, attempts)
         if follows is Next.FAIL:
-            if refused and not job.begun and isinstance(error, InstanceLost) and error.message == LOST:
-                raise Unavailable("no router answers", retry_after_s=ASK_S)
-            raise error
+            raise _told(error, job, attempts)
         logger.info("request %s: router %s refused it: %s", job.request_id, router.address, error.message)
         return None
 
@@ -331,7 +331,9 @@ class Routers:
         while not self._candidates(job, attempts.tried):
             pause_s = attempts.pause_s(loop.time())
             if pause_s is None:
-                raise attempts.error or AssertionError("a request looks for a router without having lost one")
+                if attempts.error is None:
+                    raise AssertionError("a request looks for a router without having lost one")
+                raise _told(attempts.error, job, attempts)
             await asyncio.sleep(pause_s)
 
     async def _has_other(self, job: "_Job", tried: set[str]) -> bool:
@@ -391,3 +393,29 @@ class Routers:
             if router.models:
                 self._asked.set()
                 self._named.set()
+
+
+async def _answered(query: Awaitable[T]) -> T:
+    """What a router answers that is asked once. Raises Unavailable if it does not."""
+    try:
+        return await query
+    except InstanceLost as error:
+        if _of_router(error).message == ROUTER_LOST:
+            raise _no_answer() from None
+        raise
+
+
+def _of_router(error: TriptychError) -> TriptychError:
+    """An error of a call, which is told of an instance whatever was called, as one of a router."""
+    is_ours = isinstance(error, InstanceLost) and not error.sent_by_peer
+    return InstanceLost(ROUTER_LOST) if is_ours and error.message == LOST else error
+
+
+def _told(error: TriptychError, job: _Job, attempts: RouterAttempts) -> TriptychError:
+    """The error that ends a request: one that no router has had was not lost with any."""
+    was_sent = job.begun or attempts.was_sent
+    return error if was_sent or error.message != ROUTER_LOST else _no_answer()
+
+
+def _no_answer() -> Unavailable:
+    return Unavailable("no router answers", retry_after_s=ASK_S)

@@ -21,6 +21,7 @@ from triptych.machine.router_attempts import RESTART_S
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
 from triptych.testing import virtual_time
+from triptych.wire.status import LOST
 
 OTHER = replace(MODEL, model_id="other")
 
@@ -58,7 +59,8 @@ class Client(FakeRouter):
 
     def goes_away(self) -> None:
         """Nothing listens at the address any more."""
-        self.refused, self.served, self.script = True, InstanceLost("gone"), [InstanceLost("gone")]
+        lost = InstanceLost(LOST)
+        self.refused, self.served, self.script, self.readiness_answer = True, lost, [lost], lost
 
     async def close(self) -> None:
         self.is_closed = True
@@ -147,9 +149,13 @@ async def test_an_only_router_is_asked_whatever_it_is_not_known_for() -> None:
     with pytest.raises(ModelNotFound, match="served here"):
         await here.chat("2", "third")
     here.clients["a"].goes_away()
-    for ask_it in (here.chat("3"), here.routers.models()):
-        with pytest.raises(InstanceLost):
+    for ask_it in (here.chat("3"), here.routers.models(), here.routers.readiness()):
+        with pytest.raises(Unavailable, match=r"^no router answers$") as caught:
             await ask_it
+        assert (type(caught.value), caught.value.retry_after_s) == (Unavailable, 1.0)
+    here.clients["a"].served = InstanceLost("the TLS handshake failed")
+    with pytest.raises(InstanceLost, match="TLS"):
+        await here.routers.models()
     assert here.routers.unreached
 
 
@@ -186,10 +192,36 @@ def test_a_request_that_reaches_no_router_waits_a_moment_for_one_of_several() ->
             group.create_task(comes_back())
             assert tuple(await here.chat("1")) == HELLO
         here.clients["a"].goes_away()
-        with pytest.raises(InstanceLost, match="gone"):
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable, match=r"^no router answers$") as caught:
             await here.chat("2")
+        assert (type(caught.value), caught.value.retry_after_s) == (Unavailable, 1.0)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(RESTART_S, abs=0.1)
 
     virtual_time.run(test())
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["in the answer", "before it"])
+def test_the_loss_of_all_routers_that_had_the_request_is_told_of_a_router(*, begun: bool) -> None:
+    async def test() -> None:
+        here = await site(a=MODEL, b=MODEL)
+        for client in here.clients.values():
+            client.script = [*([TokenChunk((1,), "x")] if begun else []), InstanceLost(LOST)]
+            client.served = InstanceLost(LOST)
+        with pytest.raises(InstanceLost, match=r"^the connection to the router was lost$"):
+            await here.chat("1")
+
+    virtual_time.run(test())
+
+
+async def test_an_instance_that_a_router_lost_is_told_as_the_router_does() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    told = InstanceLost(LOST)
+    told.sent_by_peer = True
+    for client in here.clients.values():
+        client.script = [told]
+    with pytest.raises(InstanceLost, match=LOST):
+        await here.chat("1")
 
 
 async def test_a_router_that_does_not_answer_is_chosen_last_and_keeps_its_models() -> None:
@@ -201,7 +233,7 @@ async def test_a_router_that_does_not_answer_is_chosen_last_and_keeps_its_models
         await here.chat(str(number))
     assert here.counts == {"a": 0, "b": 3, "c": 0}
     assert [model.model_id for model in await here.routers.models()] == ["demo", "other"]
-    with pytest.raises(InstanceLost):
+    with pytest.raises(Unavailable, match="no router answers"):
         await here.chat("4", "other")
 
 
