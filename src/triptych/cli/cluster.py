@@ -31,6 +31,7 @@ from triptych.domain.scaling import ProcessPhase
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
+from triptych.machine.router_attempts import RETURN_S
 from triptych.policy.consequences import without
 from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
 from triptych.rpc.server import RpcServer
@@ -187,15 +188,20 @@ class LocalCluster:
         return frozenset({"gateway", *routers} if len(routers) == 1 else {"gateway"})
 
     def consequence(self, ended: Exit) -> str:
-        """What no longer works after the last process of a kind ended, in one line; empty while others are left."""
+        """What no longer works after the last process of a kind ended, in one line; empty while others are ready."""
         if ended.name == MANAGER:
             return "requests go on; instances that start or leave are noticed when it is back"
         plan = ended.plan
         of_model = f" for {plan.model.model_id}" if plan.model is not None and plan.model.prefix else ""
+        if plan.service == "router":
+            running = f"answers that have begun pause, and go on if it is within {RETURN_S:g} s"
+            return f"new requests{of_model} fail until the {ended.name} is back; {running}"
         if plan.role is None:
-            return f"requests{of_model} fail until the {ended.name} is back"
+            return f"requests fail until the {ended.name} is back"
         left = [
-            one for name in self.processes if (one := self._plans[name]).model == plan.model and one.role is not None
+            one
+            for name in self.processes
+            if (one := self._plans[name]).model == plan.model and one.role is not None and self._is_ready(name)
         ]
         if left and self._plan.switches_roles:
             return ""  # they may serve other stages than at first
@@ -389,6 +395,10 @@ class LocalCluster:
             self._failed |= code != 0 or not self._kept  # what has drained is ended by its operator, with status 0
             self._events.put_nowait(ended)
         self.on_change()
+
+    def _is_ready(self, name: str) -> bool:
+        """Whether a running process has started and was not told to end."""
+        return not self._kept or self.scaler.phase(name) is ProcessPhase.RUNNING
 
     @property
     def _listed(self) -> list[ProcessPlan]:

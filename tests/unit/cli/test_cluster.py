@@ -125,6 +125,25 @@ async def test_the_consequence_of_losing_a_hybrid_process_depends_on_the_remaini
         assert bool(kinds) == bool(consequence)
 
 
+async def test_an_instance_that_is_still_starting_does_not_stand_in_for_the_last_one(
+    make: Make, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+    told = ("--instances", "encoder-1,text-1,text-2")
+    async with (
+        asyncio.timeout(50),
+        make(roles="E:1,PD:2", restart=True, gateway=told, text=("--slow-if", str(slow))) as cluster,
+    ):
+        slow.touch()
+        before = cluster.processes["text-1"]
+        cluster.kill("text-1")
+        assert cluster.consequence(await cluster.next_exit()) == ""
+        while cluster.processes.get("text-1", before) == before:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+        cluster.kill("text-2")
+        assert "last text instance" in cluster.consequence(await cluster.next_exit())
+
+
 def test_a_cluster_without_a_stage_is_refused(make: Make) -> None:
     with pytest.raises(ClusterError, match="--roles E:1,P:1: nothing would decode"):
         make(roles="E:1,P:1")
@@ -297,7 +316,11 @@ async def test_up_starts_again_whatever_dies(make: Make) -> None:
         assert f"{name} was killed by SIGKILL; its log is" in shown
         assert f"starting {name} (again: {name} was killed by SIGKILL)" in shown
     assert "that was the last text instance: all requests wait or fail until there is one" in shown
-    assert "requests fail until the router is back" in shown
+    assert (
+        "new requests fail until the router is back; answers that have begun pause, and go on if it is within 10 s"
+        in shown
+    )
+    assert "\nrequests fail until the gateway is back" in shown
     assert cluster.processes == {}
     assert not any(psutil.pid_exists(pid) for pid in after.values())
 
@@ -463,7 +486,7 @@ async def test_two_models_have_instances_and_a_router_each_and_share_gateway_and
         )
         cluster.kill(routers[0])
         told_of = cluster.consequence(await cluster.next_exit())
-        assert told_of == f"requests for {first} fail until the {routers[0]} is back"
+        assert told_of.startswith(f"new requests for {first} fail until the {routers[0]} is back")
         assert cluster.vital == {"gateway"}, "the other model goes on"
 
 
