@@ -71,7 +71,8 @@ def bench(
     """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
 
     The load is open-loop: requests are sent when they are due, however slow the endpoint is, and latencies count from that
-    time. Failed requests are counted by kind and miss their SLOs.
+    time. Failed requests are counted by kind and miss their SLOs. The exit status is 1 if any could not be sent or broke;
+    refusals (429) and timeouts are results.
     """
     from triptych.cli.bench import command
     from triptych.cli.bench.load import Endpoint
@@ -94,8 +95,8 @@ def bench(
             seed=seed,
         )
         outputs = command.Outputs.checked(json_file, plot)
-    answered = run(command.bench_and_write(job, outputs, plain_console()))
-    raise typer.Exit(0 if answered else 1)
+    succeeded = run(command.bench_and_write(job, outputs, plain_console()))
+    raise typer.Exit(0 if succeeded else 1)
 
 
 @commands.command(

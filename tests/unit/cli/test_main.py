@@ -551,7 +551,8 @@ def test_bench_finds_the_goodput_of_a_sweep(gateway: Stub) -> None:
 
 def test_a_bench_that_cannot_keep_up_reports_it(gateway: Stub, tmp_path: Path) -> None:
     options = ["--rate", 1000, "--duration", 0.1, "--images", 0, "--max-in-flight", 1, "--json", tmp_path / "out.json"]
-    _, out, _ = triptych("bench", "--url", gateway.url, *options)
+    code, out, _ = triptych("bench", "--url", gateway.url, *options)
+    assert code == 1
     assert re.search(r"offered +\S+\* req/s", out)
     assert "the generator did not keep up with" in out
     assert json.loads((tmp_path / "out.json").read_text())["runs"][0]["report"]["kept_up"] is False

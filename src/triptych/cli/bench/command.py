@@ -130,7 +130,7 @@ class Outputs:
 
 
 async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> bool:
-    """Run and write the outputs. Return whether any request was answered. Raises CliError.
+    """Run and write the outputs. Return whether requests were answered, and none failed. Raises CliError.
 
     When interrupted, the tables and files show the requests that have ended.
     """
@@ -142,7 +142,7 @@ async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> boo
             outputs.write(job, runs)
         raise
     outputs.write(job, runs)
-    return any(run.report.answered for run in runs)
+    return any(run.report.answered for run in runs) and not any(run.report.failed for run in runs)
 
 
 async def bench(job: Bench, console: Console, runs: list[Run]) -> None:

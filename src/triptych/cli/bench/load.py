@@ -20,6 +20,7 @@ _NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MOST_NAMES = 8
 _MAX_ERROR_CHARS = 200
 NOT_SENT = "not sent: too many in flight"
+TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: b
                     answer.take(line, now_s() - due_s)
                 error = answer.error
     except (TimeoutError, httpx.TimeoutException):
-        error = "timeout"
+        error = TIMEOUT
     except httpx.ConnectError:
         error = "cannot connect"
     except httpx.HTTPError:

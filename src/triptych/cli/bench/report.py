@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triptych.cli.bench.load import NOT_SENT, Record
+from triptych.cli.bench.load import NOT_SENT, TIMEOUT, Record
 
 PERCENTILES = (50, 90, 99)
 LATE_S = 0.25
 """A generator whose 99th percentile send delay exceeds this has not kept up."""
+
+_RESULTS = frozenset({"HTTP 429", "HTTP 504", TIMEOUT})
+"""What an endpoint does with more load than it can serve. Any other error is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class Report:
     kept_up: bool
     """Whether the generator sent every request on time; if not, the load differed from ``rate``."""
     attainment: float | None
+
+    @property
+    def failed(self) -> int:
+        """Requests that could not be sent, that broke, or that the endpoint failed on."""
+        return sum(number for error, number in self.errors.items() if error not in _RESULTS)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)

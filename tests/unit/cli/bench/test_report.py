@@ -38,6 +38,20 @@ def test_failures_are_counted_by_kind_and_miss_their_slo() -> None:
     assert report.ttft.p50_s == 0.2
 
 
+@pytest.mark.parametrize(
+    ("errors", "failed"),
+    [
+        (["", "HTTP 429", "HTTP 504", "timeout"], 0),
+        (["cannot connect", "connection broke", "broke off", "HTTP 429"], 3),
+        ([NOT_SENT, "HTTP 503", "error in the stream: a text instance was lost"], 3),
+    ],
+)
+def test_refusals_and_timeouts_are_results_and_what_could_not_be_sent_or_broke_has_failed(
+    errors: list[str], failed: int
+) -> None:
+    assert summarize([replace(GOOD, error=error) for error in errors], Objectives(), 1.0).failed == failed
+
+
 def test_without_an_slo_there_is_no_attainment() -> None:
     report = summarize([GOOD], Objectives(), 1.0)
     assert report.attainment is None
