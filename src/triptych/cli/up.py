@@ -54,7 +54,7 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
             if not signals:
                 raise
             if cluster.kept_logs is not None:
-                console.print(f"logs of failed processes are in {cluster.kept_logs}", soft_wrap=True)
+                console.print(f"a process failed: the logs of all are in {cluster.kept_logs}", soft_wrap=True)
             console.print("stopped")
             return 0 if ready else 128 + signals[0]
 

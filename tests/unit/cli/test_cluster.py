@@ -532,7 +532,8 @@ async def test_up_prints_the_log_directory_after_a_failure(make: Make) -> None:
             await asyncio.sleep(0.02)
         signal.raise_signal(signal.SIGHUP)
     assert running.result() == 0
-    assert f"logs of failed processes are in {cluster.log_dir}" in out.getvalue()
+    assert f"a process failed: the logs of all are in {cluster.log_dir}" in out.getvalue()
+    assert {path.name for path in cluster.log_dir.iterdir()} == {f"{name}.log" for name in NAMES}
 
 
 async def test_up_on_a_terminal_shows_running_and_dead_processes(make: Make, tmp_path: Path) -> None:
