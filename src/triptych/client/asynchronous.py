@@ -37,7 +37,7 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.tenant import TENANT_NAME, WEIGHT, Tenant
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
-from triptych.rpc.routers import ROUTER_LOST, Routers
+from triptych.rpc.routers import NO_ROUTER, ROUTER_LOST, Routers
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
@@ -403,9 +403,13 @@ class AsyncClient:
                 return result
 
     def _with_target(self, error: errors.TriptychError) -> errors.TriptychError:
-        """Add the target's name to the error when nothing was reached at all."""
+        """Add the target's name to the error when no router was reached at all."""
         if not isinstance(self._opened, Routers):
             return error
+        if isinstance(error, errors.Unavailable) and error.message == NO_ROUTER:
+            return errors.Unavailable(
+                f"no router at {self._shown_target}: another service answers there. `triptych up` shows where its router's gRPC is"
+            )
         unreached = isinstance(error, errors.Unavailable) and not error.sent_by_peer and self._opened.unreached
         if unreached and isinstance(error, errors.InstanceLost) and error.message != ROUTER_LOST:
             return errors.Unavailable(f"no router can be called at {self._shown_target}: {error.message}")

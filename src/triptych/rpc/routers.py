@@ -16,11 +16,11 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MemberState
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InstanceLost, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.errors import InstanceLost, InternalError, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.answer_so_far import AnswerSoFar
 from triptych.machine.router_attempts import Next, RouterAttempts
 from triptych.ports import Membership, Rng, Router
-from triptych.wire.status import LOST
+from triptych.wire.status import LOST, NOT_SERVED
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ _INTRODUCTION_S = 2.0
 """How long a refused request waits for a router that has not named its models: it is asked in this time."""
 ROUTER_LOST = "the connection to the router was lost"
 """Of a broken connection, without more that is known of it."""
+NO_ROUTER = "what answers is no router, but another service"
 
 
 class RouterClient(Router, Protocol):
@@ -399,16 +400,19 @@ async def _answered(query: Awaitable[T]) -> T:
     """What a router answers that is asked once. Raises Unavailable if it does not."""
     try:
         return await query
-    except InstanceLost as error:
-        if _of_router(error).message == ROUTER_LOST:
-            raise _no_answer() from None
-        raise
+    except TriptychError as error:
+        told = _of_router(error)
+        raise (_no_answer() if told.message == ROUTER_LOST else told) from None
 
 
 def _of_router(error: TriptychError) -> TriptychError:
-    """An error of a call, which is told of an instance whatever was called, as one of a router."""
-    is_ours = isinstance(error, InstanceLost) and not error.sent_by_peer
-    return InstanceLost(ROUTER_LOST) if is_ours and error.message == LOST else error
+    """An error of a call that says nothing of whom it called, as one that tells of a router."""
+    match error:
+        case InstanceLost(message=text, sent_by_peer=False) if text == LOST:
+            return InstanceLost(ROUTER_LOST)
+        case InternalError(message=text, sent_by_peer=False) if text == NOT_SERVED:
+            return Unavailable(NO_ROUTER)
+    return error
 
 
 def _told(error: TriptychError, job: _Job, attempts: RouterAttempts) -> TriptychError:

@@ -18,6 +18,9 @@ _TLS_FAULT = re.compile(r"handshake failed.{0,200}OPENSSL_internal:([A-Z0-9_]{1,
 _BROKEN = re.compile("Internal error from Core|RST_STREAM|Stream removed", re.ASCII)
 """What gRPC says with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its connection."""
 LOST = "the connection to the instance was lost"
+_FAILED = "the call failed with {}"
+NOT_SERVED = _FAILED.format("UNIMPLEMENTED")
+"""The peer is another service than the one that was called, or of another release."""
 _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
     cls.grpc_code: cls
     for cls in (
@@ -98,7 +101,7 @@ def _foreign_status(grpc_code: str, message: str) -> errors.TriptychError:
         case "RESOURCE_EXHAUSTED":  # too many concurrent calls
             return errors.Overloaded("the peer has too many concurrent calls")
         case _:
-            return _BY_GRPC_CODE.get(grpc_code, errors.InternalError)(f"the call failed with {grpc_code}")
+            return _BY_GRPC_CODE.get(grpc_code, errors.InternalError)(_FAILED.format(grpc_code))
 
 
 def _float_or_none(text: str | None) -> float | None:

@@ -34,6 +34,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.rpc.server import RpcServer
 from triptych.testing import virtual_time
 
 
@@ -350,6 +351,20 @@ async def test_a_port_without_grpc_is_named() -> None:
         async with AsyncClient(f"127.0.0.1:{port}", retry=RetryPolicy(max_attempts=1)) as client:
             with pytest.raises(Unavailable, match=f"nothing answers at 127.0.0.1:{port}"):
                 await client.chat("Hi", timeout_s=5)
+
+
+async def test_a_port_of_another_service_is_named() -> None:
+    """As that of an encoder."""
+    no_retry = RetryPolicy(max_attempts=1)
+    async with RpcServer(host="127.0.0.1", port=0, service_names=(), register=lambda _: None) as server:
+        target = f"127.0.0.1:{server.port}"
+        async with (
+            AsyncClient(target, retry=no_retry) as client,
+            AsyncClient(target, model="m", retry=no_retry) as named,
+        ):
+            for call in (client.models(), client.ready(), client.chat("Hi"), named.chat("Hi"), named.tokenize("Hi")):
+                with pytest.raises(Unavailable, match=f"^no router at {target}: another service answers there"):
+                    await call
 
 
 async def test_an_unresponsive_host_is_named() -> None:
