@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,7 +12,9 @@ from triptych.media.fetch import FetchLimits
 from triptych.media.remote_url import HostRules
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.manager_access import ManagerAccess
-from triptych.runtime.settings import ServiceSettings, Strings, service_config
+from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, service_config
+
+from .keys import read_key_file
 
 _MAX_ROUTERS = 64
 
@@ -152,6 +154,15 @@ class GatewaySettings(ServiceSettings):
                 f"({self.max_request_timeout_s})"
             )
         return self
+
+    def print_and_exit(self) -> NoReturn:
+        """Raises SettingsError for a file of keys with which the gateway would not start."""
+        if self.keys is not None:
+            try:
+                read_key_file(self.keys)
+            except ValueError as error:
+                raise SettingsError(f"keys: {error}") from None
+        super().print_and_exit()
 
     @property
     def hosts(self) -> frozenset[str] | None:

@@ -1,9 +1,11 @@
 """Which settings of a gateway go together."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from services.gateway.keys import new_key
 from services.gateway.settings import GatewaySettings
 from triptych.runtime.settings import SettingsError
 
@@ -21,3 +23,19 @@ from triptych.runtime.settings import SettingsError
 def test_settings_name_routers_in_one_way(argv: Sequence[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         GatewaySettings.load(argv, {})
+
+
+def test_settings_are_printed_only_with_keys_that_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[keys.a]\nsha256 = 'x'")
+    argv = ["--keys", str(keys), "--print-config"]
+    with pytest.raises(SettingsError, match=r"^keys: .*keys\.a\.sha256"):
+        GatewaySettings.load(argv, {})
+    assert capsys.readouterr().out == ""
+    keys.write_text(new_key("a")[1])
+    with pytest.raises(SystemExit) as exited:
+        GatewaySettings.load(argv, {})
+    assert exited.value.code == 0
+    assert str(keys) in capsys.readouterr().out
