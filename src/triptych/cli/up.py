@@ -82,6 +82,8 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[Seq
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+        if come:  # the process ends; the second signal of a closed terminal may come as late as this
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def _watch(cluster: LocalCluster, console: Console) -> int:
