@@ -9,7 +9,6 @@ Equal seeds give equal results, on any machine.
 """
 
 import argparse
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
@@ -19,9 +18,9 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
-from services.router.service import RouterService
-from tests.simulation.cluster import MIB, SimCluster, World, running
-from tests.simulation.workload import Ask, make_asks, play
+from benchmarks.several_routers import play_through
+from tests.simulation.cluster import MIB, World, running
+from tests.simulation.workload import Ask, make_asks
 from triptych.cli.bench.report import percentile
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.instance import InstanceLoad
@@ -102,28 +101,9 @@ def run(routers: int, load: float, arena: float, settings: Settings, *, hints: b
 
     async def main() -> Row:
         async with running(world) as cluster:
-            others = [_router(cluster, f"other{number}") for number in range(routers)]
-            for other in others:
-                other.start()
-            await asyncio.sleep(1.0)
-            rng = Random(f"{settings.seed}/routers")
-            shares: list[list[Ask]] = [[] for _ in others]
-            for ask in asks:
-                rng.choice(shares).append(ask)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    playing = [
-                        group.create_task(play(router, share)) for router, share in zip(others, shares, strict=True)
-                    ]
-                times: list[float] = []
-                for router, played in zip(others, playing, strict=True):
-                    for reply in played.result():
-                        reply.check_right()
-                        line = await router.timeline(reply.ask.request.request_id)
-                        times.append(1000 * line.encode_s)
-            finally:
-                for other in others:
-                    other.close()
+            names = [f"other{number}" for number in range(routers)]
+            played = await play_through(cluster, names, asks, seed=settings.seed, instance=_Counting)
+            times = [1000 * line.encode_s for line in played.lines]
             encoded = sum(node.engine.encoded_items for node in cluster.encoders)
             distinct = len({part.data for ask in asks for part in ask.request.media})
             return Row(
@@ -140,14 +120,6 @@ def run(routers: int, load: float, arena: float, settings: Settings, *, hints: b
             )
 
     return virtual_time.run(main(), seed=settings.seed, limit_s=3600)
-
-
-def _router(cluster: SimCluster, name: str) -> RouterService:
-    def connect(address: str) -> LinkedInstance:
-        instance = cluster.name_at(address)
-        return _Counting(cluster.link(f"{name}->{instance}", cluster.processes[instance]))
-
-    return cluster.make_router(cluster.source, connect, name=name)
 
 
 def _asks(settings: Settings, rate_per_s: float) -> list[Ask]:

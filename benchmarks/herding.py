@@ -9,24 +9,21 @@ Equal seeds give equal results, on any machine.
 """
 
 import argparse
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from random import Random
 from statistics import mean
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
-from services.router.service import RouterService
-from tests.simulation.cluster import SimCluster, World, running
-from tests.simulation.workload import Ask, make_asks, play
+from benchmarks.several_routers import Played, play_through
+from tests.simulation.cluster import World, running
+from tests.simulation.workload import make_asks
 from triptych.cli.bench.report import percentile
 from triptych.machine.router.others_work import OthersWork
 from triptych.policy.policies import PolicyNames
 from triptych.testing import virtual_time
-from triptych.testing.links import LinkedInstance
 
 UNTOLD = "untold"
 POLICIES = ("least-loaded", UNTOLD, "power-of-two")
@@ -56,12 +53,6 @@ class Row:
     ttft_p99_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    ttfts_ms: list[float]
-    took_s: float
-
-
 def run(texts: int, routers: int, policy: str, requests: int, rate_per_s: float | None, *, seed: int) -> Played:
     """Raises AssertionError if an answer is wrong or anything is still held afterwards. ``rate_per_s`` None: all at once."""
     world = World(
@@ -80,30 +71,8 @@ def run(texts: int, routers: int, policy: str, requests: int, rate_per_s: float 
 
     async def main() -> Played:
         async with running(world) as cluster, _noticed(policy != UNTOLD):
-            services = [_router(cluster, f"router{number}") for number in range(routers)]
-            for service in services:
-                service.start()
-            await asyncio.sleep(1.0)
-            rng = Random(f"{seed}/routers")
-            shares: list[list[Ask]] = [[] for _ in services]
-            for ask in asks:
-                rng.choice(shares).append(ask)
-            began_s = asyncio.get_running_loop().time()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    playing = [
-                        group.create_task(play(service, share)) for service, share in zip(services, shares, strict=True)
-                    ]
-                took_s = asyncio.get_running_loop().time() - began_s
-                times: list[float] = []
-                for service, played in zip(services, playing, strict=True):
-                    for reply in played.result():
-                        reply.check_right()
-                        times.append(1000 * (await service.timeline(reply.ask.request.request_id)).ttft_s)
-            finally:
-                for service in services:
-                    service.close()
-            return Played(times, took_s)
+            names = [f"router{number}" for number in range(routers)]
+            return await play_through(cluster, names, asks, seed=seed)
 
     return virtual_time.run(main(), seed=seed, limit_s=3600)
 
@@ -119,14 +88,6 @@ async def _noticed(noticed: bool) -> AsyncGenerator[None]:
         OthersWork.observe = observe  # type: ignore[method-assign]
 
 
-def _router(cluster: SimCluster, name: str) -> RouterService:
-    def connect(address: str) -> LinkedInstance:
-        instance = cluster.name_at(address)
-        return LinkedInstance(cluster.link(f"{name}->{instance}", cluster.processes[instance]))
-
-    return cluster.make_router(cluster.source, connect, name=name)
-
-
 def measure(settings: Settings) -> dict[str, Any]:
     rows: list[Row] = []
     capacities: dict[int, float] = {}
@@ -138,7 +99,8 @@ def measure(settings: Settings) -> dict[str, Any]:
             for policy in POLICIES:
                 for routers in settings.routers:
                     rate_per_s = load * capacities[texts]
-                    ttfts_ms = run(texts, routers, policy, settings.requests, rate_per_s, seed=settings.seed).ttfts_ms
+                    played = run(texts, routers, policy, settings.requests, rate_per_s, seed=settings.seed)
+                    ttfts_ms = [1000 * line.ttft_s for line in played.lines]
                     row = Row(texts, load, routers, policy, mean(ttfts_ms), percentile(ttfts_ms, 99))
                     rows.append(row)
                     print(
