@@ -1,18 +1,25 @@
-"""Decoder layers with few, compiled operations between their matrix products (``cpu_kernels``): float32 on a CPU.
+"""A decoder with few, compiled operations between its matrix products (``cpu_kernels``): float32 on a CPU.
 
-They stand in for transformers' layers of Llama's structure: two root mean square normalizations, attention with rotary positions, whose
-heads may be normalized, and a gated MLP with SiLU. A structure does not say what is computed, so passes are compared before they are used.
+It stands in for transformers' decoders of Llama's structure: token embeddings, layers, a last normalization and rotary positions; in each layer two
+root mean square normalizations, attention, whose heads may be normalized, and a gated MLP with SiLU. A structure does not say what is computed,
+so passes are compared before they are used.
+
+A pass of few rows is short, so what Python does between products counts: a layer makes four calls of kernels and four of products, in memory
+that the pass allocates once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from triptych.engine import cpu_kernels
 from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
+from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.worker_threads import WorkerThreads
 
@@ -24,34 +31,61 @@ _JOINED = (
 _PRODUCTS = (*(name for names in _JOINED for name in names), "self_attn.o_proj", "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_PARTS = frozenset({"embed_tokens", "layers", "norm", "rotary_emb"})
 _NO_WEIGHTS = np.empty(0, np.float32)
 _WORTH_A_THREAD = 1 << 21
 """Multiplications of one thread below which another one takes longer to begin than it saves."""
 
+Norm = tuple[cpu_kernels.Floats, np.float32]
+"""Weights and epsilon. Weights stay where they are: on a host, those that are loaded again have the same addresses (``part_weights``)."""
+
 
 def can_fuse(decoder: nn.Module) -> bool:
-    """Whether all layers have the structure, and no other parts."""
+    """Whether the decoder and all its layers have the structure, and no other parts."""
     layers = getattr(decoder, "layers", None)
-    return isinstance(layers, nn.ModuleList) and len(layers) > 0 and all(map(_has_structure, layers))
+    return (
+        {name for name, _ in decoder.named_children()} == _PARTS
+        and isinstance(getattr(decoder.norm, "variance_epsilon", None), float)
+        and isinstance(layers, nn.ModuleList)
+        and len(layers) > 0
+        and all(map(_has_structure, layers))
+    )
 
 
-def fuse(decoder: Any, calls: Mapping[int, AttentionCall], threads: WorkerThreads) -> list[JoinedLinear]:
+@contextmanager
+def noted_positions(decoder: Any) -> Iterator[list[int]]:
+    """The number of dimensions of the positions that the decoder rotates by, for each pass."""
+    noted: list[int] = []
+
+    def note(_: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        noted.append((arguments[1] if len(arguments) > 1 else options["position_ids"]).dim())
+
+    hook = decoder.rotary_emb.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield noted
+    finally:
+        hook.remove()
+
+
+def fuse(
+    decoder: Any, cache: KvCache, calls: Mapping[int, AttentionCall], position_dims: int, threads: WorkerThreads
+) -> list[JoinedLinear]:
     """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now on.
+    ``calls``: what each layer passes to its attention function; ``position_dims``: as ``noted_positions``. Returns the layers whose parts compute
+    nothing from now on.
     """
-    attention, made = _Attention(threads), list[JoinedLinear]()
-    for layer in decoder.layers:
-        fused = _FusedLayer(layer, calls[layer.self_attn.layer_idx], attention)
+    layers = [_FusedLayer(layer, cache, calls[layer.self_attn.layer_idx], threads) for layer in decoder.layers]
+    for layer, fused in zip(decoder.layers, layers, strict=True):
         layer.forward = fused
-        made += [fused.heads, fused.gate_and_up]
-    return made
+    decoder.forward = _FusedDecoder(decoder, layers, position_dims, threads)
+    return [joined for layer in layers for joined in (layer.heads, layer.gate_and_up)]
 
 
 def unfuse(decoder: Any) -> None:
     """Compute all passes as before."""
-    for layer in decoder.layers:
-        del layer.forward
+    for one in (decoder, *decoder.layers):
+        del one.forward
 
 
 def _has_structure(layer: nn.Module) -> bool:
@@ -76,22 +110,109 @@ def _part(layer: nn.Module, name: str) -> nn.Linear:
     return found
 
 
+def _norm(module: Any) -> Norm:
+    if module is None:
+        return _NO_WEIGHTS, np.float32(0.0)
+    return module.weight.detach().numpy(), np.float32(module.variance_epsilon)
+
+
+class _Pass:
+    """What the layers of one pass share: its positions, the rows that are decoded, and memory between two products."""
+
+    def __init__(
+        self,
+        packed: PackedBatch,
+        rows: DecodeRows,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        threads: WorkerThreads,
+    ) -> None:
+        self.chunks = packed.chunks
+        self.cosines, self.sines = (one[0].contiguous().numpy() for one in position_embeddings)
+        self.slots = packed.slots.numpy()
+        self.rows = rows
+        self.longest = int(rows.lengths.max(initial=0))
+        self.threads = threads
+        self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, cpu_kernels.Floats]] = {}
+        self._ends: dict[int, list[int]] = {}
+
+    def memory(self, name: str, *shape: int) -> tuple[torch.Tensor, cpu_kernels.Floats]:
+        """[rows, ...], the same for all layers, as tensor and array."""
+        key = name, shape
+        if key not in self._memory:
+            made = torch.empty(len(self.cosines), *shape)
+            self._memory[key] = made, made.numpy()
+        return self._memory[key]
+
+    def ends(self, width: int) -> list[int]:
+        """Where the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
+        if width not in self._ends:
+            work = np.cumsum(self.rows.lengths) * width
+            threads = self.threads.usable(min(int(work[-1]) // _WORTH_A_THREAD, len(work)))
+            shares = np.arange(1, threads) * (work[-1] / threads)
+            self._ends[width] = [0, *(int(one) for one in np.searchsorted(work, shares)), len(work)]
+        return self._ends[width]
+
+
+class _FusedDecoder:
+    """The ``forward`` of a decoder."""
+
+    def __init__(
+        self, decoder: Any, layers: Sequence["_FusedLayer"], position_dims: int, threads: WorkerThreads
+    ) -> None:
+        self._plain = decoder.forward
+        self._rotary = decoder.rotary_emb
+        self._layers = layers
+        self._norm = _norm(decoder.norm)
+        self._position_dims = position_dims
+        self._threads = threads
+
+    def __call__(
+        self,
+        *,
+        inputs_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        use_cache: bool,
+        packed: PackedBatch,
+        **options: Any,
+    ) -> BaseModelOutputWithPast:
+        """[1, n, width] to normalized hidden states of the same shape, as the decoder's own ``forward``, which computes what has further options."""
+        if packed.rows is None or options:
+            plain: BaseModelOutputWithPast = self._plain(
+                inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, packed=packed, **options
+            )
+            return plain
+        if position_ids.dim() < self._position_dims:
+            position_ids = position_ids.expand(3, -1, -1)
+        position_embeddings = self._rotary(inputs_embeds, position_ids)
+        shared = _Pass(packed, packed.rows, position_embeddings, self._threads)
+        hidden, added = inputs_embeds[0].contiguous(), None
+        for layer in self._layers:
+            hidden, added = layer.compute(hidden, added, shared)
+        normed = torch.empty_like(hidden)
+        assert added is not None  # noqa: S101 - there are layers
+        cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), *self._norm, normed.numpy())
+        return BaseModelOutputWithPast(last_hidden_state=normed[None])
+
+
 class _FusedLayer:
     """The ``forward`` of a layer."""
 
-    def __init__(self, layer: Any, call: AttentionCall, attention: "_Attention") -> None:
+    def __init__(self, layer: Any, cache: KvCache, call: AttentionCall, threads: WorkerThreads) -> None:
         self._plain = layer.forward
-        self._first_norm, self._second_norm = layer.input_layernorm, layer.post_attention_layernorm
         own = layer.self_attn
-        self._index: int = own.layer_idx
         self.heads, self.gate_and_up = (JoinedLinear([_part(layer, name) for name in names]) for names in _JOINED)
         """Of queries, keys and values; and of the MLP's two branches."""
         self._out, self._down = own.o_proj, layer.mlp.down_proj
-        self._query_norm, self._key_norm = getattr(own, "q_norm", None), getattr(own, "k_norm", None)
+        self._first_norm, self._second_norm = (_norm(getattr(layer, name)) for name in _NORMS)
+        self._query_norm, epsilon = _norm(getattr(own, "q_norm", None))
+        self._key_norm = _norm(getattr(own, "k_norm", None))[0], epsilon
         self._size: int = own.head_dim
-        self._scaling = self._size**-0.5 if call.scaling is None else call.scaling
+        self._scaling = np.float32(self._size**-0.5 if call.scaling is None else call.scaling)
         self._window = call.window
-        self._attention = attention
+        self._cache = cache
+        self._keys, self._values = cache.keys[own.layer_idx], cache.values[own.layer_idx]
+        self._memory = self._keys.numpy(), self._values.numpy()
+        self._threads = threads
 
     def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         """[1, n, width] to the same, as the layer's own ``forward``."""
@@ -101,83 +222,61 @@ class _FusedLayer:
             return plain
         if arguments or options.get("attention_mask") is not None:
             raise NotImplementedError("fused layers take no attention mask")
-        hidden = hidden_states[0].contiguous()
-        normed = torch.empty_like(hidden)
-        cpu_kernels.rms_norm(hidden.numpy(), *_norm(self._first_norm), normed.numpy())
-        attended = self._attended(normed, options["position_embeddings"], packed, packed.rows)
-        added = self._out(attended.view(len(normed), -1))
-        cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), *_norm(self._second_norm), normed.numpy())
-        gated = normed.new_empty(len(normed), self._down.in_features)
-        cpu_kernels.silu_times(self.gate_and_up(normed).numpy(), gated.numpy())
-        down: torch.Tensor = self._down(gated)
-        return down.add_(added)[None]
+        shared = _Pass(packed, packed.rows, options["position_embeddings"], self._threads)
+        hidden, added = self.compute(hidden_states[0].contiguous(), None, shared)
+        return added.add_(hidden)[None]
 
-    def _attended(
-        self,
-        normed: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        packed: PackedBatch,
-        rows: DecodeRows,
-    ) -> torch.Tensor:
-        """[n, heads, size]."""
-        cosines, sines = (one[0].contiguous() for one in position_embeddings)
-        if cosines.shape != (len(normed), self._size):
+    def compute(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, shared: _Pass
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's output, as two tensors to be added, from its input, which is given so: [n, width] each. ``added`` is overwritten."""
+        normed, normed_array = shared.memory("normed", hidden.shape[1])
+        if added is None:
+            cpu_kernels.rms_norm(hidden.numpy(), *self._first_norm, normed_array)
+        else:
+            cpu_kernels.add_rms_norm(hidden.numpy(), added.numpy(), *self._first_norm, normed_array)
+            hidden = added
+        out = self._out.forward(self._attended(normed, shared))
+        cpu_kernels.add_rms_norm(hidden.numpy(), out.numpy(), *self._second_norm, normed_array)
+        gated, gated_array = shared.memory("gated", self._down.in_features)
+        cpu_kernels.silu_times(self.gate_and_up.forward(normed).numpy(), gated_array)
+        return out, self._down.forward(gated)
+
+    def _attended(self, normed: torch.Tensor, shared: _Pass) -> torch.Tensor:
+        """[n, heads * size]."""
+        if shared.cosines.shape[1] != self._size:
             raise NotImplementedError("fused layers rotate whole heads")
-        heads = self.heads(normed).view(len(normed), -1, self._size)
-        keys, values = packed.cache.keys[self._index], packed.cache.values[self._index]
-        query_norm, epsilon = _norm(self._query_norm)
-        cpu_kernels.rotate_and_store(
-            heads.numpy(),
-            cosines.numpy(),
-            sines.numpy(),
-            query_norm,
-            _norm(self._key_norm)[0],
-            epsilon,
-            packed.slots.numpy(),
-            keys.numpy(),
-            values.numpy(),
-        )
+        heads = self.heads.forward(normed).view(len(normed), -1, self._size)
+        array, (keys, values) = heads.numpy(), self._memory
         kv_heads = keys.shape[1]
-        query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-        attended = torch.empty(query.shape)
-        if len(rows):
-            self._attention.attend(
-                heads.numpy(),
-                keys.numpy(),
-                values.numpy(),
-                rows,
-                packed.cache.block_tokens,
-                self._window,
-                self._scaling,
-                attended.numpy(),
-            )
-        whole = [one.transpose(0, 1)[None] for one in (query, key, value)] if packed.chunks else []
-        for chunk in packed.chunks:
+        cpu_kernels.rotate_and_store(
+            array,
+            shared.cosines,
+            shared.sines,
+            self._query_norm,
+            *self._key_norm,
+            shared.slots,
+            keys,
+            values,
+        )
+        query_heads = heads.shape[1] - 2 * kv_heads
+        attended, attended_array = shared.memory("attended", query_heads, self._size)
+        if len(shared.rows):
+            self._attend(array, attended_array, shared)
+        if shared.chunks:
+            split = heads.split((query_heads, kv_heads, kv_heads), dim=1)
+            query, key, value = (one.transpose(0, 1)[None] for one in split)
+        for chunk in shared.chunks:
             attended[chunk.row : chunk.row + chunk.count] = attend_chunk(
-                chunk, whole[0], whole[1], whole[2], packed.cache, keys, values, self._scaling, self._window
+                chunk, query, key, value, self._cache, self._keys, self._values, float(self._scaling), self._window
             )
-        return attended
+        return attended.view(len(normed), -1)
 
-
-class _Attention:
-    """``cpu_kernels.attend``, divided among threads where there is much to do."""
-
-    def __init__(self, threads: WorkerThreads) -> None:
-        self._threads = threads
-
-    def attend(
-        self,
-        query: cpu_kernels.Floats,
-        keys: cpu_kernels.Floats,
-        values: cpu_kernels.Floats,
-        rows: DecodeRows,
-        block_tokens: int,
-        window: int | None,
-        scaling: float,
-        attended: cpu_kernels.Floats,
-    ) -> None:
-        """Of the first rows, as ``cpu_kernels.attend``."""
-        group, longest = attended.shape[1] // keys.shape[1], int(rows.lengths.max())
+    def _attend(self, query: cpu_kernels.Floats, attended: cpu_kernels.Floats, shared: _Pass) -> None:
+        """Of the rows that are decoded, divided among threads where there is much to do."""
+        keys, values = self._memory
+        rows, window = shared.rows, self._window or 0
+        scores = attended.shape[1] // keys.shape[1], shared.longest
 
         def part(begin: int, end: int) -> None:
             cpu_kernels.attend(
@@ -187,21 +286,11 @@ class _Attention:
                 rows.tables,
                 rows.starts[begin:end],
                 rows.lengths[begin:end],
-                block_tokens,
-                window or 0,
-                np.float32(scaling),
-                np.empty((group, longest), np.float32),
+                self._cache.block_tokens,
+                window,
+                self._scaling,
+                np.empty(scores, np.float32),
                 attended[begin:end],
             )
 
-        work = np.cumsum(rows.lengths) * attended[0].size
-        threads = self._threads.usable(min(int(work[-1]) // _WORTH_A_THREAD, len(rows)))
-        shares = np.arange(1, threads) * (work[-1] / threads)
-        self._threads.run(part, [0, *(int(one) for one in np.searchsorted(work, shares)), len(rows)])
-
-
-def _norm(module: Any) -> tuple[cpu_kernels.Floats, np.float32]:
-    """Its weights and its epsilon. The weights may be elsewhere in the next pass."""
-    if module is None:
-        return _NO_WEIGHTS, np.float32(0.0)
-    return module.weight.detach().numpy(), np.float32(module.variance_epsilon)
+        self._threads.run(part, shared.ends(attended[0].size))

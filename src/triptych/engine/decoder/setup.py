@@ -161,11 +161,12 @@ def _fuse(
     if cache.blocks < 2 * _PROBE_TOKENS or not fused_layers.can_fuse(adapter.decoder):
         return ()
     runner.calls = {}
-    expected = _logits(runner, adapter, cache.block_tokens)
+    with fused_layers.noted_positions(adapter.decoder) as position_dims:
+        expected = _logits(runner, adapter, cache.block_tokens)
     calls, runner.calls = runner.calls, None
     if expected is None:
         return ()
-    made = fused_layers.fuse(adapter.decoder, calls, threads)
+    made = fused_layers.fuse(adapter.decoder, cache, calls, position_dims[0], threads)
     runner.is_fused = True
     found = _logits(runner, adapter, cache.block_tokens)
     if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):
