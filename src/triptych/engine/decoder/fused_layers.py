@@ -10,6 +10,7 @@ that the pass allocates once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from triptych.engine import cpu_kernels
-from triptych.engine.decoder.attention import AttentionCall, DecodeRows, PackedBatch, attend_chunk
+from triptych.engine import cpu_kernels, prompt_kernel
+from triptych.engine.decoder.attention import AttentionCall, Chunk, DecodeRows, PackedBatch
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.worker_threads import WorkerThreads
@@ -116,8 +117,19 @@ def _norm(module: Any) -> Norm:
     return module.weight.detach().numpy(), np.float32(module.variance_epsilon)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Rows of a pass that are the last positions of one sequence."""
+
+    rows: slice
+    slots: cpu_kernels.Integers
+    """Of all positions that they attend to."""
+    ends: Sequence[int]
+    """Where the units of its attention are divided among threads."""
+
+
 class _Pass:
-    """What the layers of one pass share: its positions, the rows that are decoded, and memory between two products."""
+    """What the layers of one pass share: its positions, its rows, and memory between two products."""
 
     def __init__(
         self,
@@ -126,7 +138,8 @@ class _Pass:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         threads: WorkerThreads,
     ) -> None:
-        self.chunks = packed.chunks
+        self._chunks = packed.chunks
+        self._block_tokens = packed.cache.block_tokens
         self.cosines, self.sines = (one[0].contiguous().numpy() for one in position_embeddings)
         self.slots = packed.slots.numpy()
         self.rows = rows
@@ -134,6 +147,7 @@ class _Pass:
         self.threads = threads
         self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, cpu_kernels.Floats]] = {}
         self._ends: dict[int, list[int]] = {}
+        self._prompts: dict[int | None, list[_Prompt]] = {}
 
     def memory(self, name: str, *shape: int) -> tuple[torch.Tensor, cpu_kernels.Floats]:
         """[rows, ...], the same for all layers, as tensor and array."""
@@ -146,11 +160,31 @@ class _Pass:
     def ends(self, width: int) -> list[int]:
         """Where the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
         if width not in self._ends:
-            work = np.cumsum(self.rows.lengths) * width
-            threads = self.threads.usable(min(int(work[-1]) // _WORTH_A_THREAD, len(work)))
-            shares = np.arange(1, threads) * (work[-1] / threads)
-            self._ends[width] = [0, *(int(one) for one in np.searchsorted(work, shares)), len(work)]
+            self._ends[width] = self._divided(self.rows.lengths * width)
         return self._ends[width]
+
+    def prompts(self, window: int | None, heads: int, kv_heads: int, size: int) -> Sequence[_Prompt]:
+        """The rows that are not decoded, for layers with this window. All layers have the same heads."""
+        if window not in self._prompts:
+            self._prompts[window] = [self._prompt(one, window, heads, kv_heads, size) for one in self._chunks]
+        return self._prompts[window]
+
+    def _prompt(self, chunk: Chunk, window: int | None, heads: int, kv_heads: int, size: int) -> _Prompt:
+        oldest, length = chunk.oldest(window), chunk.context.length
+        positions = np.arange(oldest, length)
+        blocks, inside = np.divmod(positions, self._block_tokens)
+        slots = np.asarray(chunk.context.table, np.int64)[blocks] * self._block_tokens + inside
+        together = prompt_kernel.rows_per_block(heads // kv_heads, len(slots))
+        seen = np.minimum(np.arange(together, chunk.count + together, together), chunk.count) + len(slots) - chunk.count
+        work = np.tile(seen * together * size * (heads // kv_heads), kv_heads)
+        return _Prompt(slice(chunk.row, chunk.row + chunk.count), slots, self._divided(work))
+
+    def _divided(self, work: cpu_kernels.Integers) -> list[int]:
+        """The ends of consecutive parts, one for each thread, of about the same sum of multiplications."""
+        total = np.cumsum(work)
+        threads = self.threads.usable(min(int(total[-1]) // _WORTH_A_THREAD, len(total)))
+        shares = np.arange(1, threads) * (total[-1] / threads)
+        return [0, *(int(one) for one in np.searchsorted(total, shares)), len(total)]
 
 
 class _FusedDecoder:
@@ -209,9 +243,8 @@ class _FusedLayer:
         self._size: int = own.head_dim
         self._scaling = np.float32(self._size**-0.5 if call.scaling is None else call.scaling)
         self._window = call.window
-        self._cache = cache
-        self._keys, self._values = cache.keys[own.layer_idx], cache.values[own.layer_idx]
-        self._memory = self._keys.numpy(), self._values.numpy()
+        self._block_tokens = cache.block_tokens
+        self._memory = cache.keys[own.layer_idx].numpy(), cache.values[own.layer_idx].numpy()
         self._threads = threads
 
     def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -263,13 +296,8 @@ class _FusedLayer:
         attended, attended_array = shared.memory("attended", query_heads, self._size)
         if len(shared.rows):
             self._attend(array, attended_array, shared)
-        if shared.chunks:
-            split = heads.split((query_heads, kv_heads, kv_heads), dim=1)
-            query, key, value = (one.transpose(0, 1)[None] for one in split)
-        for chunk in shared.chunks:
-            attended[chunk.row : chunk.row + chunk.count] = attend_chunk(
-                chunk, query, key, value, self._cache, self._keys, self._values, float(self._scaling), self._window
-            )
+        for prompt in shared.prompts(self._window, query_heads, kv_heads, self._size):
+            self._attend_prompt(array[prompt.rows], attended_array[prompt.rows], prompt)
         return attended.view(len(normed), -1)
 
     def _attend(self, query: cpu_kernels.Floats, attended: cpu_kernels.Floats, shared: _Pass) -> None:
@@ -286,7 +314,7 @@ class _FusedLayer:
                 rows.tables,
                 rows.starts[begin:end],
                 rows.lengths[begin:end],
-                self._cache.block_tokens,
+                self._block_tokens,
                 window,
                 self._scaling,
                 np.empty(scores, np.float32),
@@ -294,3 +322,14 @@ class _FusedLayer:
             )
 
         self._threads.run(part, shared.ends(attended[0].size))
+
+    def _attend_prompt(self, query: cpu_kernels.Floats, attended: cpu_kernels.Floats, prompt: _Prompt) -> None:
+        keys, values = self._memory
+        window = self._window or 0
+
+        def part(begin: int, end: int) -> None:
+            prompt_kernel.attend_prompt(
+                query, keys, values, prompt.slots, window, self._scaling, begin, end, attended
+            )
+
+        self._threads.run(part, prompt.ends)

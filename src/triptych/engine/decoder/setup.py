@@ -158,7 +158,7 @@ def _fuse(
     """Let fused layers compute the passes, if the decoder has the structure, and they yield the same. Returns the layers that they made."""
     from triptych.engine.decoder import fused_layers  # needs numba
 
-    if cache.blocks < 2 * _PROBE_TOKENS or not fused_layers.can_fuse(adapter.decoder):
+    if cache.blocks < 2 * _PROBE_TOKENS or adapter.has_spans or not fused_layers.can_fuse(adapter.decoder):
         return ()
     runner.calls = {}
     with fused_layers.noted_positions(adapter.decoder) as position_dims:
