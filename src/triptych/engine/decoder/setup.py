@@ -125,9 +125,10 @@ def _packed(
     if paged and _compiles(made, runner, adapter, cache):
         runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
     elif device.type == "cpu" and dtype == torch.float32:
-        runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
         if threads is not None:
-            return replace(made, joined=_fuse(runner, adapter, cache, threads))
+            made = replace(made, joined=_fuse(runner, adapter, cache, threads))
+        if not runner.is_fused:
+            runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
     return made
 
 
