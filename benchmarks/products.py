@@ -1,4 +1,4 @@
-"""Products of linear layers, plain, by oneDNN, packed and compiled, and which an engine chooses at start (``engine/linear_products``).
+"""Products of linear layers, plain, by oneDNN, packed and compiled, and which an engine chooses at start (``engine/fastest_products``).
 
 Shapes are those of a vision encoder of 100 million parameters, and of language models of 50 million and half a billion. Of each shape
 there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention
@@ -19,17 +19,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from triptych.engine.compute import ComputeOptions
+from triptych.engine.fastest_products import ROWS, fastest
 from triptych.engine.linear_products import (
-    ROWS,
     By,
     CompiledProduct,
     Make,
     OneDnnProduct,
     PackedProduct,
+    PlainProduct,
     Product,
-    fastest,
 )
 from triptych.engine.product_attention import product_attention
+from triptych.engine.product_times import Alike, product_times_s
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.worker_threads import WorkerThreads
 
@@ -74,13 +75,18 @@ class Measured:
 def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
     count = max(1, _TOGETHER_NBYTES // (4 * shape[0] * shape[1]))
     layers = [nn.Linear(shape[1], shape[0]) for _ in range(count)]
-    before_makes: dict[By, Make] = {By.PACKED: PackedProduct, By.COMPILED: partial(CompiledProduct, threads=threads)}
-    makes: dict[By, Make] = {By.ONEDNN: OneDnnProduct, **before_makes}
-    chosen = fastest(layers, makes, 1)
-    before = fastest(layers, before_makes, 1)
-    kinds: list[Sequence[Product]] = [layers, *([make(layer) for layer in layers] for make in makes.values())]
+    makes: dict[By, Make] = {
+        By.PLAIN: PlainProduct,
+        By.ONEDNN: OneDnnProduct,
+        By.PACKED: PackedProduct,
+        By.COMPILED: partial(CompiledProduct, threads=threads),
+    }
+    (times_s,) = product_times_s([Alike(layers, makes)], ROWS)
+    kinds = [[make(layer) for layer in layers] for make in makes.values()]
     found: list[Measured] = []
-    for rows, now, formerly in zip(ROWS, chosen, before, strict=True):
+    for rows, by_kind in zip(ROWS, times_s, strict=True):
+        now = fastest(by_kind)
+        formerly = fastest({by: time_s for by, time_s in by_kind.items() if by is not By.ONEDNN})
         hidden = torch.randn(rows, shape[1])
         times_ms = _times_ms([partial(_compute, products, hidden) for products in kinds])
         plain_ms, onednn_ms, packed_ms, compiled_ms = (round(one / count, 4) for one in times_ms)

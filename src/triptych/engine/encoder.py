@@ -23,7 +23,7 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder_attention import attend_by_products
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
-from triptych.engine.linear_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.tensors import is_finite, to_bytes

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from triptych.engine import linear_products
+from triptych.engine import fastest_products
+from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
 from triptych.engine.joined_layers import JoinedLinear, first_outputs, nbytes_of, together, weights_of
-from triptych.engine.linear_products import ROWS, By, choose_products, load_packed, unload_packed
+from triptych.engine.linear_products import By
 from triptych.engine.worker_threads import WorkerThreads
 
 SHAPES = [(8,), (8, 8), (32, 4, 4)]
@@ -39,7 +40,7 @@ def test_every_product_computes_them(
     *, outputs: tuple[int, ...], bias: bool, by: By, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LEAST_NBYTES", "LEAST_PACKED_NBYTES"):
-        monkeypatch.setattr(linear_products, name, 0)
+        monkeypatch.setattr(fastest_products, name, 0)
     parts = layers(outputs, bias=bias)
     other = nn.Linear(16, 5).requires_grad_(False)
     joined = JoinedLinear(parts)
@@ -49,7 +50,7 @@ def test_every_product_computes_them(
         most_packed_nbytes=1 << 20,
         without=parts,
         threads=WorkerThreads(2),
-        choose=lambda *_: [by] * len(ROWS),
+        measure=lambda shapes, rows: [[{by: 0.0, By.PLAIN: 1.0 * (by is not By.PLAIN)} for _ in rows] for _ in shapes],
     )
     assert packed == (by is By.PACKED) * (nbytes_of(joined) + other.weight.nbytes)
     assert not any("forward" in vars(part) for part in parts), "they compute nothing"

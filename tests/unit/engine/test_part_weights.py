@@ -15,8 +15,9 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
 from triptych.engine.host_memory import available_nbytes
-from triptych.engine.linear_products import ROWS, By, choose_products, load_packed, unload_packed
+from triptych.engine.linear_products import By
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.weight_loading import load_part
 from triptych.errors import Unavailable
@@ -96,7 +97,9 @@ def test_memory_goes_back_to_the_system_with_the_packed_copies() -> None:
 
     model = Layer().requires_grad_(False)
     weights = PartWeights(model, open_checkpoint(MODEL_DIR))
-    packed = choose_products(model, most_packed_nbytes=1 << 30, choose=lambda *_: [By.PACKED] * len(ROWS))
+    packed = choose_products(
+        model, most_packed_nbytes=1 << 30, measure=lambda _, rows: [[{By.PACKED: 1.0}] * len(rows)]
+    )
     weights.also(load=lambda: load_packed(model), unload=lambda: unload_packed(model))
     rows = torch.rand(8, 4096)
     expected, before = model(rows), psutil.Process().memory_info().rss

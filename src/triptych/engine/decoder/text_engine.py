@@ -27,7 +27,7 @@ from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
-from triptych.engine.linear_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
