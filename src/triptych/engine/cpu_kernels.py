@@ -1,76 +1,43 @@
 """Operations of the text engine, compiled for the processor: what lies between the matrix products of a decoder layer, and products of few
-rows. float32, on a CPU, one thread for each call.
+rows. float32, on a CPU, one thread for each call. Attention of prompts is in ``prompt_kernel``.
 
 Numba compiles each function when it is called first, and keeps it in a cache directory. Arrays are contiguous, and of float32 unless
 said otherwise; n is the number of rows of a pass. A row's results do not depend on the other rows. No index is checked.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
 
-F = TypeVar("F", bound=Callable[..., Any])
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-_ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums are vectorized. Infinities and NaN stay what they are: the engine looks for them."""
-_LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_LEAST, _MOST = np.float32(-87.3), np.float32(88.0)
-_HALF, _ONE = np.float32(0.5), np.float32(1.0)
-_SERIES = tuple(
-    np.float32(one)
-    for one in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+from triptych.engine.vectors import (
+    LANES,
+    Floats,
+    Integers,
+    compiled,
+    divided,
+    each,
+    each_from,
+    exponential,
+    greater,
+    greatest,
+    less,
+    load,
+    load_first,
+    multiply,
+    multiply_add,
+    plus,
+    prefetch,
+    store,
+    store_first,
+    store_sums,
 )
-"""Of Cephes' ``expf``."""
 
-
-def _compiled(function: F, *, any_order: bool = True) -> F:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
-    try:
-        made: F = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no directory for its cache can be written
-        made = numba.njit(**options)(function)
-    return made
-
-
-def _reinterpret(context: Any, bits: Any) -> Any:
-    """An int32 as the float32 with these bits."""
-    del context, bits
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return numba.types.float32(numba.types.int32), generate
-
-
-_as_float: Any = intrinsic(_reinterpret)
-
-
-def _exp_plain(x: np.float32) -> np.float32:
-    """To 2e-7 of its value, and vectorized in a loop, as libm's is not. NaN stays NaN."""
-    bounded = min(max(x, _LEAST), _MOST)
-    power = np.floor(bounded * _LOG2_E + _HALF)
-    rest = bounded - power * _LN_2_HIGH
-    rest = rest - power * _LN_2_LOW
-    value = _SERIES[0]
-    value = value * rest + _SERIES[1]
-    value = value * rest + _SERIES[2]
-    value = value * rest + _SERIES[3]
-    value = value * rest + _SERIES[4]
-    value = value * rest + _SERIES[5]
-    value = value * rest * rest + rest + _ONE
-    scaled = value * _as_float((np.int32(power) + np.int32(127)) << np.int32(23))
-    return scaled if x == x else x  # noqa: PLR0124 - false for NaN alone
-
-
-_exp = _compiled(_exp_plain, any_order=False)
+_ZERO, _ONE, _NEVER = np.float32(0.0), np.float32(1.0), np.float32(-math.inf)
+_TILE = 64
+"""Positions whose scores attention computes before it reads their values: a multiple of lanes."""
+_AHEAD = 16
+"""Positions between the one attention computes and the one it begins to read."""
 
 
 def _inverse_rms_of(values: Floats, epsilon: np.float32) -> np.float32:
@@ -80,7 +47,7 @@ def _inverse_rms_of(values: Floats, epsilon: np.float32) -> np.float32:
     return _ONE / np.float32(math.sqrt(squares / np.float32(len(values)) + epsilon))
 
 
-_inverse_rms = _compiled(_inverse_rms_of)
+_inverse_rms = compiled(_inverse_rms_of)
 
 
 def _rms_norm(hidden: Floats, weight: Floats, epsilon: np.float32, normed: Floats) -> None:
@@ -92,7 +59,7 @@ def _rms_norm(hidden: Floats, weight: Floats, epsilon: np.float32, normed: Float
             normed[row, at] = hidden[row, at] * scale * weight[at]
 
 
-rms_norm = _compiled(_rms_norm)
+rms_norm = compiled(_rms_norm)
 
 
 def _add_rms_norm(hidden: Floats, added: Floats, weight: Floats, epsilon: np.float32, normed: Floats) -> None:
@@ -106,19 +73,32 @@ def _add_rms_norm(hidden: Floats, added: Floats, weight: Floats, epsilon: np.flo
             normed[row, at] = added[row, at] * scale * weight[at]
 
 
-add_rms_norm = _compiled(_add_rms_norm)
+add_rms_norm = compiled(_add_rms_norm)
+
+
+def _gated(gate: Any, up: Any) -> Any:
+    """SiLU(gate) * up."""
+    return multiply(divided(gate, plus(each(_ONE), exponential(less(each(_ZERO), gate)))), up)
+
+
+_gate = compiled(_gated, any_order=False)
 
 
 def _silu_times(gate_and_up: Floats, product: Floats) -> None:
     """SiLU(gate) * up, of [n, 2 * width], to ``product`` [n, width]."""
     rows, width = product.shape
+    given, made = gate_and_up.reshape(-1), product.reshape(-1)
+    whole, rest = width - width % LANES, width % LANES
     for row in range(rows):
-        for at in range(width):
-            value = gate_and_up[row, at]
-            product[row, at] = value / (_ONE + _exp(-value)) * gate_and_up[row, width + at]
+        gate, up, to = row * 2 * width, (row * 2 + 1) * width, row * width
+        for at in range(0, whole, LANES):
+            store(made, to + at, _gate(load(given, gate + at), load(given, up + at)))
+        if rest:
+            value = _gate(load_first(given, gate + whole, rest), load_first(given, up + whole, rest))
+            store_first(made, to + whole, value, rest)
 
 
-silu_times = _compiled(_silu_times)
+silu_times = compiled(_silu_times)
 
 
 def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, epsilon: np.float32) -> None:
@@ -136,7 +116,7 @@ def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, e
             heads[head, at + half] = second * cosines[at + half] + first * sines[at + half]
 
 
-_rotate = _compiled(_rotate_heads)
+_rotate = compiled(_rotate_heads)
 
 
 def _rotate_and_store(
@@ -168,82 +148,160 @@ def _rotate_and_store(
                 values[slot, head, at] = heads[row, first_value + head, at]
 
 
-rotate_and_store = _compiled(_rotate_and_store)
-
-
-def _softmax_of(scores: Floats) -> None:
-    most = scores[0]
-    for at in range(len(scores)):
-        most = max(most, scores[at])
-    total = np.float32(0.0)
-    for at in range(len(scores)):
-        scores[at] = _exp(scores[at] - most)
-        total += scores[at]
-    for at in range(len(scores)):
-        scores[at] /= total
-
-
-_softmax = _compiled(_softmax_of)
+rotate_and_store = compiled(_rotate_and_store)
 
 
 def _scores_of(
-    query: Floats,
-    row: int,
-    first: int,
+    asked: Floats,
+    width: int,
+    first_head: int,
+    group: int,
     keys: Floats,
-    kv_head: int,
-    slots: Integers,
-    scaling: np.float32,
+    values: Floats,
+    places: Integers,
+    within: int,
+    size: int,
+    begin: int,
+    end: int,
     scores: Floats,
+    stride: int,
 ) -> None:
-    """Of the heads of a row that share a key, from ``first`` on, before the keys at ``slots``: to ``scores`` [heads, longest]."""
-    size = query.shape[2]
-    fours = len(slots) - len(slots) % 4  # so many positions at a time share each reading of the query
-    for at in range(0, fours, 4):
-        p, q, r, s = slots[at], slots[at + 1], slots[at + 2], slots[at + 3]
-        for head in range(len(scores)):
-            a = b = c = d = np.float32(0.0)
-            for one in range(size):
-                asked = query[row, first + head, one]
-                a += asked * keys[p, kv_head, one]
-                b += asked * keys[q, kv_head, one]
-                c += asked * keys[r, kv_head, one]
-                d += asked * keys[s, kv_head, one]
-            scores[head, at] = a * scaling
-            scores[head, at + 1] = b * scaling
-            scores[head, at + 2] = c * scaling
-            scores[head, at + 3] = d * scaling
-    for at in range(fours, len(slots)):
-        for head in range(len(scores)):
-            a = np.float32(0.0)
-            for one in range(size):
-                a += query[row, first + head, one] * keys[slots[at], kv_head, one]
-            scores[head, at] = a * scaling
+    """Of ``group`` heads from ``first_head`` on, which share a key, before the positions from ``begin`` to ``end``: to ``scores``, ``stride`` for each head.
+
+    Keys and values of the positions ahead, those of the next row as well, are on their way to the cache meanwhile: a processor does not
+    guess where the next block lies.
+    """
+    rest = size % LANES
+    whole = size - rest
+    for head in range(group):
+        store(scores, (head + 1) * stride - LANES, each(_NEVER))
+    for at in range(begin, end, 4):  # four positions share each reading of the query
+        for ahead in range(at + _AHEAD, min(at + _AHEAD + 4, len(places))):
+            first = places[ahead] + within
+            for one in range(first, first + size, LANES):
+                prefetch(keys, one)
+            for one in range(first, first + size, LANES):
+                prefetch(values, one)
+        p, q = places[at] + within, places[min(at + 1, end - 1)] + within  # behind the last one it is computed again
+        r, s = places[min(at + 2, end - 1)] + within, places[min(at + 3, end - 1)] + within
+        for head in range(group):
+            a = b = c = d = each(_ZERO)
+            for one in range(0, whole, LANES):
+                query = load(asked, (first_head + head) * width + one)
+                a = multiply_add(query, load(keys, p + one), a)
+                b = multiply_add(query, load(keys, q + one), b)
+                c = multiply_add(query, load(keys, r + one), c)
+                d = multiply_add(query, load(keys, s + one), d)
+            if rest:
+                query = load(asked, (first_head + head) * width + whole)
+                a = multiply_add(query, load_first(keys, p + whole, rest), a)
+                b = multiply_add(query, load_first(keys, q + whole, rest), b)
+                c = multiply_add(query, load_first(keys, r + whole, rest), c)
+                d = multiply_add(query, load_first(keys, s + whole, rest), d)
+            store_sums(scores, head * stride + at - begin, a, b, c, d)
 
 
-_scores = _compiled(_scores_of)
+_scores = compiled(_scores_of)
 
 
-def _sum_of(weights: Floats, values: Floats, kv_head: int, slots: Integers, total: Floats) -> None:
-    """The values at ``slots``, times their weights, to ``total`` [size]."""
-    fours = len(slots) - len(slots) % 4  # so many positions at a time share each writing of the sum
-    total[:] = np.float32(0.0)
-    for at in range(0, fours, 4):
-        p, q, r, s = slots[at], slots[at + 1], slots[at + 2], slots[at + 3]
-        a, b, c, d = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
-        for one in range(len(total)):
-            total[one] += (
-                a * values[p, kv_head, one]
-                + b * values[q, kv_head, one]
-                + c * values[r, kv_head, one]
-                + d * values[s, kv_head, one]
-            )
-    for at in range(fours, len(slots)):
-        for one in range(len(total)):
-            total[one] += weights[at] * values[slots[at], kv_head, one]
+def _weights_of(
+    scores: Floats, stride: int, count: int, first_head: int, group: int, most: Floats, sums: Floats, width: int
+) -> None:
+    """Of the first ``count`` scores of each head exp(score - ``most``), in place, where ``most`` is the greatest so far: if it grows,
+    what was summed before shrinks. Add them to the last lanes of the head's ``sums``.
+    """
+    for head in range(group):
+        first = head * stride
+        best = load(scores, first)
+        for at in range(first + LANES, first + stride, LANES):
+            best = greater(best, load(scores, at))
+        before = most[first_head + head]
+        now = max(before, greatest(best))
+        if now != before:
+            most[first_head + head], shrunk = now, exponential(each(before - now))
+            for at in range((first_head + head) * width, (first_head + head + 1) * width, LANES):
+                store(sums, at, multiply(load(sums, at), shrunk))
+        last = (first_head + head + 1) * width - LANES
+        total, subtracted = load(sums, last), each(now)
+        for at in range(0, stride, LANES):
+            weight = exponential(less(load(scores, first + at), subtracted))
+            store(scores, first + at, weight)
+            total = plus(total, weight if at + LANES <= count else load_first(scores, first + at, count - at))
+        store(sums, last, total)
 
 
-_sum = _compiled(_sum_of)
+_weights = compiled(_weights_of)
+
+
+def _add_values_of(
+    weights: Floats,
+    stride: int,
+    first_head: int,
+    group: int,
+    values: Floats,
+    places: Integers,
+    within: int,
+    size: int,
+    begin: int,
+    end: int,
+    sums: Floats,
+    width: int,
+) -> None:
+    """Values of the positions from ``begin`` to ``end``, times their weights, to the ``sums`` of the heads that share them."""
+    rest = size % LANES
+    whole = size - rest
+    for head in range(group):
+        to, weight = (first_head + head) * width, head * stride - begin
+        at = 0
+        while at + 4 * LANES <= whole:  # so much of a sum stays in registers
+            a, b = load(sums, to + at), load(sums, to + at + LANES)
+            c, d = load(sums, to + at + 2 * LANES), load(sums, to + at + 3 * LANES)
+            for position in range(begin, end):
+                place, times = places[position] + (within + at), each_from(weights, weight + position)
+                a = multiply_add(times, load(values, place), a)
+                b = multiply_add(times, load(values, place + LANES), b)
+                c = multiply_add(times, load(values, place + 2 * LANES), c)
+                d = multiply_add(times, load(values, place + 3 * LANES), d)
+            store(sums, to + at, a)
+            store(sums, to + at + LANES, b)
+            store(sums, to + at + 2 * LANES, c)
+            store(sums, to + at + 3 * LANES, d)
+            at += 4 * LANES
+        while at < size:
+            a, count = load(sums, to + at), size - at
+            for position in range(begin, end):
+                value = load_first(values, places[position] + (within + at), count)
+                a = multiply_add(each_from(weights, weight + position), value, a)
+            store(sums, to + at, a)
+            at += LANES
+
+
+_add_values = compiled(_add_values_of)
+
+
+def _places_of(
+    tables: Integers, starts: Integers, lengths: Integers, block_tokens: int, window: int, slot_size: int
+) -> Integers:
+    """Where the keys of all positions that rows attend to begin, those of a row after those of the one before."""
+    number = 0
+    for length in lengths:
+        number += min(length, window) if window else length
+    places = np.empty(number, np.int64)
+    to = 0
+    for row in range(len(lengths)):
+        position = max(0, lengths[row] - window) if window else 0
+        while position < lengths[row]:
+            block, inside = position // block_tokens, position % block_tokens
+            count = min(block_tokens - inside, lengths[row] - position)
+            slot = tables[starts[row] + block] * block_tokens + inside
+            for at in range(count):
+                places[to + at] = (slot + at) * slot_size
+            to += count
+            position += count
+    return places
+
+
+_places = compiled(_places_of)
 
 
 def _attend(
@@ -262,30 +320,41 @@ def _attend(
     """Attention of the last positions of sequences: the first heads of ``query``, [rows, heads or more, size], to ``attended`` [rows, heads, size].
 
     ``tables``: blocks of all sequences, those of row i from ``starts[i]`` on. It attends to ``lengths[i]`` positions, of which the last
-    ``window`` count if that is not 0. ``scores`` [heads per kv head, longest] is scratch memory.
+    ``window`` count if that is not 0. ``scores`` is not used.
     """
-    kv_heads = keys.shape[1]
-    group = attended.shape[1] // kv_heads
-    slots = np.empty(scores.shape[1], np.int64)
-    for row in range(len(query)):
-        length = lengths[row]
-        oldest = max(0, length - window) if window else 0
-        seen = length - oldest
-        block, inside = starts[row] + oldest // block_tokens, oldest % block_tokens
-        for at in range(seen):
-            slots[at] = tables[block] * block_tokens + inside
-            inside += 1
-            if inside == block_tokens:
-                block, inside = block + 1, 0
-        for kv_head in range(kv_heads):
-            first = kv_head * group
-            _scores(query, row, first, keys, kv_head, slots[:seen], scaling, scores)
-            for head in range(group):
-                _softmax(scores[head, :seen])
-                _sum(scores[head], values, kv_head, slots[:seen], attended[row, first + head])
+    heads, kv_heads, size = attended.shape[1], keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    places = _places(tables, starts, lengths, block_tokens, window, kv_heads * size)
+    all_keys, all_values = keys.reshape(-1), values.reshape(-1)
+    width = (size + LANES - 1) // LANES * LANES + LANES  # of a query or sum; the last lanes add up the weights
+    asked, sums = np.zeros(heads * width, np.float32), np.empty(heads * width, np.float32)
+    most, weights = np.empty(heads, np.float32), np.empty(group * _TILE, np.float32)
+    end = 0
+    for row in range(len(lengths)):
+        begin, end = end, end + (min(lengths[row], window) if window else lengths[row])
+        for head in range(heads):
+            for at in range(size):
+                asked[head * width + at] = query[row, head, at] * scaling
+        sums[:], most[:] = _ZERO, _NEVER
+        for first in range(begin, end, _TILE):
+            last = min(first + _TILE, end)
+            stride = (last - first + LANES - 1) // LANES * LANES
+            for kv_head in range(kv_heads):
+                head, within = kv_head * group, kv_head * size
+                _scores(
+                    asked, width, head, group, all_keys, all_values, places, within, size, first, last, weights, stride
+                )
+                _weights(weights, stride, last - first, head, group, most, sums, width)
+                _add_values(weights, stride, head, group, all_values, places, within, size, first, last, sums, width)
+        for head in range(heads):
+            total = _ZERO
+            for at in range((head + 1) * width - LANES, (head + 1) * width):
+                total += sums[at]
+            for at in range(size):
+                attended[row, head, at] = sums[head * width + at] / total
 
 
-attend = _compiled(_attend)
+attend = compiled(_attend)
 
 
 def _few_rows_product(
@@ -344,7 +413,7 @@ def _few_rows_product(
             row += 1
 
 
-few_rows_product = _compiled(_few_rows_product)
+few_rows_product = compiled(_few_rows_product)
 
 
 def prepare() -> None:

@@ -13,22 +13,34 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from triptych.engine.cpu_kernels import _LEAST, _LN_2_HIGH, _LN_2_LOW, _LOG2_E, _SERIES, Floats, Integers, _compiled
+from triptych.engine.vectors import (
+    LANES,
+    Floats,
+    Integers,
+    compiled,
+    each,
+    exponential,
+    greater,
+    greatest,
+    less,
+    load,
+    plus,
+    store,
+    total,
+)
 
-_IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f"))
-_LANES, _MOST_VECTORS = (16, 4) if _IS_WIDE else (8, 2)
-"""Numbers of a vector, and vectors of a row of the product that is held in registers."""
-_FUSED = ("contract",)
-_SHIFT = 1.5 * 2**23
-"""A number of this size has its integer part in its last bits."""
+_MOST_VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
+"""Of a row of the product that is held in registers: a processor has 32 registers of one vector each, or 16 of half of one."""
 _ROWS = 6
 """Of the product that is held in registers."""
-_COLUMNS = _LANES * _MOST_VECTORS
+_COLUMNS = LANES * _MOST_VECTORS
 _TILE = 64
 """Keys whose part of a block's products is computed together, from the first cache."""
 _MOST_BLOCK_ROWS = 48
 _BLOCK_NBYTES = 512 << 10
 """Of a block's scores, which the second cache should hold."""
+_FUSED = ("contract",)
+"""Multiplications and additions may be one operation."""
 
 
 def _small_product(  # noqa: PLR0913 - of three matrices
@@ -60,12 +72,12 @@ def _small_product(  # noqa: PLR0913 - of three matrices
             array = context.make_array(signature.args[at])(context, builder, value=arguments[at])
             return builder.gep(array.data, [arguments[at + 1]])
 
-        vector = ir.VectorType(ir.FloatType(), _LANES)
+        vector = ir.VectorType(ir.FloatType(), LANES)
         (a, b, c), (a_stride, b_stride, c_stride) = map(pointer, (0, 3, 6)), (arguments[at] for at in (2, 5, 8))
         depth, adds = arguments[9], arguments[10]
 
         def load(row: Any, at: int) -> Any:
-            place = builder.gep(row, [ir.Constant(ir.IntType(64), at * _LANES)])
+            place = builder.gep(row, [ir.Constant(ir.IntType(64), at * LANES)])
             return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
 
         def row(matrix: Any, stride: Any, number: Any) -> Any:
@@ -86,7 +98,7 @@ def _small_product(  # noqa: PLR0913 - of three matrices
                 value = builder.load(builder.gep(a_rows[one], [loop.index]))
                 single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
                 every = builder.shuffle_vector(
-                    single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), _LANES), None)
+                    single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
                 )
                 for at in range(number):
                     held = sums[one * number + at]
@@ -94,7 +106,7 @@ def _small_product(  # noqa: PLR0913 - of three matrices
                     builder.store(builder.fadd(builder.load(held), product, flags=_FUSED), held)
         for one in range(_ROWS):
             for at in range(number):
-                place = builder.gep(rows[one], [ir.Constant(ir.IntType(64), at * _LANES)])
+                place = builder.gep(rows[one], [ir.Constant(ir.IntType(64), at * LANES)])
                 builder.store(builder.load(sums[one * number + at]), builder.bitcast(place, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
@@ -115,15 +127,15 @@ def _product_of(  # noqa: PLR0913
         while column + _COLUMNS <= columns:
             small_product(a, a_row, a_stride, b, b_at + column, b_stride, c, c_row + column, c_stride, depth, adds, _MOST_VECTORS)
             column += _COLUMNS
-        while column + 2 * _LANES <= columns:
+        while column + 2 * LANES <= columns:
             small_product(a, a_row, a_stride, b, b_at + column, b_stride, c, c_row + column, c_stride, depth, adds, 2)
-            column += 2 * _LANES
+            column += 2 * LANES
         while column < columns:
             small_product(a, a_row, a_stride, b, b_at + column, b_stride, c, c_row + column, c_stride, depth, adds, 1)
-            column += _LANES
+            column += LANES
 
 
-_product = _compiled(_product_of, any_order=False)
+_product = compiled(_product_of, any_order=False)
 
 
 def _copy_keys_of(keys: Floats, kv_head: int, slots: Integers, transposed: Floats) -> None:
@@ -137,86 +149,42 @@ def _copy_keys_of(keys: Floats, kv_head: int, slots: Integers, transposed: Float
             for one in range(size):
                 transposed[base + one * _TILE + at] = keys[slot, kv_head, one]
         for one in range(size):
-            for at in range(count, -(-count // _LANES) * _LANES):
+            for at in range(count, -(-count // LANES) * LANES):
                 transposed[base + one * _TILE + at] = np.float32(0.0)
 
 
-_copy_keys = _compiled(_copy_keys_of)
+_copy_keys = compiled(_copy_keys_of)
 
 
-def _exponentials(context: Any, scores: Any, at: Any, vectors: Any) -> Any:
-    """So many vectors of a flat array from ``at`` on, less their largest number, to their exponentials. Returns the sum."""
-    del context
-    signature = types.float32(scores, types.int64, types.int64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, value=arguments[0])
-        vector, integers = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.IntType(32), _LANES)
-        row = builder.bitcast(builder.gep(array.data, [arguments[1]]), vector.as_pointer())
-
-        def every(value: float) -> Any:
-            return ir.Constant(vector, [float(np.float32(value))] * _LANES)
-
-        def folded(combine: Any, found: Any) -> Any:
-            total = builder.extract_element(found, ir.Constant(ir.IntType(32), 0))
-            for at in range(1, _LANES):
-                total = combine(total, builder.extract_element(found, ir.Constant(ir.IntType(32), at)))
-            return total
-
-        def larger(one: Any, other: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
-
-        most = cgutils.alloca_once(builder, vector)
-        builder.store(every(-np.inf), most)
-        with cgutils.for_range(builder, arguments[2]) as loop:
-            builder.store(larger(builder.load(builder.gep(row, [loop.index]), align=4), builder.load(most)), most)
-        largest = folded(larger, builder.load(most))
-        single = builder.insert_element(ir.Constant(vector, ir.Undefined), largest, ir.Constant(ir.IntType(32), 0))
-        largest = builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), ir.Constant(integers, None))
-        total = cgutils.alloca_once(builder, vector)
-        builder.store(every(0.0), total)
-
-        def times_plus(one: Any, other: Any, added: Any) -> Any:
-            return builder.fadd(builder.fmul(one, other, flags=_FUSED), added, flags=_FUSED)
-
-        with cgutils.for_range(builder, arguments[2]) as loop:
-            place = builder.gep(row, [loop.index])
-            given = builder.fsub(builder.load(place, align=4), largest)
-            x = larger(given, every(_LEAST))
-            shifted = times_plus(x, every(_LOG2_E), every(_SHIFT))
-            power = builder.fsub(shifted, every(_SHIFT))
-            rest = times_plus(power, every(-_LN_2_HIGH), x)
-            rest = times_plus(power, every(-_LN_2_LOW), rest)
-            value = every(_SERIES[0])
-            for one in _SERIES[1:]:
-                value = times_plus(value, rest, every(one))
-            value = times_plus(builder.fmul(value, rest), rest, builder.fadd(rest, every(1.0)))
-            bits = builder.shl(builder.bitcast(shifted, integers), ir.Constant(integers, [23] * _LANES))
-            value = builder.bitcast(builder.add(builder.bitcast(value, integers), bits), vector)
-            value = builder.select(builder.fcmp_unordered("uno", given, given), given, value)
-            builder.store(value, place, align=4)
-            builder.store(builder.fadd(builder.load(total), value), total)
-        return folded(builder.fadd, builder.load(total))
-
-    return signature, generate
+def _exponentials_of(scores: Floats, at: int, count: int) -> np.float32:
+    """So many elements from ``at`` on, a multiple of the lanes, less the greatest of them, to their exponentials. Returns the sum."""
+    most = each(np.float32(-np.inf))
+    for one in range(at, at + count, LANES):
+        most = greater(load(scores, one), most)
+    subtracted, sums = each(greatest(most)), each(np.float32(0.0))
+    for one in range(at, at + count, LANES):
+        value = exponential(less(load(scores, one), subtracted))
+        store(scores, one, value)
+        sums = plus(sums, value)
+    return total(sums)  # type: ignore[no-any-return]
 
 
-exponentials: Any = intrinsic(_exponentials)
+_exponentials = compiled(_exponentials_of, any_order=False)
 
 
 def _weigh_of(scores: Floats, at: int, begin: int, end: int, longest: int) -> np.float32:
     """Softmax without its division of a row from ``at`` on: what is before ``begin`` and from ``end`` on, up to ``longest``, counts nothing. Returns the sum."""
-    first = begin // _LANES * _LANES
-    last = -(-end // _LANES) * _LANES
+    first = begin // LANES * LANES
+    last = -(-end // LANES) * LANES
     scores[at + first : at + begin] = -np.inf
     scores[at + end : at + last] = -np.inf
-    total = exponentials(scores, at + first, (last - first) // _LANES)
+    found = _exponentials(scores, at + first, last - first)
     scores[at : at + begin] = np.float32(0.0)
     scores[at + end : at + longest] = np.float32(0.0)
-    return total
+    return found
 
 
-_weigh = _compiled(_weigh_of, any_order=False)
+_weigh = compiled(_weigh_of, any_order=False)
 
 
 def _attend_prompt(
@@ -239,7 +207,7 @@ def _attend_prompt(
     rows, group = attended.shape[0], attended.shape[1] // kv_heads
     length = len(slots)
     first = length - rows
-    padded = -(-size // _LANES) * _LANES
+    padded = -(-size // LANES) * LANES
     columns = -(-length // _TILE) * _TILE
     per_block = rows_per_block(group, length)
     blocks = -(-rows // per_block)
@@ -274,7 +242,7 @@ def _attend_prompt(
         start = oldest // _TILE * _TILE
         seen = first + row + count
         for tile in range(start, seen, _TILE):
-            width = min(_TILE, -(-(seen - tile) // _LANES) * _LANES)
+            width = min(_TILE, -(-(seen - tile) // LANES) * LANES)
             _product(asked, size, transposed, tile * size, _TILE, flat, tile, columns, full, width, size, 0, False)
         for at in range(together):
             own = first + row + at // group + 1
@@ -295,5 +263,5 @@ def _rows_per_block_of(group: int, length: int) -> int:
     return max(1, min(_MOST_BLOCK_ROWS, fits) // group)
 
 
-rows_per_block = _compiled(_rows_per_block_of)
-attend_prompt = _compiled(_attend_prompt)
+rows_per_block = compiled(_rows_per_block_of)
+attend_prompt = compiled(_attend_prompt)
