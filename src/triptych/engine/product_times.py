@@ -20,7 +20,7 @@ _MULTIPLICATIONS, _OUTPUTS = 200_000_000, 256
 """Of a product that is measured, beyond which fewer outputs are computed, in multiples of so many: another number than whole vectors
 makes the plain product slower. It bounds the time that a shape takes.
 """
-_FEW_MULTIPLICATIONS, _MOST_CALLS = 16_000_000, 4
+_FEW_MULTIPLICATIONS, _MOST_CALLS = 25_000_000, 3
 """Up to so many layers of a shape are computed in one pass, where that takes little time: right after a very large layer, such as the vocabulary's,
 a small one takes up to twice as long, and then that is one of several samples.
 """
