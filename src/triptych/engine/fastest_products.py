@@ -16,6 +16,8 @@ from triptych.engine.joined_layers import JoinedLinear, Layer, nbytes_of, parts_
 from triptych.engine.linear_products import (
     By,
     CompiledProduct,
+    CopyProduct,
+    JoinedProduct,
     Make,
     OneDnnProduct,
     PackedProduct,
@@ -27,7 +29,7 @@ from triptych.engine.product_times import MOST_COMPILED_ROWS, Alike, Times, prod
 from triptych.engine.worker_threads import WorkerThreads
 
 LEAST_PACKED_NBYTES = 1 << 20
-"""Least size of a layer that is packed: for smaller ones the call costs more than it saves."""
+"""Least size of a layer that is packed: for smaller ones the call costs more than it saves. Of joined ones there is a plain copy."""
 LEAST_NBYTES = 1 << 16
 """Least size of a layer that is measured."""
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
@@ -36,6 +38,7 @@ _MOST_ROWS = (1, 2, 5, 11, 23, 64, 256, inf)
 """Up to how many rows each measurement holds."""
 _SAMPLED_NBYTES = 48 << 20
 """Of layers of one shape, so many are measured: of all shapes together more than a cache of a processor, if there are so many."""
+_COPIES = frozenset({By.PACKED, By.JOINED})
 _WORTHWHILE = 0.95
 """Share of the plain product's time below which another one is used."""
 
@@ -52,15 +55,20 @@ def choose_products(
     threads: WorkerThreads | None = None,
     measure: Measure | None = None,
 ) -> int:
-    """Let the float32 linear layers of ``model`` on a CPU compute by the fastest product, the largest first. Returns the bytes of packed weights.
+    """Let the float32 linear layers of ``model`` on a CPU compute by the fastest product, the largest first. Returns the bytes of copies of weights.
 
-    ``most_packed_nbytes``: memory for them. ``without``: layers that compute nothing, as joined ones do (``joined_layers``). ``least_rows``: fewest rows of a
+    ``most_packed_nbytes``: memory for them. ``without``: layers that compute nothing, as parts of joined ones do (``joined_layers``). ``least_rows``: fewest rows of a
     product that matter. ``threads``: for compiled products, which are tried only with them. Does nothing without oneDNN or on other processors than x86.
     """
     if not has_onednn():
         return 0
     shapes = _by_shape(model, frozenset(without))
-    makes: dict[By, Make] = {By.PLAIN: PlainProduct, By.ONEDNN: OneDnnProduct, By.PACKED: PackedProduct}
+    makes: dict[By, Make] = {
+        By.PLAIN: PlainProduct,
+        By.ONEDNN: OneDnnProduct,
+        By.PACKED: PackedProduct,
+        By.JOINED: JoinedProduct,
+    }
     if threads is not None and least_rows <= MOST_COMPILED_ROWS:
         makes[By.COMPILED] = partial(CompiledProduct, threads=threads)
     matter = [rows for rows, most_rows in zip(ROWS, _MOST_ROWS, strict=True) if most_rows >= least_rows]
@@ -69,8 +77,8 @@ def choose_products(
     for layers, times_s in zip(shapes, measured, strict=True):
         fits = (most_packed_nbytes - taken) // nbytes_of(layers[0])
         for number, layer in enumerate(layers):
-            chosen = [By.PLAIN] * (len(ROWS) - len(matter)) + [fastest(one, packed=number < fits) for one in times_s]
-            taken += nbytes_of(layer) * (By.PACKED in chosen)
+            chosen = [By.PLAIN] * (len(ROWS) - len(matter)) + [fastest(one, copied=number < fits) for one in times_s]
+            taken += nbytes_of(layer) * bool(_COPIES.intersection(chosen))
             if set(chosen) != {By.PLAIN}:
                 # On the instance, which keeps hooks, names and parameters.
                 layer.forward = _ByRows({by: makes[by](layer) for by in set(chosen)}, chosen)  # type: ignore[method-assign]
@@ -91,27 +99,34 @@ def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> list[list[Laye
     return sorted(measured, key=lambda layers: nbytes_of(layers[0]), reverse=True)
 
 
-def _sampled(shapes: Sequence[Sequence[Layer]], makes: Mapping[By, Make], most_packed_nbytes: int) -> list[Alike]:
-    """Of each shape some layers, of which there is memory for packed copies, or which are not packed."""
-    without_packed: dict[By, Make] = {by: make for by, make in makes.items() if by is not By.PACKED}
+def _sampled(shapes: Sequence[Sequence[Layer]], makes: Mapping[By, Make], most_copied_nbytes: int) -> list[Alike]:
+    """Of each shape some layers, of which there is memory for copies, or which are not copied."""
     found: list[Alike] = []
-    left = most_packed_nbytes
+    left = most_copied_nbytes
     for layers in shapes:
-        nbytes = nbytes_of(layers[0])
+        nbytes, kind = nbytes_of(layers[0]), _kind_of_copy(layers[0])
         some = layers[: max(1, _SAMPLED_NBYTES // nbytes)]
-        fits = left // nbytes if nbytes >= LEAST_PACKED_NBYTES else 0
+        fits = left // nbytes if kind is not None else 0
         if fits:
             some = some[:fits]
             left -= nbytes * len(some)
-        found.append(Alike(some, makes if fits else without_packed))
+        unused = _COPIES.difference({kind} if fits else ())
+        found.append(Alike(some, {by: make for by, make in makes.items() if by not in unused}))
     return found
 
 
-def fastest(times_s: Times, *, packed: bool = True) -> By:
-    """``packed``: whether there is memory for packed weights."""
+def _kind_of_copy(layer: Layer) -> By | None:
+    if nbytes_of(layer) >= LEAST_PACKED_NBYTES:
+        return By.PACKED
+    return By.JOINED if isinstance(layer, JoinedLinear) else None
+
+
+def fastest(times_s: Times, *, copied: bool = True) -> By:
+    """``copied``: whether there is memory for a copy of the weights."""
     costs = {by: time_s * (_WORTHWHILE if by is By.PLAIN else 1.0) for by, time_s in times_s.items()}
-    if not packed:
-        costs.pop(By.PACKED, None)
+    if not copied:
+        for by in _COPIES:
+            costs.pop(by, None)
     return min(costs, key=costs.__getitem__)
 
 
@@ -126,24 +141,24 @@ class _ByRows:
         return self._by_rows[bisect_left(_MOST_ROWS, rows.numel() // rows.shape[-1])](rows)
 
 
-def load_packed(model: nn.Module) -> None:
-    """Pack again what is packed, from weights that are there again."""
-    for packed in _packed(model):
-        packed.load()
+def load_copies(model: nn.Module) -> None:
+    """Copy again what is copied, from weights that are there again."""
+    for copied in _copied(model):
+        copied.load()
 
 
-def unload_packed(model: nn.Module) -> None:
-    """Free the packed copies, until ``load_packed``. The model must not compute meanwhile."""
-    packed = list(_packed(model))
-    for one in packed:
+def unload_copies(model: nn.Module) -> None:
+    """Free the copies, until ``load_copies``. The model must not compute meanwhile."""
+    copied = list(_copied(model))
+    for one in copied:
         one.unload()
-    if packed:
+    if copied:
         trim()
 
 
-def _packed(model: nn.Module) -> Iterator[PackedProduct]:
+def _copied(model: nn.Module) -> Iterator[CopyProduct]:
     for module in model.modules():
         if isinstance(module.forward, _ByRows):
             for product in module.forward.products.values():
-                if isinstance(product, PackedProduct):
+                if isinstance(product, CopyProduct):
                     yield product

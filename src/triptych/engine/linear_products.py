@@ -1,11 +1,12 @@
-"""The products of linear layers on a CPU, in float32: one layer's, by each of four kinds.
+"""The products of linear layers on a CPU, in float32: one layer's, by each of five kinds.
 
 *Plain* is ``torch.nn.functional.linear``: MKL, which leaves AVX-512 unused on processors that are not Intel's. *oneDNN* has its own kernels
 for the same weights. Both repack them in each call, which few rows do not repay. *Packed* has a second copy of the weights in oneDNN's layout.
-*Compiled* (``cpu_kernels.few_rows_product``) reads the plain weights once for up to eight rows. Which is faster depends on the processor as
+*Joined* is the plain product of a copy of a joined layer's weights, in one piece (``joined_layers``). *Compiled* (``cpu_kernels.few_rows_product``) reads the plain weights once for up to eight rows. Which is faster depends on the processor as
 well: ``fastest_products``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -30,6 +31,7 @@ class By(Enum):
     PLAIN = "plain"
     ONEDNN = "onednn"
     PACKED = "packed"
+    JOINED = "joined"
     COMPILED = "compiled"
 
 
@@ -53,28 +55,55 @@ class OneDnnProduct:
         return outputs_of(self._weights, rows, onednn_linear)
 
 
-class PackedProduct:
-    """The product of a float32 layer on a CPU, with a packed copy of its weights."""
+class CopyProduct(ABC):
+    """The product of a float32 layer on a CPU, with a copy of its weights."""
 
     def __init__(self, layer: Layer) -> None:
         self._weights = weights_of(layer)
         self._bias: torch.Tensor | None = None
-        self._packed: torch.Tensor | None = None
+        self._copy: torch.Tensor | None = None
         self.load()
 
     def load(self) -> None:
-        """Pack the weights as they are now."""
+        """Copy the weights as they are now."""
         weight, self._bias = together(self._weights)
-        self._packed = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+        self._copy = self._copied(weight)
 
     def unload(self) -> None:
         """Free the copy, until ``load``."""
-        self._packed = None
+        self._copy = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._packed is None:
+        if self._copy is None:
             raise AssertionError("the weights are unloaded")
-        return onednn_linear(rows, self._packed, self._bias)
+        return self._product(rows, self._copy, self._bias)
+
+    @abstractmethod
+    def _copied(self, weight: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _product(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+class PackedProduct(CopyProduct):
+    """By oneDNN, in its layout."""
+
+    def _copied(self, weight: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+        return packed
+
+    def _product(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return onednn_linear(rows, weight, bias)
+
+
+class JoinedProduct(CopyProduct):
+    """By torch, of a layer that has several parts."""
+
+    def _copied(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    def _product(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(rows, weight, bias)
 
 
 class CompiledProduct:

@@ -12,6 +12,7 @@ from tests.unit.engine.tiny import Reference, encoder_engine, engine_request, gr
 from triptych.engine import fastest_products
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.fastest_products import ROWS, choose_products, fastest
+from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.linear_products import By, OneDnnProduct, PackedProduct
 from triptych.engine.product_times import Alike, Times
 from triptych.engine.worker_threads import WorkerThreads
@@ -93,14 +94,14 @@ def test_another_product_than_the_plain_one_must_be_worthwhile() -> None:
     assert fastest({By.PLAIN: 1.0, By.ONEDNN: 0.96}) is By.PLAIN
     assert fastest({By.PLAIN: 1.0, By.ONEDNN: 0.94}) is By.ONEDNN
     assert fastest({By.PLAIN: 1.0, By.ONEDNN: 0.94, By.PACKED: 0.9}) is By.PACKED
-    assert fastest({By.PLAIN: 1.0, By.ONEDNN: 0.94, By.PACKED: 0.9}, packed=False) is By.ONEDNN
+    assert fastest({By.PLAIN: 1.0, By.ONEDNN: 0.94, By.PACKED: 0.9}, copied=False) is By.ONEDNN
 
 
 def test_all_shapes_are_measured_together_and_layers_stay_plain_where_that_is_fastest() -> None:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 32)).requires_grad_(False)
     measure = Measured(PLAIN)
     assert choose_products(model, most_packed_nbytes=1 << 20, threads=ONE, measure=measure) == 0
-    every = set(By)
+    every = set(By) - {By.JOINED}
     assert measure.asked == [((64, 64), 4, every), ((32, 64), 1, every)]
     assert not any("forward" in vars(layer) for layer in model)
 
@@ -126,6 +127,21 @@ def test_small_layers_are_not_packed_and_the_smallest_not_measured(monkeypatch: 
     measure = Measured(COMPILED)
     choose_products(layers(), most_packed_nbytes=1 << 20, threads=ONE, measure=measure)
     assert measure.asked == [((128, 96), 1, {By.PLAIN, By.ONEDNN, By.COMPILED})]
+
+
+def test_small_joined_layers_are_copied_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest_products, "LEAST_PACKED_NBYTES", LARGE + 1)
+    parts = [nn.Linear(64, outputs).requires_grad_(False) for outputs in (96, 32)]
+    joined, measure = JoinedLinear(parts), Measured([By.JOINED] * len(ROWS))
+    taken = choose_products(
+        nn.ModuleList([*parts, joined]), most_packed_nbytes=1 << 20, without=parts, threads=ONE, measure=measure
+    )
+    assert measure.asked == [((128, 64), 1, {By.PLAIN, By.ONEDNN, By.COMPILED, By.JOINED})]
+    assert taken == 64 * 128 * 4
+    hidden = torch.randn(5, 64)
+    assert torch.allclose(joined(hidden), torch.cat([part(hidden) for part in parts], 1), atol=1e-5)
+    choose_products(nn.ModuleList([*parts, joined]), most_packed_nbytes=0, without=parts, threads=ONE, measure=measure)
+    assert measure.asked == [((128, 64), 1, {By.PLAIN, By.ONEDNN, By.COMPILED})]
 
 
 def test_an_encoder_has_too_many_rows_for_compiled_products() -> None:

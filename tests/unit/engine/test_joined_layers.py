@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from triptych.engine import fastest_products
-from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.joined_layers import JoinedLinear, first_outputs, nbytes_of, together, weights_of
 from triptych.engine.linear_products import By
 from triptych.engine.worker_threads import WorkerThreads
@@ -45,14 +45,14 @@ def test_every_product_computes_them(
     other = nn.Linear(16, 5).requires_grad_(False)
     joined = JoinedLinear(parts)
     model = nn.ModuleList([*parts, other, joined])
-    packed = choose_products(
+    copied = choose_products(
         model,
         most_packed_nbytes=1 << 20,
         without=parts,
         threads=WorkerThreads(2),
         measure=lambda shapes, rows: [[{by: 0.0, By.PLAIN: 1.0 * (by is not By.PLAIN)} for _ in rows] for _ in shapes],
     )
-    assert packed == (by is By.PACKED) * (nbytes_of(joined) + other.weight.nbytes)
+    assert copied == (by in {By.PACKED, By.JOINED}) * (nbytes_of(joined) + other.weight.nbytes)
     assert not any("forward" in vars(part) for part in parts), "they compute nothing"
     assert ("forward" in vars(joined)) is (by is not By.PLAIN)
     for rows in (1, 3, 9, 40):
@@ -60,7 +60,7 @@ def test_every_product_computes_them(
         expected = torch.cat([linear(hidden, part.weight, part.bias) for part in parts], -1)
         torch.testing.assert_close(joined(hidden), expected)
     parts[-1].weight.mul_(2.0)
-    unload_packed(model)
-    load_packed(model)
+    unload_copies(model)
+    load_copies(model)
     expected = torch.cat([linear(hidden, part.weight, part.bias) for part in parts], -1)
     torch.testing.assert_close(joined(hidden), expected)

@@ -4,13 +4,22 @@ from torch import nn
 
 from triptych.engine import linear_products
 from triptych.engine.joined_layers import nbytes_of
-from triptych.engine.linear_products import By, CompiledProduct, Make, OneDnnProduct, PackedProduct, PlainProduct
+from triptych.engine.linear_products import (
+    By,
+    CompiledProduct,
+    JoinedProduct,
+    Make,
+    OneDnnProduct,
+    PackedProduct,
+    PlainProduct,
+)
 from triptych.engine.worker_threads import WorkerThreads
 
 MAKES: dict[By, Make] = {
     By.PLAIN: PlainProduct,
     By.ONEDNN: OneDnnProduct,
     By.PACKED: PackedProduct,
+    By.JOINED: JoinedProduct,
     By.COMPILED: lambda layer: CompiledProduct(layer, WorkerThreads(1)),
 }
 

@@ -15,7 +15,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.host_memory import available_nbytes
 from triptych.engine.linear_products import By
 from triptych.engine.part_weights import PartWeights
@@ -100,7 +100,7 @@ def test_memory_goes_back_to_the_system_with_the_packed_copies() -> None:
     packed = choose_products(
         model, most_packed_nbytes=1 << 30, measure=lambda _, rows: [[{By.PACKED: 1.0}] * len(rows)]
     )
-    weights.also(load=lambda: load_packed(model), unload=lambda: unload_packed(model))
+    weights.also(load=lambda: load_copies(model), unload=lambda: unload_copies(model))
     rows = torch.rand(8, 4096)
     expected, before = model(rows), psutil.Process().memory_info().rss
     weights.unload()

@@ -27,7 +27,7 @@ from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
-from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
@@ -147,13 +147,13 @@ class TransformersTextEngine:
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
         if self.weights is not None:
-            self.weights.also(load=partial(load_packed, computing), unload=partial(self._give_back, computing))
+            self.weights.also(load=partial(load_copies, computing), unload=partial(self._give_back, computing))
             self.weights.measure()
             self.after_load()
 
     def _give_back(self, computing: nn.Module) -> None:
         """What else is in memory for the language model."""
-        unload_packed(computing)
+        unload_copies(computing)
         if self._mover is not None:
             self._mover.give_back()
 
@@ -526,9 +526,10 @@ def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:
     if torch.device(compute.device).type != "cpu" or compute.dtype != "float32":
         return None
     try:
-        from triptych.engine import cpu_kernels  # takes a second, and other devices need no numba
+        from triptych.engine import cpu_kernels, prompt_kernel  # takes a second, and other devices need no numba
 
         cpu_kernels.prepare()
+        prompt_kernel.prepare()
     except (ImportError, OSError) as error:
         logger.warning("nothing is compiled for the processor: %s", error)
         return None
