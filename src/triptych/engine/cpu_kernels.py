@@ -304,6 +304,15 @@ def _places_of(
 _places = compiled(_places_of)
 
 
+def _divide_by(sums: Floats, first: int, total: np.float32, attended: Floats, row: int, head: int) -> None:
+    """Of one head, and rounded alike wherever they lie: in any order, quotients might be approximated where a loop is vectorized."""
+    for at in range(attended.shape[2]):
+        attended[row, head, at] = sums[first + at] / total
+
+
+_divide = compiled(_divide_by, any_order=False)
+
+
 def _attend(
     query: Floats,
     keys: Floats,
@@ -314,13 +323,12 @@ def _attend(
     block_tokens: int,
     window: int,
     scaling: np.float32,
-    scores: Floats,
     attended: Floats,
 ) -> None:
     """Attention of the last positions of sequences: the first heads of ``query``, [rows, heads or more, size], to ``attended`` [rows, heads, size].
 
     ``tables``: blocks of all sequences, those of row i from ``starts[i]`` on. It attends to ``lengths[i]`` positions, of which the last
-    ``window`` count if that is not 0. ``scores`` is not used.
+    ``window`` count if that is not 0.
     """
     heads, kv_heads, size = attended.shape[1], keys.shape[1], keys.shape[2]
     group = heads // kv_heads
@@ -350,8 +358,7 @@ def _attend(
             total = _ZERO
             for at in range((head + 1) * width - LANES, (head + 1) * width):
                 total += sums[at]
-            for at in range(size):
-                attended[row, head, at] = sums[head * width + at] / total
+            _divide(sums, head * width, total, attended, row, head)
 
 
 attend = compiled(_attend)
@@ -424,5 +431,5 @@ def prepare() -> None:
     add_rms_norm(one, one.copy(), one[0], epsilon, one.copy())
     silu_times(one, np.empty((1, 1), np.float32))
     rotate_and_store(heads.repeat(3, 1), one, one, none, none, epsilon, first, heads.copy(), heads.copy())
-    attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, one.copy(), heads.copy())
+    attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, heads.copy())
     few_rows_product(one, one, none, 0, 1, one.copy(), 0)

@@ -23,7 +23,7 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder_attention import attend_by_products
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
-from triptych.engine.fastest_products import choose_products, load_packed, unload_packed
+from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.tensors import is_finite, to_bytes
@@ -197,5 +197,5 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)
         self.weights = weights
         if weights is not None:
-            weights.also(load=partial(load_packed, model), unload=partial(unload_packed, model))
+            weights.also(load=partial(load_copies, model), unload=partial(unload_copies, model))
             weights.measure()

@@ -5,18 +5,21 @@ checked.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, TypeVar
 
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, models, register_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
+cgutils: Any = untyped_cgutils
 LANES = 16
 _ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}
 """Sums are vectorized. Infinities and NaN stay what they are: the engine looks for them."""
@@ -44,7 +47,7 @@ _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 """Of as many registers as the processor needs for it."""
 
 
-class _Lanes(numba.types.Type):  # type: ignore[misc]  # numba has no types for mypy
+class _Lanes(numba.types.Type):
     """Sixteen float32 in registers, which only the functions below take and return."""
 
     def __init__(self) -> None:
@@ -52,9 +55,9 @@ class _Lanes(numba.types.Type):  # type: ignore[misc]  # numba has no types for 
 
 
 @register_model(_Lanes)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)
+        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
 
 
 _lanes = _Lanes()
@@ -86,10 +89,10 @@ def _first(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("<", _indices(*range(LANES)), count)
 
 
-def _address(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
-    """Of the element of the first argument, a flat array, that the second one counts to, as an address of this type."""
-    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-    return builder.bitcast(builder.gep(data, [arguments[1]]), kind.as_pointer())
+def _address(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any, first: int = 0) -> Any:
+    """Of the element of an argument, a flat array, that the argument after it counts to, as an address of this type."""
+    data = context.make_array(signature.args[first])(context, builder, arguments[first]).data
+    return builder.bitcast(builder.gep(data, [arguments[first + 1]]), kind.as_pointer())
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -292,3 +295,67 @@ def _exponential(asked: Any) -> Any:
 
 
 exponential = compiled(_exponential, any_order=False)
+
+
+# --- products of matrices ---------------------------------------------------------------------------------------------
+
+PRODUCT_ROWS = 6
+PRODUCT_VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
+"""Of a row of ``small_product``: a processor has 32 registers of sixteen numbers, or 16 of half as many."""
+
+
+def _small_product_of(
+    context: Any,
+    a: Any,
+    a_at: Any,
+    a_stride: Any,
+    b: Any,
+    b_at: Any,
+    b_stride: Any,
+    c: Any,
+    c_at: Any,
+    c_stride: Any,
+    depth: Any,
+    adds: Any,
+    vectors: Any,
+) -> _Typed:
+    """Six rows of C, of so many vectors (a literal), = A [6, depth] times B [depth, vectors], plus C if ``adds``. C stays in registers meanwhile.
+
+    The matrices are parts of arrays: where they begin, and the distance of two rows.
+    """
+    del context, a_at, a_stride, b_at, b_stride, c_at, c_stride, depth, adds
+    columns, index, number = range(vectors.literal_value), numba.types.intp, ir.FloatType()
+    typed = numba.types.void(a, index, index, b, index, index, c, index, index, index, numba.types.boolean, vectors)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first_a, first_b, first_c = (_address(context, builder, signature, arguments, number, at) for at in (0, 3, 6))
+        (a_stride, b_stride, c_stride), (depth, adds) = (arguments[at] for at in (2, 5, 8)), arguments[9:11]
+
+        def row(first: Any, stride: Any, row: Any) -> Any:
+            return builder.gep(first, [builder.mul(stride, row)])
+
+        def vector(row: Any, at: int) -> Any:
+            return builder.bitcast(builder.gep(row, [ir.IntType(64)(at * LANES)]), _VECTOR.as_pointer())
+
+        places, sums = list[Any](), list[Any]()
+        for one in range(PRODUCT_ROWS):
+            c_row = row(first_c, c_stride, ir.IntType(64)(one))
+            places += [vector(c_row, at) for at in columns]
+        for place in places:
+            sums.append(cgutils.alloca_once(builder, _VECTOR))
+            builder.store(builder.select(adds, builder.load(place, align=4), _VECTOR(None)), sums[-1])
+        a_rows = [row(first_a, a_stride, ir.IntType(64)(one)) for one in range(PRODUCT_ROWS)]
+        with cgutils.for_range(builder, depth) as loop:
+            b_row = row(first_b, b_stride, loop.index)
+            values = [builder.load(vector(b_row, at), align=4) for at in columns]
+            factors = [_everywhere(builder, builder.load(builder.gep(a_row, [loop.index]))) for a_row in a_rows]
+            for total, (factor, value) in zip(sums, product(factors, values), strict=True):
+                builder.store(_multiplied_and_added(builder, factor, value, builder.load(total)), total)
+        for place, total in zip(places, sums, strict=True):
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return typed, generate
+
+
+small_product: Any = intrinsic(prefer_literal=True)(_small_product_of)

@@ -44,7 +44,7 @@ def test_answers_equal_generate(case: Case) -> None:
     """Of requests side by side, in chunks that split items."""
     questions = {f"r{seed}": case.question(seed, seed % 3) for seed in range(4)}
     with mock.patch.object(attention, "product_attention", wraps=product_attention.product_attention) as used:
-        engine = case.engine(max_sequences=3, token_budget=3 + 3 * case.tiny.chunk_tokens)
+        engine = case.engine(max_sequences=3, token_budget=3 + 3 * case.tiny.chunk_tokens, enforce_eager=True)
         for name, question in questions.items():
             engine.add(case.request(name, question, ANSWER_TOKENS))
         assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()}

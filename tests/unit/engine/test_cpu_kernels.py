@@ -1,10 +1,7 @@
 """The compiled operations, against the same in torch."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -115,6 +112,43 @@ def test_rows_attend_to_their_own_blocks(window: int, scale: float) -> None:
             torch.testing.assert_close(attended[row, head], weights @ v, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [20, 33, 64, 80, 128])
+@pytest.mark.parametrize("group", [1, 3, 7, 8])
+@pytest.mark.parametrize(("block", "window"), [(16, 0), (5, 0), (16, 70)])
+def test_heads_of_any_size_attend_alike_alone_and_among_others(size: int, group: int, block: int, window: int) -> None:
+    kv_heads, lengths = 2, [*range(1, 41), 63, 64, 65, 128, 129, 200]
+    numbers = [-(-length // block) for length in lengths]
+    blocks = iter(torch.randperm(sum(numbers)).tolist())
+    own = [[next(blocks) for _ in range(number)] for number in numbers]
+    query = torch.randn(len(lengths), group * kv_heads, size)
+    keys, values = (torch.full((sum(numbers) * block, kv_heads, size), math.nan) for _ in range(2))
+    seen = [range(max(0, length - window) if window else 0, length) for length in lengths]
+    slots = [[table[at // block] * block + at % block for at in one] for table, one in zip(own, seen, strict=True)]
+    used = torch.tensor([slot for one in slots for slot in one])  # of all others one would be missed
+    keys[used], values[used] = torch.randn(2, len(used), kv_heads, size)
+    attended = _attend(query, keys, values, own, lengths, block, window)
+    for row, one in enumerate(slots):
+        grouped = query[row].view(kv_heads, group, size)
+        weights = torch.einsum("kgs,tks->kgt", grouped, keys[one] * size**-0.5).softmax(-1)
+        expected = torch.einsum("kgt,tks->kgs", weights, values[one]).reshape(-1, size)
+        torch.testing.assert_close(attended[row], expected, rtol=1e-4, atol=1e-5)
+        alone = [torch.cat([whole[at * block :][:block] for at in own[row]]) for whole in (keys, values)]
+        table = list(range(numbers[row]))
+        found = _attend(query[row : row + 1], alone[0], alone[1], [table], [lengths[row]], block, window)
+        assert found[0].equal(attended[row]), "alone, in blocks that follow each other"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_in_memory_stays_in_its_sequence(bad: float) -> None:
+    """Of slots that follow those of the others, and of heads whose last lanes are not full."""
+    query, keys, values = torch.randn(3, 4, 20), torch.randn(12, 2, 20), torch.randn(12, 2, 20)
+    expected = _attend(query, keys, values, [[0], [1], [2]], [3, 4, 3], 4)
+    keys[4:8], values[4:8] = bad, bad
+    attended = _attend(query, keys, values, [[0], [1], [2]], [3, 4, 3], 4)
+    assert not attended[1].isfinite().any()
+    assert attended[[0, 2]].equal(expected[[0, 2]])
+
+
 def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -136,7 +170,6 @@ def _attend(
         block,
         window,
         np.float32(query.shape[-1] ** -0.5),
-        np.empty((query.shape[1] // keys.shape[1], max(lengths)), np.float32),
         attended.numpy(),
     )
     return attended
@@ -152,19 +185,3 @@ def test_products_of_few_rows(rows: int, *, biased: bool) -> None:
     expected = torch.nn.functional.linear(hidden, weight, bias if biased else None)
     torch.testing.assert_close(product[:, 7:14], expected[:, 3:10], rtol=1e-5, atol=1e-5)
     assert product[:, [*range(7), 14, 15]].isinf().all(), "outputs that were not asked for, or of others"
-
-
-def test_without_a_directory_for_its_cache_it_is_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit: Callable[..., Any] = numba.njit
-
-    def refusing(*, cache: bool = False, **options: Any) -> Callable[..., Any]:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        made: Callable[..., Any] = njit(**options)
-        return made
-
-    monkeypatch.setattr(numba, "njit", refusing)
-    compiled = cpu_kernels._compiled(cpu_kernels._softmax_of)
-    scores = np.array([1.0, 2.0, 3.0], np.float32)
-    compiled(scores)
-    assert scores.sum() == pytest.approx(1.0)

@@ -22,6 +22,7 @@ from triptych.engine import cpu_kernels, prompt_kernel
 from triptych.engine.decoder.attention import AttentionCall, Chunk, DecodeRows, PackedBatch
 from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.joined_layers import JoinedLinear
+from triptych.engine.vectors import Floats, Integers
 from triptych.engine.worker_threads import WorkerThreads
 
 _JOINED = (
@@ -37,7 +38,7 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 _WORTH_A_THREAD = 1 << 21
 """Multiplications of one thread below which another one takes longer to begin than it saves."""
 
-Norm = tuple[cpu_kernels.Floats, np.float32]
+Norm = tuple[Floats, np.float32]
 """Weights and epsilon. Weights stay where they are: on a host, those that are loaded again have the same addresses (``part_weights``)."""
 
 
@@ -122,7 +123,7 @@ class _Prompt:
     """Rows of a pass that are the last positions of one sequence."""
 
     rows: slice
-    slots: cpu_kernels.Integers
+    slots: Integers
     """Of all positions that they attend to."""
     ends: Sequence[int]
     """Where the units of its attention are divided among threads."""
@@ -143,13 +144,12 @@ class _Pass:
         self.cosines, self.sines = (one[0].contiguous().numpy() for one in position_embeddings)
         self.slots = packed.slots.numpy()
         self.rows = rows
-        self.longest = int(rows.lengths.max(initial=0))
         self.threads = threads
-        self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, cpu_kernels.Floats]] = {}
+        self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, Floats]] = {}
         self._ends: dict[int, list[int]] = {}
         self._prompts: dict[int | None, list[_Prompt]] = {}
 
-    def memory(self, name: str, *shape: int) -> tuple[torch.Tensor, cpu_kernels.Floats]:
+    def memory(self, name: str, *shape: int) -> tuple[torch.Tensor, Floats]:
         """[rows, ...], the same for all layers, as tensor and array."""
         key = name, shape
         if key not in self._memory:
@@ -179,7 +179,7 @@ class _Pass:
         work = np.tile(seen * together * size * (heads // kv_heads), kv_heads)
         return _Prompt(slice(chunk.row, chunk.row + chunk.count), slots, self._divided(work))
 
-    def _divided(self, work: cpu_kernels.Integers) -> list[int]:
+    def _divided(self, work: Integers) -> list[int]:
         """The ends of consecutive parts, one for each thread, of about the same sum of multiplications."""
         total = np.cumsum(work)
         threads = self.threads.usable(min(int(total[-1]) // _WORTH_A_THREAD, len(total)))
@@ -300,11 +300,10 @@ class _FusedLayer:
             self._attend_prompt(array[prompt.rows], attended_array[prompt.rows], prompt)
         return attended.view(len(normed), -1)
 
-    def _attend(self, query: cpu_kernels.Floats, attended: cpu_kernels.Floats, shared: _Pass) -> None:
+    def _attend(self, query: Floats, attended: Floats, shared: _Pass) -> None:
         """Of the rows that are decoded, divided among threads where there is much to do."""
         keys, values = self._memory
         rows, window = shared.rows, self._window or 0
-        scores = attended.shape[1] // keys.shape[1], shared.longest
 
         def part(begin: int, end: int) -> None:
             cpu_kernels.attend(
@@ -317,19 +316,16 @@ class _FusedLayer:
                 self._block_tokens,
                 window,
                 self._scaling,
-                np.empty(scores, np.float32),
                 attended[begin:end],
             )
 
         self._threads.run(part, shared.ends(attended[0].size))
 
-    def _attend_prompt(self, query: cpu_kernels.Floats, attended: cpu_kernels.Floats, prompt: _Prompt) -> None:
+    def _attend_prompt(self, query: Floats, attended: Floats, prompt: _Prompt) -> None:
         keys, values = self._memory
         window = self._window or 0
 
         def part(begin: int, end: int) -> None:
-            prompt_kernel.attend_prompt(
-                query, keys, values, prompt.slots, window, self._scaling, begin, end, attended
-            )
+            prompt_kernel.attend_prompt(query, keys, values, prompt.slots, window, self._scaling, begin, end, attended)
 
         self._threads.run(part, prompt.ends)

@@ -21,7 +21,7 @@ from tests.unit.engine.tiny import (
     text_engine,
     transformers,
 )
-from triptych.engine import cpu_kernels
+from triptych.engine import cpu_kernels, prompt_kernel
 from triptych.engine.decoder import fused_layers
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.setup import KvOptions
@@ -45,6 +45,8 @@ KERNELS: list[Any] = [
     cpu_kernels.rotate_and_store,
     cpu_kernels.attend,
     cpu_kernels.few_rows_product,
+    prompt_kernel.attend_prompt,
+    prompt_kernel.rows_per_block,
 ]
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 OTHERS: dict[str, Callable[[], Any]] = {
