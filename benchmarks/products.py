@@ -1,8 +1,9 @@
 """Products of linear layers, plain, by oneDNN, packed and compiled, and which an engine chooses at start (``engine/fastest_products``).
 
 Shapes are those of a vision encoder of 100 million parameters, and of language models of 50 million and half a billion. Of each shape
-there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention
-and that by products (``engine/product_attention``); times are the fastest of several samples, and mean something as ratios within the run.
+there are as many layers as are larger than a cache together, computed in turns as in a pass. The products alternate, as do torch's attention,
+that by products (``engine/product_attention``) and, of prompts, the compiled one (``engine/prompt_kernel``); times are the fastest of several samples, and mean
+something as ratios within the run.
 ``before`` is the choice without oneDNN's product of plain weights.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,6 +33,7 @@ from triptych.engine.linear_products import (
 )
 from triptych.engine.product_attention import product_attention
 from triptych.engine.product_times import Alike, product_times_s
+from triptych.engine.prompt_kernel import attend_prompt, rows_per_block
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.worker_threads import WorkerThreads
 
@@ -42,10 +45,13 @@ PROMPTS = (
     (4, 3, 128, 2000, 64),
     (2, 4, 128, 500, 64),
     (2, 7, 54, 500, 64),
+    (2, 4, 256, 1000, 64),
+    (2, 2, 900, 900, 64),
 )
 """Attention of parts of prompts: heads of keys, heads that share one, rows, positions, size of a head."""
 IMAGES = ((12, 1, 257, 257, 64), (16, 1, 577, 577, 64), (16, 1, 1024, 1024, 80), (16, 1, 4096, 4096, 80))
 """The same of images."""
+KINDS = (By.PLAIN, By.ONEDNN, By.PACKED, By.COMPILED)
 _TOGETHER_NBYTES = 96 << 20
 _LEAST, _LONGEST_S = 4, 0.5
 
@@ -67,7 +73,7 @@ class Measured:
     @property
     def to_before(self) -> float:
         """What is chosen, to what was chosen before."""
-        times_ms: dict[str, float] = {by.value: getattr(self, f"{by.value}_ms") for by in By}
+        times_ms: dict[str, float] = {by.value: getattr(self, f"{by.value}_ms") for by in KINDS}
         return times_ms[self.chosen] / times_ms[self.before]
 
 
@@ -96,7 +102,7 @@ def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Milliseconds of the attention of one layer, by torch and by products."""
+    """Milliseconds of the attention of one layer; compiled of prompts alone."""
 
     kv_heads: int
     group: int
@@ -106,6 +112,7 @@ class Attention:
     causal: bool
     torch_ms: float
     products_ms: float
+    compiled_ms: float | None
 
 
 @torch.inference_mode()
@@ -122,8 +129,17 @@ def attention(shape: tuple[int, int, int, int, int], *, causal: bool) -> Attenti
     def by_products() -> None:
         product_attention(query, keys, values, scaling=size**-0.5, is_causal=causal)
 
-    torch_ms, products_ms = (round(one, 4) for one in _times_ms([by_torch, by_products]))
-    return Attention(*shape, causal, torch_ms, products_ms)
+    heads = np.random.default_rng(0).standard_normal((rows, (group + 2) * kv_heads, size), np.float32)
+    memory = [np.ascontiguousarray(one.transpose(0, 1).numpy()) for one in (keys, values)]
+    attended, slots = np.empty((rows, group * kv_heads, size), np.float32), np.arange(positions)
+    units = kv_heads * -(-rows // rows_per_block(group, positions))
+
+    def compiled() -> None:
+        attend_prompt(heads, memory[0], memory[1], slots, 0, np.float32(size**-0.5), 0, units, attended)
+
+    times_ms = _times_ms([by_torch, by_products, *([compiled] if causal else [])])
+    torch_ms, products_ms, *compiled_ms = (round(one, 4) for one in times_ms)
+    return Attention(*shape, causal, torch_ms, products_ms, compiled_ms[0] if compiled_ms else None)
 
 
 def _times_ms(calls: Sequence[Callable[[], None]]) -> list[float]:
@@ -174,7 +190,8 @@ def main() -> None:
             attentions.append(found := attention(layer, causal=causal))
             print(
                 f"attention of {found.rows} rows before {found.positions} positions, {found.kv_heads} x {found.group} heads of {found.size}:"
-                f" torch {found.torch_ms:.2f} ms, products {found.products_ms:.2f} ms ({found.products_ms / found.torch_ms:.2f})",
+                f" torch {found.torch_ms:.2f} ms, products {found.products_ms:.2f} ms ({found.products_ms / found.torch_ms:.2f})"
+                + ("" if found.compiled_ms is None else f", compiled {found.compiled_ms:.2f} ms ({found.compiled_ms / found.torch_ms:.2f})"),
                 flush=True,
             )
     write_figures(
