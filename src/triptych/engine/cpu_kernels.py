@@ -12,6 +12,7 @@ import numpy as np
 
 from triptych.engine.vectors import (
     LANES,
+    Booleans,
     Floats,
     Integers,
     compiled,
@@ -31,11 +32,14 @@ from triptych.engine.vectors import (
     store,
     store_first,
     store_sums,
+    total,
 )
 
 _ZERO, _ONE, _NEVER = np.float32(0.0), np.float32(1.0), np.float32(-math.inf)
 _TILE = 64
 """Positions whose scores attention computes before it reads their values: a multiple of lanes."""
+_SEARCHED = 1024
+"""Numbers of a row among which its greatest one is looked for, once it is known: a multiple of lanes."""
 _AHEAD = 16
 """Positions between the one attention computes and the one it begins to read."""
 
@@ -423,6 +427,34 @@ def _few_rows_product(
 few_rows_product = compiled(_few_rows_product)
 
 
+def _best_tokens(logits: Floats, tokens: Integers, are_finite: Booleans) -> None:
+    """Of each row of [n, vocabulary] the greatest number's place, the first of equal ones, and whether all numbers are finite: [n] each."""
+    rows, vocabulary = logits.shape
+    flat, whole = logits.reshape(-1), vocabulary - vocabulary % LANES
+    for row in range(rows):
+        first = row * vocabulary
+        best, place, sums = _NEVER, 0, each(_ZERO)
+        for begin in range(0, whole, _SEARCHED):
+            most = each(_NEVER)
+            for at in range(first + begin, first + min(begin + _SEARCHED, whole), LANES):
+                value = load(flat, at)
+                most, sums = greater(value, most), plus(sums, value)
+            found = greatest(most)
+            if found > best:
+                best, place = found, begin
+        added = total(sums)  # it is finite only if all are
+        for at in range(whole, vocabulary):
+            added += flat[first + at]
+            if flat[first + at] > best:
+                best, place = flat[first + at], at
+        while place < vocabulary - 1 and flat[first + place] != best:
+            place += 1
+        tokens[row], are_finite[row] = place, np.isfinite(added)
+
+
+best_tokens = compiled(_best_tokens)
+
+
 def prepare() -> None:
     """Compile all, or load what is in the cache. Raises OSError if the cache cannot be written any more."""
     one, epsilon = np.ones((1, 2), np.float32), np.float32(1e-6)
@@ -433,3 +465,4 @@ def prepare() -> None:
     rotate_and_store(heads.repeat(3, 1), one, one, none, none, epsilon, first, heads.copy(), heads.copy())
     attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, heads.copy())
     few_rows_product(one, one, none, 0, 1, one.copy(), 0)
+    best_tokens(one, first.copy(), np.empty(1, np.bool_))

@@ -18,6 +18,7 @@ from numba.extending import intrinsic, models, register_model
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 cgutils: Any = untyped_cgutils
 LANES = 16

@@ -185,3 +185,21 @@ def test_products_of_few_rows(rows: int, *, biased: bool) -> None:
     expected = torch.nn.functional.linear(hidden, weight, bias if biased else None)
     torch.testing.assert_close(product[:, 7:14], expected[:, 3:10], rtol=1e-5, atol=1e-5)
     assert product[:, [*range(7), 14, 15]].isinf().all(), "outputs that were not asked for, or of others"
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 16, 100, 1024, 1040, 5003])
+def test_the_best_token_is_the_first_of_the_greatest(vocabulary: int) -> None:
+    logits = torch.randn(9, vocabulary) - 5
+    logits[1] = -torch.inf
+    logits[2] = 0.0
+    logits[3, vocabulary // 2 :] = 7.0
+    logits[4, -1] = 7.0
+    logits[5, 0] = logits[5, -1] = 7.0
+    logits[6, vocabulary // 3] = math.nan
+    logits[7, -1] = math.inf
+    tokens, are_finite = np.empty(9, np.int64), np.empty(9, np.bool_)
+    cpu_kernels.best_tokens(logits.numpy(), tokens, are_finite)
+    assert are_finite.tolist() == [row not in {1, 6, 7} for row in range(9)]
+    expected = logits.numpy().argmax(1)
+    assert [tokens[row] for row in range(9) if row != 6] == [expected[row] for row in range(9) if row != 6]
+    assert 0 <= tokens[6] < vocabulary

@@ -90,6 +90,13 @@ def unfuse(decoder: Any) -> None:
         del one.forward
 
 
+def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """As ``model_runner.best_tokens``, in one reading."""
+    tokens, are_finite = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
+    cpu_kernels.best_tokens(logits.contiguous().numpy(), tokens, are_finite)
+    return tokens.tolist(), are_finite.tolist()
+
+
 def _has_structure(layer: nn.Module) -> bool:
     parts = dict(layer.named_modules())
     norms = [parts.pop(name, None) for name in _NORMS]
@@ -143,6 +150,8 @@ class _Pass:
         self._block_tokens = packed.cache.block_tokens
         self.cosines, self.sines = (one[0].contiguous().numpy() for one in position_embeddings)
         self.slots = packed.slots.numpy()
+        if self.cosines.ndim != 2 or len(self.cosines) != len(self.slots):
+            raise NotImplementedError("fused layers rotate each row by its own angles")
         self.rows = rows
         self.threads = threads
         self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, Floats]] = {}
@@ -150,7 +159,7 @@ class _Pass:
         self._prompts: dict[int | None, list[_Prompt]] = {}
 
     def memory(self, name: str, *shape: int) -> tuple[torch.Tensor, Floats]:
-        """[rows, ...], the same for all layers, as tensor and array."""
+        """[rows, ...] of the pass, which all layers write to anew, as tensor and array."""
         key = name, shape
         if key not in self._memory:
             made = torch.empty(len(self.cosines), *shape)

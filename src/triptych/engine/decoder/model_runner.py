@@ -1,6 +1,6 @@
 """Forward passes of the decoder: inputs, outputs, and what all model runners share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,11 +109,19 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
     return made if axes == 1 else made[:, None]
 
 
-def forward_outputs(logits: torch.Tensor, wants: Sequence[bool]) -> list[ForwardOutput]:
+def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Of [n, vocabulary], float32: each row's argmax, and whether all its numbers are finite."""
+    return argmax(logits), logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are
+
+
+Best = Callable[[torch.Tensor], tuple[list[int], list[bool]]]
+"""As ``best_tokens``."""
+
+
+def forward_outputs(logits: torch.Tensor, wants: Sequence[bool], best: Best = best_tokens) -> list[ForwardOutput]:
     """Outputs from logits [n, vocabulary]; rows in ``wants`` keep their logits, on the device."""
     logits = logits.float()
-    finite = logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are
     return [
         ForwardOutput(token, is_finite, row if wanted else None)
-        for token, is_finite, row, wanted in zip(argmax(logits), finite, logits, wants, strict=True)
+        for token, is_finite, row, wanted in zip(*best(logits), logits, wants, strict=True)
     ]

@@ -19,7 +19,15 @@ from triptych.engine.decoder.attention import (
 )
 from triptych.engine.decoder.cuda_graphs import PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
+from triptych.engine.decoder.model_runner import (
+    Best,
+    ForwardInput,
+    Result,
+    best_tokens,
+    forward_outputs,
+    positions,
+    splice,
+)
 from triptych.engine.decoder.paged_attention import head_group, paged_layout
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
 from triptych.errors import EngineFailure
@@ -43,6 +51,8 @@ class PackedModelRunner:
         """Runs the passes that were captured."""
         self.is_fused = False
         """The decoder's layers are fused (``fused_layers``), and to be used so."""
+        self.best: Best = best_tokens
+        """Finds the tokens in a pass's logits."""
         self.by_products = False
         """Whether prompts' attention is computed by products (``product_attention``)."""
         self.calls: dict[int, AttentionCall] | None = None
@@ -92,7 +102,7 @@ class PackedModelRunner:
         if not ends:
             return [None] * len(inputs)
         wants = [one.wants_logits for one in ordered if one.reaches_end]
-        outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants))
+        outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants, self.best))
         results: list[Result] = [None] * len(inputs)
         for at in order:
             if inputs[at].reaches_end:

@@ -12,7 +12,7 @@ from triptych.engine import product_attention
 from triptych.engine.decoder.attention import PACKED_ATTENTION
 from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner, best_tokens
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
@@ -169,11 +169,12 @@ def _fuse(
         return ()
     made = fused_layers.fuse(adapter.decoder, cache, calls, position_dims[0], threads)
     runner.is_fused = True
+    runner.best = fused_layers.best_tokens
     found = _logits(runner, adapter, cache.block_tokens)
     if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):
         return made
     logger.warning("operations between products are not compiled: they would yield something else")
-    runner.is_fused = False
+    runner.is_fused, runner.best = False, best_tokens
     fused_layers.unfuse(adapter.decoder)
     return ()
 

@@ -45,6 +45,7 @@ KERNELS: list[Any] = [
     cpu_kernels.rotate_and_store,
     cpu_kernels.attend,
     cpu_kernels.few_rows_product,
+    cpu_kernels.best_tokens,
     prompt_kernel.attend_prompt,
     prompt_kernel.rows_per_block,
 ]
