@@ -191,7 +191,11 @@ def main() -> None:
             print(
                 f"attention of {found.rows} rows before {found.positions} positions, {found.kv_heads} x {found.group} heads of {found.size}:"
                 f" torch {found.torch_ms:.2f} ms, products {found.products_ms:.2f} ms ({found.products_ms / found.torch_ms:.2f})"
-                + ("" if found.compiled_ms is None else f", compiled {found.compiled_ms:.2f} ms ({found.compiled_ms / found.torch_ms:.2f})"),
+                + (
+                    ""
+                    if found.compiled_ms is None
+                    else f", compiled {found.compiled_ms:.2f} ms ({found.compiled_ms / found.torch_ms:.2f})"
+                ),
                 flush=True,
             )
     write_figures(
