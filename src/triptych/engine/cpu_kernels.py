@@ -347,7 +347,10 @@ def _attend(
         for head in range(heads):
             for at in range(size):
                 asked[head * width + at] = query[row, head, at] * scaling
-        sums[:], most[:] = _ZERO, _NEVER
+        for at in range(len(sums)):
+            sums[at] = _ZERO
+        for head in range(heads):
+            most[head] = _NEVER
         for first in range(begin, end, _TILE):
             last = min(first + _TILE, end)
             stride = (last - first + LANES - 1) // LANES * LANES

@@ -133,14 +133,22 @@ def _exponentials_of(scores: Floats, begin: int, end: int) -> np.float32:
 _exponentials = compiled(_exponentials_of, any_order=False)
 
 
+def _fill_with(array: Floats, begin: int, end: int, value: np.float32) -> None:
+    for at in range(begin, end):  # Numba takes a second to compile what assigns to slices
+        array[at] = value
+
+
+_fill = compiled(_fill_with)
+
+
 def _weigh_of(scores: Floats, first: int, begin: int, end: int, last: int) -> np.float32:
     """Softmax, but for its division, of what is from ``begin`` to ``end`` of a row from ``first`` to ``last``; all else gets no weight. Returns the sum."""
     whole_begin, whole_end = first + (begin - first) // LANES * LANES, first + _up_to_multiple(end - first, LANES)
-    scores[whole_begin:begin] = _NEVER
-    scores[end:whole_end] = _NEVER
+    _fill(scores, whole_begin, begin, _NEVER)
+    _fill(scores, end, whole_end, _NEVER)
     found = _exponentials(scores, whole_begin, whole_end)
-    scores[first:begin] = _ZERO
-    scores[end:last] = _ZERO
+    _fill(scores, first, begin, _ZERO)
+    _fill(scores, end, last, _ZERO)
     return found
 
 
@@ -183,7 +191,8 @@ def _attend_prompt(
         count, first = min(block_rows, rows - row), length - rows + row
         together, first_head = count * group, kv_head * group
         for at in range(together):
-            asked[at * size : (at + 1) * size] = query[row + at // group, first_head + at % group] * scaling
+            for one in range(size):
+                asked[at * size + one] = query[row + at // group, first_head + at % group, one] * scaling
         whole = _up_to_multiple(together, PRODUCT_ROWS)  # the rows behind are computed and not used
         last = first + count
         start = max(0, first + 1 - window) // _TILE * _TILE if window else 0
