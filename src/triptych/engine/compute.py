@@ -20,8 +20,9 @@ class ComputeOptions:
     torch_threads: Annotated[int, Between(1, 256)] = 1
     """Threads of one batch of the encoder or one step of the text engine, for the whole process."""
     packed_weight_bytes: Count = 2 << 30
-    """CPU, float32: memory for a second, packed copy of weights. Each layer's shape is measured at start, and packed
-    where that is fastest for some number of rows. The largest layers come first; 0 packs none."""
+    """CPU, float32: memory for a second copy of weights, packed or, of small layers that are computed as one, in one
+    piece. Each layer's shape is measured at start, and copied where that is fastest for some number of rows. The largest
+    layers come first; 0 copies none."""
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -325,15 +325,17 @@ def _small_product_of(
     The matrices are parts of arrays: where they begin, and the distance of two rows.
     """
     del context, a_at, a_stride, b_at, b_stride, c_at, c_stride, depth, adds
-    columns, index, number = range(vectors.literal_value), numba.types.intp, ir.FloatType()
+    columns, index = range(vectors.literal_value), numba.types.intp
     typed = numba.types.void(a, index, index, b, index, index, c, index, index, index, numba.types.boolean, vectors)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first_a, first_b, first_c = (_address(context, builder, signature, arguments, number, at) for at in (0, 3, 6))
+        first_a, first_b, first_c = (
+            _address(context, builder, signature, arguments, ir.FloatType(), at) for at in (0, 3, 6)
+        )
         (a_stride, b_stride, c_stride), (depth, adds) = (arguments[at] for at in (2, 5, 8)), arguments[9:11]
 
-        def row(first: Any, stride: Any, row: Any) -> Any:
-            return builder.gep(first, [builder.mul(stride, row)])
+        def row(first: Any, stride: Any, number: Any) -> Any:
+            return builder.gep(first, [builder.mul(stride, number)])
 
         def vector(row: Any, at: int) -> Any:
             return builder.bitcast(builder.gep(row, [ir.IntType(64)(at * LANES)]), _VECTOR.as_pointer())
@@ -350,10 +352,10 @@ def _small_product_of(
             b_row = row(first_b, b_stride, loop.index)
             values = [builder.load(vector(b_row, at), align=4) for at in columns]
             factors = [_everywhere(builder, builder.load(builder.gep(a_row, [loop.index]))) for a_row in a_rows]
-            for total, (factor, value) in zip(sums, product(factors, values), strict=True):
-                builder.store(_multiplied_and_added(builder, factor, value, builder.load(total)), total)
-        for place, total in zip(places, sums, strict=True):
-            builder.store(builder.load(total), place, align=4)
+            for held, (factor, value) in zip(sums, product(factors, values), strict=True):
+                builder.store(_multiplied_and_added(builder, factor, value, builder.load(held)), held)
+        for place, held in zip(places, sums, strict=True):
+            builder.store(builder.load(held), place, align=4)
         return context.get_dummy_value()
 
     return typed, generate

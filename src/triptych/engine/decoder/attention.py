@@ -243,7 +243,7 @@ def packed_attention(
         return paged_attention(packed.paged, query, keys, values, scaling, sliding_window), None
     done = [_decodes(query, keys, values, packed, module.layer_idx, scaling, sliding_window)] if packed.decodes else []
     done += [
-        attend_chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window)
+        _attend_chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window)
         for part in packed.chunks
     ]
     return (done[0] if len(done) == 1 else torch.cat(done))[None], None
@@ -279,7 +279,7 @@ def _decodes(
     return torch.cat(out).view(-1, heads, head_size)
 
 
-def attend_chunk(
+def _attend_chunk(
     part: Chunk,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -153,7 +153,7 @@ class _Pass:
         if self.cosines.ndim != 2 or len(self.cosines) != len(self.slots):
             raise NotImplementedError("fused layers rotate each row by its own angles")
         self.rows = rows
-        self.threads = threads
+        self._threads = threads
         self._memory: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, Floats]] = {}
         self._ends: dict[int, list[int]] = {}
         self._prompts: dict[int | None, list[_Prompt]] = {}
@@ -191,7 +191,7 @@ class _Pass:
     def _divided(self, work: Integers) -> list[int]:
         """The ends of consecutive parts, one for each thread, of about the same sum of multiplications."""
         total = np.cumsum(work)
-        threads = self.threads.usable(min(int(total[-1]) // _WORTH_A_THREAD, len(total)))
+        threads = self._threads.usable(min(int(total[-1]) // _WORTH_A_THREAD, len(total)))
         shares = np.arange(1, threads) * (total[-1] / threads)
         return [0, *(int(one) for one in np.searchsorted(total, shares)), len(total)]
 
