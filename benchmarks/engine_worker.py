@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 Request = tuple[list[int], int]
 """Token ids of a prompt, and the length of the answer."""
+VLLM_STEP_TOKENS = 2048
 
 
 class System(Protocol):
@@ -29,7 +30,16 @@ class System(Protocol):
 
 class Ours:
     def __init__(
-        self, directory: Path, threads: int, most: int, device: str, dtype: str, *, eager: bool, compiled: bool
+        self,
+        directory: Path,
+        threads: int,
+        most: int,
+        device: str,
+        dtype: str,
+        *,
+        eager: bool = False,
+        compiled: bool = False,
+        token_budget: int | None = None,
     ) -> None:
         import torch
 
@@ -45,6 +55,7 @@ class Ours:
             EngineOptions(
                 kv_cache_bytes=(1 if device == "cpu" else 16) << 30,
                 max_sequences=most,
+                token_budget=token_budget,
                 cross_cache_bytes=0,
                 enforce_eager=eager,
                 compile_passes=compiled,
@@ -75,7 +86,7 @@ class Vllm:
             dtype="float32",
             skip_tokenizer_init=True,
             max_num_seqs=most,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=VLLM_STEP_TOKENS,
             max_model_len=min(2048, config["max_position_embeddings"]),
             disable_log_stats=True,
         ).llm_engine
@@ -214,9 +225,13 @@ def main() -> None:
     elif name == "vllm":
         run = continuous(Vllm(directory, threads, most))
     else:
-        run = continuous(
-            Ours(directory, threads, most, device, dtype, eager=name == "eager", compiled=name == "compiled")
-        )
+        variants: dict[str, dict[str, Any]] = {
+            "ours": {},
+            "long-steps": {"token_budget": VLLM_STEP_TOKENS},
+            "eager": {"eager": True},
+            "compiled": {"compiled": True},
+        }
+        run = continuous(Ours(directory, threads, most, device, dtype, **variants[name]))
     gc.collect()
     gc.freeze()  # as services do once they are up, and vLLM once its engine is: a collection of all that is loaded takes 0.2 s
     for answer in answers(run):
