@@ -5,7 +5,9 @@ checked.
 """
 
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
@@ -22,6 +24,7 @@ Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 cgutils: Any = untyped_cgutils
 LANES = 16
+_SOURCE = sha256(Path(__file__).read_bytes()).digest()
 _ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}
 """Sums are vectorized. Infinities and NaN stay what they are: the engine looks for them."""
 _LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -38,10 +41,15 @@ def compiled(function: F, *, any_order: bool = True) -> F:
     """``any_order``: of additions and multiplications, so that loops are vectorized."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
     try:
-        made: F = numba.njit(cache=True, **options)(function)
+        made: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no directory for its cache can be written
         made = numba.njit(**options)(function)
-    return made
+    else:
+        # Numba would find what it compiled before while the kernel's own file is the same, but this file's code is a part of it.
+        index = made._cache._cache_file  # noqa: SLF001 - there is no other way
+        index._source_stamp = index._source_stamp, _SOURCE  # noqa: SLF001
+    kernel: F = made
+    return kernel
 
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)

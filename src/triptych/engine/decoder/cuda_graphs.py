@@ -16,7 +16,7 @@ import torch
 
 from triptych.engine.decoder.attention import PackedBatch, exclude_from_compilation
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.decoder.model_runner import ForwardInput
+from triptych.engine.decoder.model_runner import ForwardInput, rotary_axes
 from triptych.engine.decoder.paged_attention import PagedLayout, Tiles, head_group, product_rows, tiles_of
 from triptych.engine.families.adapters import DecoderAdapter
 
@@ -67,13 +67,6 @@ def cuda_graph_capture(device: torch.device) -> GraphCapture:
     return capture
 
 
-def rotary_axes(adapter: DecoderAdapter) -> int:
-    """Axes of the decoder's rotary positions; several for some multimodal models."""
-    config: Any = adapter.decoder.config
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return len(rope.get("mrope_section", ())) or 1
-
-
 class PassGraphs:
     """Graphs of passes, captured at construction: of decodes alone, by their number, and of prompts in part and decodes, by the number of
     rows.
@@ -100,7 +93,7 @@ class PassGraphs:
         self._decodes = [*(size for size in _FEW if size < most), *range(_STEP, most, _STEP), most]
         self._mixed = [size for size in _MIXED if size // 2 < options.most_rows]
         rows = max([most, *self._mixed])
-        self._axes = rotary_axes(adapter)
+        self._axes = rotary_axes(adapter.decoder)
         self._embeds = torch.zeros(1, rows, config.hidden_size, dtype=adapter.decoder.dtype, device=device)
         self._positions = torch.zeros(self._axes, 1, rows, dtype=torch.long, device=device)
         self._slots = torch.zeros(rows, dtype=torch.long, device=device)

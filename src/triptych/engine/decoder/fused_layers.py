@@ -8,8 +8,7 @@ A pass of few rows is short, so what Python does between products counts: a laye
 that the pass allocates once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from triptych.engine import cpu_kernels, prompt_kernel
 from triptych.engine.decoder.attention import AttentionCall, Chunk, DecodeRows, PackedBatch
 from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.decoder.model_runner import rotary_axes
 from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.vectors import Floats, Integers
 from triptych.engine.worker_threads import WorkerThreads
@@ -54,33 +54,17 @@ def can_fuse(decoder: nn.Module) -> bool:
     )
 
 
-@contextmanager
-def noted_positions(decoder: Any) -> Iterator[list[int]]:
-    """The number of dimensions of the positions that the decoder rotates by, for each pass."""
-    noted: list[int] = []
-
-    def note(_: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        noted.append((arguments[1] if len(arguments) > 1 else options["position_ids"]).dim())
-
-    hook = decoder.rotary_emb.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield noted
-    finally:
-        hook.remove()
-
-
 def fuse(
-    decoder: Any, cache: KvCache, calls: Mapping[int, AttentionCall], position_dims: int, threads: WorkerThreads
+    decoder: Any, cache: KvCache, calls: Mapping[int, AttentionCall], threads: WorkerThreads
 ) -> list[JoinedLinear]:
     """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function; ``position_dims``: as ``noted_positions``. Returns the layers whose parts compute
-    nothing from now on.
+    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now on.
     """
     layers = [_FusedLayer(layer, cache, calls[layer.self_attn.layer_idx], threads) for layer in decoder.layers]
     for layer, fused in zip(decoder.layers, layers, strict=True):
         layer.forward = fused
-    decoder.forward = _FusedDecoder(decoder, layers, position_dims, threads)
+    decoder.forward = _FusedDecoder(decoder, layers, threads)
     return [joined for layer in layers for joined in (layer.heads, layer.gate_and_up)]
 
 
@@ -199,14 +183,12 @@ class _Pass:
 class _FusedDecoder:
     """The ``forward`` of a decoder."""
 
-    def __init__(
-        self, decoder: Any, layers: Sequence["_FusedLayer"], position_dims: int, threads: WorkerThreads
-    ) -> None:
+    def __init__(self, decoder: Any, layers: Sequence["_FusedLayer"], threads: WorkerThreads) -> None:
         self._plain = decoder.forward
         self._rotary = decoder.rotary_emb
         self._layers = layers
         self._norm = _norm(decoder.norm)
-        self._position_dims = position_dims
+        self._axes = rotary_axes(decoder)
         self._threads = threads
 
     def __call__(
@@ -224,8 +206,8 @@ class _FusedDecoder:
                 inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, packed=packed, **options
             )
             return plain
-        if position_ids.dim() < self._position_dims:
-            position_ids = position_ids.expand(3, -1, -1)
+        if position_ids.dim() == 2 and self._axes > 1:
+            position_ids = position_ids.expand(self._axes, -1, -1)
         position_embeddings = self._rotary(inputs_embeds, position_ids)
         shared = _Pass(packed, packed.rows, position_embeddings, self._threads)
         hidden, added = inputs_embeds[0].contiguous(), None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -107,6 +107,12 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
             made[:, part.row : part.row + known.shape[1]] = known.to(made.device)
     made = made.to(device)
     return made if axes == 1 else made[:, None]
+
+
+def rotary_axes(decoder: Any) -> int:
+    """Axes of the decoder's rotary positions; several for some multimodal models."""
+    rope = getattr(decoder.config, "rope_parameters", None) or getattr(decoder.config, "rope_scaling", None) or {}
+    return len(rope.get("mrope_section", ())) or 1
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:

@@ -162,12 +162,11 @@ def _fuse(
     if cache.blocks < 2 * _PROBE_TOKENS or adapter.has_spans or not fused_layers.can_fuse(adapter.decoder):
         return ()
     runner.calls = {}
-    with fused_layers.noted_positions(adapter.decoder) as position_dims:
-        expected = _logits(runner, adapter, cache.block_tokens)
+    expected = _logits(runner, adapter, cache.block_tokens)
     calls, runner.calls = runner.calls, None
     if expected is None:
         return ()
-    made = fused_layers.fuse(adapter.decoder, cache, calls, position_dims[0], threads)
+    made = fused_layers.fuse(adapter.decoder, cache, calls, threads)
     runner.is_fused = True
     runner.best = fused_layers.best_tokens
     found = _logits(runner, adapter, cache.block_tokens)
