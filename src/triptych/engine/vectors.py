@@ -5,9 +5,7 @@ checked.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
@@ -17,6 +15,11 @@ from llvmlite import ir
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, models, register_model
 
+from triptych.engine import kernel_cache
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("Numba is told not to compile, by NUMBA_DISABLE_JIT")
+
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -24,7 +27,6 @@ Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 cgutils: Any = untyped_cgutils
 LANES = 16
-_SOURCE = sha256(Path(__file__).read_bytes()).digest()
 _ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}
 """Sums are vectorized. Infinities and NaN stay what they are: the engine looks for them."""
 _LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -45,9 +47,7 @@ def compiled(function: F, *, any_order: bool = True) -> F:
     except RuntimeError:  # no directory for its cache can be written
         made = numba.njit(**options)(function)
     else:
-        # Numba would find what it compiled before while the kernel's own file is the same, but this file's code is a part of it.
-        index = made._cache._cache_file  # noqa: SLF001 - there is no other way
-        index._source_stamp = index._source_stamp, _SOURCE  # noqa: SLF001
+        kernel_cache.keep(made, function, __file__)
     kernel: F = made
     return kernel
 

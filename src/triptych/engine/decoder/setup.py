@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _BLOCK_TOKENS = 16
 _PROBE_TOKENS = 6
+_PROBED = 6
 _SAME = 1e-4
 """Largest difference of two logits that are the same but for rounding, in shares of the largest logit."""
 
@@ -164,7 +165,7 @@ def _fuse(
     runner.calls = {}
     expected = _logits(runner, adapter, cache.block_tokens)
     calls, runner.calls = runner.calls, None
-    if expected is None:
+    if expected is None or not expected.isfinite().all():
         return ()
     made = fused_layers.fuse(adapter.decoder, cache, calls, threads)
     runner.is_fused = True
@@ -179,22 +180,32 @@ def _fuse(
 
 
 def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: int) -> torch.Tensor | None:
-    """[3, vocabulary] of a prompt, and of a pass over the token after it and another prompt; None if a pass fails."""
+    """[6, vocabulary] of a prompt, and of a pass over the token after it and another prompt; then of the same at the end of the longest context, as what
+    is computed may depend on positions. None if a pass fails.
+    """
     tokens, last = range(_PROBE_TOKENS), _PROBE_TOKENS - 1
     blocks = -(-_PROBE_TOKENS // block_tokens)
     first, second = range(blocks), range(blocks, 2 * blocks)
-    plan = adapter.plan([0] * _PROBE_TOKENS, [])
-    passes = [
-        [ForwardInput("a", tokens[:last], plan, 0, first, False, True, True)],
-        [
+    begin = adapter.plan([0] * _PROBE_TOKENS, [])
+    end = replace(
+        begin,
+        positions=torch.arange(_PROBE_TOKENS)[None] + (adapter.decoder.config.max_position_embeddings - _PROBE_TOKENS),
+        next_position=adapter.decoder.config.max_position_embeddings,
+    )
+    found: list[torch.Tensor] = []
+    for plan in (begin, end):
+        alone = [ForwardInput("a", tokens[:last], plan, 0, first, False, True, True)]
+        together = [
             ForwardInput("a", tokens[last:], plan, last, first, False, True, True),
             ForwardInput("b", tokens[::-1], plan, 0, second, False, True, True),
-        ],
-    ]
-    results = [result for inputs in passes for result in runner.run(inputs)]
-    runner.drop(["a", "b"])
-    found = [one.logits.clone() for one in results if isinstance(one, ForwardOutput) and one.logits is not None]
-    return torch.stack(found) if len(found) == len(results) else None
+        ]
+        for inputs in (alone, together):
+            results = runner.run(inputs)
+            found += [
+                one.logits.clone() for one in results if isinstance(one, ForwardOutput) and one.logits is not None
+            ]
+        runner.drop(["a", "b"])
+    return torch.stack(found) if len(found) == _PROBED else None
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> PassGraphs | None:

@@ -105,6 +105,26 @@ def test_layers_that_compute_something_else_are_left_alone(
     assert all("forward" not in vars(one) for one in model.layers)
 
 
+def test_layers_that_depend_on_far_positions_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Queries of Ministral 3 grow from one position on, far beyond those of a short prompt."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.1}
+    text = text_config(
+        transformers.Ministral3Config,
+        head_dim=16,
+        max_position_embeddings=1024,
+        rope_parameters=rope | {"original_max_position_embeddings": 512},
+    )
+    assert not is_fused(text_engine(make_model(tmp_path, text=text)))
+    assert "they would yield something else" in caplog.text
+
+
+def test_layers_whose_results_are_not_finite_are_left_alone(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says so of each request, as it does without fused layers."""
+    layer = transformers.models.llama.modeling_llama.LlamaMLP
+    monkeypatch.setattr(layer, "forward", lambda self, x: x * torch.nan)
+    assert not is_fused(text_engine(model_dir, token_budget=64, preempted_kv_bytes=0))
+
+
 @pytest.mark.parametrize("error", [ImportError("No module named 'numba'"), OSError("No space left on device")])
 def test_where_nothing_can_be_compiled_layers_are_left_alone(
     error: Exception, model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
