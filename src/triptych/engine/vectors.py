@@ -40,7 +40,10 @@ _SERIES = tuple(
 
 
 def compiled(function: F, *, any_order: bool = True) -> F:
-    """``any_order``: of additions and multiplications, so that loops are vectorized."""
+    """``any_order``: of additions and multiplications, so that loops are vectorized.
+
+    The function calls compiled functions of its own file and of this one alone: by their contents its code is kept.
+    """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
     try:
         made: Any = numba.njit(cache=True, **options)(function)
