@@ -339,9 +339,10 @@ def main() -> None:
     )
     for row in rows:
         figures = [row.get(name, "") for name in ("tokens_per_s", "ttft_s", "gap_s")]
+        of_vllm = f"{row['x_vllm']}x" if "x_vllm" in row else ""
         print(
             f"{row['model']:>13} {row['case']:>28} {row['system']:>10} {figures[0]:>9} {figures[1]:>8} {figures[2]:>7} "
-            f"{row['ours_is_x']:>7}x {row['ours_by_cpu_is_x']:>6}x {row.get('x_vllm', ''):>7}x"
+            f"{row['ours_is_x']:>7}x {row['ours_by_cpu_is_x']:>6}x {of_vllm:>8}"
         )
     behind = [row for row in rows if row["ours_is_x"] < 1]
     for row in behind:

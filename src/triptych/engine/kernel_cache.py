@@ -1,7 +1,7 @@
 """Compiled code of kernels on disk: a file for each kernel, its arguments and the processor, in the directory that Numba chooses.
 
 Numba's own cache takes a kernel for current while its source file is the same, whatever else is compiled into it. It writes an index before the code, so
-after an update that was cut off the index names the code of before. And what is damaged ends each start. Here the name of a file
+after an update that was cut off the index names the code of the version before. A damaged file makes every start fail. Here the name of a file
 says what it was compiled from, and a checksum whether it is whole; where there is no such file, the kernel is compiled.
 """
 
@@ -60,5 +60,5 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
         return code + sha256(code).digest()
 
     def _name(self, key: Any) -> str:
-        name: str = self._data_name_pattern.format(number=int(_short(repr(key)), 16))
+        name: str = self._data_name(int(_short(repr(key)), 16))
         return name

@@ -29,6 +29,7 @@ _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _BLOCK_TOKENS = 16
 _PROBE_TOKENS = 6
 _PROBED = 6
+"""Results of the passes that are compared."""
 _SAME = 1e-4
 """Largest difference of two logits that are the same but for rounding, in shares of the largest logit."""
 
