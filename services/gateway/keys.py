@@ -9,7 +9,6 @@ import hmac
 import re
 import secrets
 import sys
-import tomllib
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from triptych.domain.chat import PRIORITY
 from triptych.domain.tenant import NOBODY, WEIGHT, Tenant
 from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
+from triptych.files import BadFile, read_toml
 from triptych.ports import Clock
 
 KEY_PREFIX = "tt-"
@@ -30,6 +30,7 @@ MAX_FAILURES = 10
 WINDOW_S = 60.0
 _MAX_SOURCES = 10_000
 _MAX_KEY_CHARS = 512
+_MAX_FILE_NBYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _BUSY_RETRY_S = 1.0
 """Least Retry-After when too many requests of a key run."""
@@ -266,15 +267,12 @@ def key_digest(key: str) -> bytes:
 def read_key_file(path: Path) -> dict[str, KeyEntry]:
     """Raises ValueError that says what is wrong with the file."""
     try:
-        with path.open("rb") as file:
-            entries = _KeyFile.model_validate(tomllib.load(file)).keys
-    except OSError as error:
-        raise ValueError(f"cannot read the keys in {path}: {error.strerror}") from None
+        entries = _KeyFile.model_validate(read_toml(path, _MAX_FILE_NBYTES)).keys
+    except BadFile as error:
+        raise ValueError(f"the file of keys {path} {error}") from None
     except ValidationError as error:
         detail = error.errors(include_input=False)[0]
         raise ValueError(f"{path}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or numbers and nesting beyond Python's limits
-        raise ValueError(f"{path} is not TOML: {error}") from None
     if (wrong := next((name for name in entries if not _NAME.fullmatch(name)), None)) is not None:
         raise ValueError(f"{path}: a key's name has 1 to 64 of A-Z a-z 0-9 . _ -, not {wrong!r}")
     if len({entry.sha256 for entry in entries.values()}) < len(entries):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import tomllib
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from triptych.domain.membership import MAX_MEMBERS, Member, MembershipSnapshot, MemberState
 from triptych.domain.stage import Role
+from triptych.files import BadFile, read_toml
 from triptych.policy.addresses import canonical, why_not_called
 from triptych.ports import Offload
 
@@ -96,15 +96,9 @@ class _File(BaseModel):
 def read_members(path: Path) -> tuple[Member, ...]:
     """Raises ValueError with a one-line message if the file cannot be read or is invalid."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_NBYTES + 1)
-        if len(data) > _MAX_FILE_NBYTES:
-            raise ValueError(f"{path} has more than {_MAX_FILE_NBYTES} bytes")
-        entries = _File.model_validate(tomllib.loads(data.decode())).instances
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        entries = _File.model_validate(read_toml(path, _MAX_FILE_NBYTES)).instances
+    except BadFile as error:
+        raise ValueError(f"{path} {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

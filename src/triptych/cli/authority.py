@@ -24,10 +24,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from triptych.cli.outcome import CliError
+from triptych.files import BadFile, read_bytes
 from triptych.runtime import tls
 
 CERTIFICATE, KEY, TRUSTED = "cert.pem", "key.pem", "ca.pem"
 _AUTHORITY_KEY = "ca.key"
+_MAX_PEM_NBYTES = 1 << 20
 _CLOCK_SKEW = timedelta(hours=1)
 """Certificates are valid from this long ago, for machines whose clocks are behind."""
 _HOST = re.compile(r"(?=.{1,253}$)(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
@@ -244,9 +246,9 @@ def _loaded_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}", caller=True) from None
+        return read_bytes(file, _MAX_PEM_NBYTES)
+    except BadFile as error:
+        raise CliError(f"{file} {error}", caller=True) from None
 
 
 def _write(file: Path, data: bytes, *, private: bool = False) -> None:

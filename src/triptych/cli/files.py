@@ -2,10 +2,10 @@
 
 import os
 import re
-import stat
 from pathlib import Path
 
 from triptych.cli.outcome import CliError
+from triptych.files import BadFile, check_regular
 
 _URL = re.compile(r"(https?|ftp|file|s3|gs):/+|data:", re.IGNORECASE)
 """Also with one slash, since ``Path`` collapses two."""
@@ -22,16 +22,9 @@ def local_file(named: str | Path) -> Path:
         )
     path = Path(name).expanduser()
     try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise CliError(f"{name} is not a file: it does not exist", caller=True) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CliError(f"{name} is not a file: {reason}", caller=True) from None
-    if stat.S_ISDIR(mode):
-        raise CliError(f"{name} is not a file: it is a directory", caller=True)
-    if not stat.S_ISREG(mode):
-        raise CliError(f"{name} is not a file: it is a device, a pipe or a socket", caller=True)
+        check_regular(path)
+    except BadFile as error:
+        raise CliError(f"{name} {error}", caller=True) from None
     if not os.access(path, os.R_OK):
-        raise CliError(f"cannot read {name}: Permission denied", caller=True)
+        raise CliError(f"{name} cannot be read: Permission denied", caller=True)
     return path

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Self
 import httpx
 
 from triptych.cli.outcome import CliError
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.files import BadFile, read_bytes
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -47,9 +49,9 @@ class Attachment(NamedTuple):
         """The file as a content part. Raises RestError when it cannot be read."""
         media_type = mimetypes.guess_type(self.path.name)[0] or "application/octet-stream"
         try:
-            data = base64.b64encode(self.path.read_bytes()).decode()
-        except OSError as error:
-            raise RestError(f"cannot read {self.path}: {error.strerror}", caller=True) from None
+            data = base64.b64encode(read_bytes(self.path, MAX_MESSAGE_NBYTES)).decode()
+        except BadFile as error:
+            raise RestError(f"{self.path} {error}", caller=True) from None
         return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": f"data:{media_type};base64,{data}"}}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from triptych.cli.cluster import LocalCluster
+from triptych.files import read_json
 
 _HOSTS = frozenset({"127.0.0.1", "localhost"})
 _TIMEOUT_S = 1.0
@@ -90,9 +91,9 @@ def _is_private(directory: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Process]:
     try:
-        if not _is_private(path.parent) or path.stat().st_size > _MAX_NOTE_NBYTES:
+        if not _is_private(path.parent):
             return {}
-        document = json.loads(path.read_text())
+        document = read_json(path, _MAX_NOTE_NBYTES)
         return {
             str(name): Process(int(one["pid"]), str(one["admin"]), str(one["address"]))
             for name, one in document.items()

@@ -1,13 +1,13 @@
 """An image, a video or audio in any accepted form, as the undecoded bytes that the router takes."""
 
 import os
-import stat
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.errors import InvalidMedia
+from triptych.files import BadFile, read_bytes
 from triptych.media.data_url import decode_data_url
 
 
@@ -53,16 +53,9 @@ def media_bytes(media: Media, what: str) -> bytes:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        found = path.stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a device or a pipe may have no end
-            raise InvalidMedia(f"cannot read the {what} {path}: not a regular file")
-        nbytes = found.st_size
-        if nbytes > MAX_MESSAGE_NBYTES:
-            raise InvalidMedia(f"the {what} {path} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: not a valid path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidMedia(f"cannot read the {what} {path}: {reason}") from None
+        return read_bytes(path, MAX_MESSAGE_NBYTES)
+    except BadFile as error:
+        raise InvalidMedia(f"the {what} {path} {error}") from None
 
 
 def _saved(image: Savable) -> bytes:

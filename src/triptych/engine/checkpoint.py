@@ -17,6 +17,7 @@ from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
+from triptych.files import read_json
 
 DTYPES: Mapping[str, DType] = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 """Data types that a model can run in, by their names in settings."""
@@ -51,6 +52,7 @@ _COSTLESS = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype",
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HEADER_LIMIT_BYTES = 100 << 20
+_INDEX_LIMIT_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _weights(directory: Path) -> tuple[Path, ...]:
     names = [_SINGLE]
     if (directory / _INDEX).is_file():
         try:
-            names = sorted(set(json.loads((directory / _INDEX).read_bytes())["weight_map"].values()))
+            names = sorted(set(read_json(directory / _INDEX, _INDEX_LIMIT_BYTES)["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise BadModel(f"{_INDEX} has no weight_map") from None
     for name in names:
@@ -209,7 +211,7 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
         header.pop("__metadata__", None)
         for entry in header.values():
             entry["data_offsets"] = [int(entry["data_offsets"][0]), int(entry["data_offsets"][1])]
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):
         raise _damaged(file) from None
     return length, header
 

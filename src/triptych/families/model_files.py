@@ -1,10 +1,11 @@
 """The configuration files of a model directory, parsed once for tokens and families."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+from triptych.files import BadFile, read_json, read_text
 
 Json = Mapping[str, Any]
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -75,27 +76,24 @@ class ModelFiles:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
-    if text is None:
+    if not path.exists():
         return {}
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise BadModel(f"{path.name} is not valid JSON: {error}") from error
+        value = read_json(path, MAX_CONFIG_BYTES)
+    except BadFile as error:
+        raise BadModel(f"{path.name} {error}") from None
     if not isinstance(value, dict):
         raise BadModel(f"{path.name} is not a JSON object")
     return value
 
 
 def _read_text(path: Path) -> str | None:
-    if not path.is_file():
+    if not path.exists():
         return None
-    if (nbytes := path.stat().st_size) > MAX_CONFIG_BYTES:
-        raise BadModel(f"{path.name} has {nbytes} bytes, the limit is {MAX_CONFIG_BYTES}")
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadModel(f"{path.name} is not UTF-8") from error
+        return read_text(path, MAX_CONFIG_BYTES)
+    except BadFile as error:
+        raise BadModel(f"{path.name} {error}") from None
 
 
 def _chat_template(root: Path, processor: Json, tokenizer_config: Json) -> str | None:

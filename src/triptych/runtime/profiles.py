@@ -7,6 +7,7 @@ from typing import Self
 
 from triptych.domain.profile import MAX_PROFILE_BYTES, BadProfile, Profile, ProfileIdentity, dump_profile, parse_profile
 from triptych.domain.stage import ModelPart
+from triptych.files import BadFile, read_bytes
 from triptych.policy.costs import Costs, costs_for
 
 MAX_PROFILES = 1024
@@ -17,11 +18,9 @@ _MAX_CHOSEN = 256
 def read_profile(path: Path) -> Profile:
     """Raises BadProfile, naming the file, if it cannot be read or is not a valid profile."""
     try:
-        with path.open("rb") as opened:
-            text = opened.read(MAX_PROFILE_BYTES + 1)
-        return parse_profile(text)
-    except OSError as error:
-        raise BadProfile(f"{path.name}: {error.strerror}") from None
+        return parse_profile(read_bytes(path, MAX_PROFILE_BYTES))
+    except BadFile as error:
+        raise BadProfile(f"{path.name} {error}") from None
     except BadProfile as error:
         raise BadProfile(f"{path.name}: {error}") from None
 

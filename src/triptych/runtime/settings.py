@@ -8,14 +8,14 @@ line and in the environment a group's settings go by their own names alone.
 
 import os
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from ipaddress import ip_address
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_settings import (
@@ -31,6 +31,7 @@ from pydantic_settings import SettingsError as InvalidCommandLine
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.engine.compute import ComputeOptions
+from triptych.files import BadFile, read_toml
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.host import own_address
 from triptych.runtime.manager_access import ManagerAccess
@@ -39,6 +40,10 @@ from triptych.runtime.watched_value import ReportIntervals
 from triptych.transport.options import TransferOptions
 
 _PREFIX = "TRIPTYCH_"
+_MAX_CONFIG_NBYTES = 1 << 20
+_MAX_INTEGER = 2**63 - 1
+_MAX_SECONDS = 1e8
+"""Three years: longer times overflow the clocks of event loops."""
 
 
 def _split(value: object) -> object:
@@ -106,6 +111,17 @@ class ServiceSettings(BaseSettings):
     trace_sampling: float = Field(default=1.0, ge=0, le=1)
     """Share of the requests without a caller's trace of which spans are recorded; a trace that a caller has begun is
     recorded if the caller records it."""
+
+    @model_validator(mode="after")
+    def _numbers_are_usable(self) -> Self:
+        for name, value in self.flat(type(self)).items():
+            if isinstance(value, int) and value > _MAX_INTEGER:
+                raise ValueError(f"{name} is {value}, must be at most {_MAX_INTEGER}")
+            if isinstance(value, float) and not (
+                isfinite(value) and (value <= _MAX_SECONDS or not name.endswith("_s"))
+            ):
+                raise ValueError(f"{name} is {value}, must be at most {_MAX_SECONDS:.0f}")
+        return self
 
     @model_validator(mode="after")
     def _admin_network_is_meant(self) -> Self:
@@ -334,17 +350,23 @@ def _read_file(cls: type[ServiceSettings], path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
-        group_of = _flat(cls)[1]
-        for name in values:
-            if name in group_of and not isinstance(values[name], dict):
-                raise SettingsError(f"--config: {name} belongs in the table [{group_of[name]}] of {path}")
-        return values  # noqa: TRY300
-    except OSError as error:
-        raise SettingsError(f"--config: cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"--config: {path} is not TOML: {error}") from None
+        values = read_toml(path, _MAX_CONFIG_NBYTES)
+    except BadFile as error:
+        raise SettingsError(f"--config: {path} {error}") from None
+    flat, group_of = _flat(cls)
+    for name, value in values.items():
+        if name in group_of and not isinstance(value, dict):
+            raise SettingsError(f"--config: {name} belongs in the table [{group_of[name]}] of {path}")
+        for setting, given in value.items() if isinstance(value, dict) else [(name, value)]:
+            if isinstance(given, bool) and setting in flat.model_fields and not _is_switch(flat, setting):
+                raise SettingsError(f"--config: {setting} is {str(given).lower()} in {path}, it is not a switch")
+    return values
+
+
+def _is_switch(settings: type[BaseSettings], name: str) -> bool:
+    """Whether true and false are values of the setting. A validator would take them for 1 and 0."""
+    annotation = settings.model_fields[name].annotation
+    return annotation is bool or bool in get_args(annotation)
 
 
 def _read_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
+from triptych.files import BadFile, check_regular
 from triptych.ports import Clock
 from triptych.runtime.clock import monotonic
 from triptych.runtime.logs import BoundedWarnings
@@ -353,6 +354,11 @@ def _refuse_password() -> NoReturn:
 @contextlib.contextmanager
 def _explained(*files: Path) -> Generator[None]:
     """Raises ValueError for files that cannot be used."""
+    for file in files:
+        try:
+            check_regular(file)
+        except BadFile as error:
+            raise ValueError(f"the TLS file {file} {error}") from None
     try:
         yield
     except ssl.SSLCertVerificationError as error:

@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 
 from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.errors import Conflict, Deposed, Overloaded, StoreCorrupt, StoreUnavailable
+from triptych.files import BadFile, read_text
 from triptych.runtime.tls import caller_of
 from triptych.store import scripts
 from triptych.store.limits import StoreLimits, check_key, check_name, check_ttl
@@ -263,12 +264,9 @@ class _PasswordFile:
 
     def _read(self) -> str:
         try:
-            with self._file.open("rb") as file:
-                return file.read(_MAX_PASSWORD_NBYTES).decode().strip("\r\n")
-        except OSError as error:
-            raise _NoPassword(f"the password file cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise _NoPassword("the password file is not UTF-8 text") from None
+            return read_text(self._file, _MAX_PASSWORD_NBYTES).strip("\r\n")
+        except BadFile as error:
+            raise _NoPassword(f"the password file {error}") from None
 
 
 class _NoPassword(exceptions.AuthenticationError):

@@ -3,10 +3,10 @@
 import csv
 import gzip
 import io
-import json
 import math
 import random
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from triptych.cli.bench.workload import (
     gamma_arrivals,
     until,
 )
+from triptych.files import BadFile, check_regular, read_json, read_text
 
 PIXELS_PER_TOKEN_SIDE = 28
 """Pixels per side of a token of Qwen-VL, the models behind ServeGen's image workload."""
@@ -34,6 +35,7 @@ _LEAST_SHAPE = 0.01
 """Below this shape, requests arrive hundreds at an instant."""
 _WEIGHT = re.compile(r"(\d+)(?:\.\d*)?\s*:\s*([\d.eE+-]+)")
 _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
+_MAX_NBYTES = 256 << 20
 _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
 
 
@@ -55,7 +57,9 @@ def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
         check_size(span.rate, span.duration_s)
     try:
         plan = _servegen(path, span, size, rng) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except BadFile as error:
+        raise WorkloadError(f"{path.name} {error}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"cannot read {path.name}: {getattr(error, 'strerror', None) or error}") from None
     if not plan.requests:
         raise WorkloadError(f"{path.name} has no request between {span.start_s:g} s and +{span.duration_s:g} s")
@@ -144,22 +148,25 @@ def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.
 
 
 def _profile(trace: Path, dataset: Path, span: Span) -> Profile:
-    with trace.open(newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
     try:
+        rows = [row for row in csv.reader(read_text(trace, _MAX_NBYTES).splitlines()) if row]
         starts_s = [float(row[0]) for row in rows]
         step_s = starts_s[1] - starts_s[0] if len(starts_s) > 1 else 600.0
         ends_s = [*starts_s[1:], starts_s[-1] + step_s]
         windows = tuple(_window(row, end_s) for row, end_s in zip(rows, ends_s, strict=True))
-    except (ValueError, IndexError) as error:
+    except BadFile as error:
+        raise WorkloadError(f"{trace.name} {error}") from None
+    except (ValueError, IndexError, csv.Error) as error:
         raise WorkloadError(f"{trace.name} is not a ServeGen trace: {error}") from None
     try:
-        document = json.loads(dataset.read_text())
+        document = read_json(dataset, _MAX_NBYTES)
         parts = sorted((float(start), part) for start, part in document.items())
         first = max((index for index, (start, _) in enumerate(parts) if start <= span.start_s), default=0)
         end_s = max(span.start_s + span.duration_s, parts[first][0] + 1)
         sizes = [(start, _sizes(part)) for start, part in parts[first:] if start < end_s]  # parsing is slow
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+    except BadFile as error:
+        raise WorkloadError(f"{dataset.name} {error}") from None
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
         raise WorkloadError(f"{dataset.name} is not a ServeGen data set: {error!r}") from None
     return Profile(windows, tuple(sizes))
 
@@ -217,6 +224,7 @@ def _azure(path: Path, span: Span, size: Size) -> Plan:
 
 
 def _opened(path: Path) -> io.TextIOBase:
+    check_regular(path)
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")

@@ -1,6 +1,5 @@
 """A checkpoint's LoRA adapter, applied to selected rows of a pass."""
 
-import json
 import re
 from collections.abc import Mapping
 from math import sqrt
@@ -15,7 +14,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from triptych.families.model_files import BadModel
+from triptych.families.model_files import MAX_CONFIG_BYTES, BadModel
+from triptych.files import read_json
 
 _KEY = re.compile(r"\.layers\.(\d+)\.(.+)\.lora_([AB])(?:\.\w+)?\.weight$")
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
@@ -81,9 +81,9 @@ class Lora:
 
 def _scale(file: Path) -> float:
     try:
-        config: dict[str, Any] = json.loads(file.read_bytes())
+        config: dict[str, Any] = read_json(file, MAX_CONFIG_BYTES)
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise BadModel(f"{file.name} is missing, or does not describe a LoRA adapter") from None
     for name, plain in _PLAIN.items():
         if name in config and config[name] not in plain:

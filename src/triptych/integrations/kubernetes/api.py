@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from triptych.errors import Conflict, NotFound, PermissionDenied, TriptychError, Unavailable
+from triptych.files import BadFile, read_text
 from triptych.integrations.kubernetes.settings import KubernetesSettings
 
 _MAX_TOKEN_NBYTES = 64 << 10
@@ -170,10 +171,12 @@ class KubernetesApi:
 
     def _token(self) -> str:
         try:
-            with self._token_file.open("rb") as file:
-                return file.read(_MAX_TOKEN_NBYTES).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            raise Unavailable("the token of the service account cannot be read") from None
+            token = read_text(self._token_file, _MAX_TOKEN_NBYTES).strip()
+        except BadFile as error:
+            raise Unavailable(f"the token of the service account {error}") from None
+        if not token.isascii():
+            raise Unavailable("the token of the service account is not ASCII text")
+        return token
 
 
 def _error(status: int, right: str) -> TriptychError:
