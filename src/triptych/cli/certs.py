@@ -44,7 +44,7 @@ def certs(
         bool, typer.Option("--renew", help="Replace all certificates and keys, with their names.")
     ] = False,
     renew_within: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Replace those that expire within this time.")
+        float | None, typer.Option(min=0, max=36500, metavar="DAYS", help="Replace those that expire within this time.")
     ] = None,
     new_authority: Annotated[
         bool, typer.Option("--new-authority", help="Make another authority; the old one is still trusted.")

@@ -191,7 +191,7 @@ class _StreamedAnswer:
             self.request_id = response.request_id
             async for text in response.texts():
                 self.text += text
-                console.print(show.printable(text), end="", soft_wrap=True)
+                console.print(text, end="", soft_wrap=True)
         console.print()
 
 

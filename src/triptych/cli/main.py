@@ -10,6 +10,7 @@ import typer
 from triptych.cli import certs, measuring, operating, starting
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
+from triptych.domain.bounds import MAX_INT31
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,8 +59,8 @@ def chat(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=MAX_INT31, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
     timeline: Annotated[
         bool | None,
         typer.Option(

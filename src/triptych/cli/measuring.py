@@ -7,10 +7,14 @@ import typer
 
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
+from triptych.domain.bounds import MAX_INT31
 from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
 
 commands = typer.Typer()
+
+_WEEK_S = 7 * 86_400.0
+_YEAR_S = 366 * 86_400.0
 
 
 @commands.command(
@@ -23,11 +27,15 @@ def bench(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second.", show_default=False)] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="Requests per second.", show_default=False)
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(help="Several rates, one run each: `1,2,4,8`.", show_default=False)
     ] = None,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds during which requests arrive, per run.")] = 30.0,
+    duration: Annotated[
+        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds during which requests arrive, per run.")
+    ] = 30.0,
     burstiness: Annotated[
         float,
         typer.Option(
@@ -48,17 +56,24 @@ def bench(
         Path | None,
         typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", show_default=False),
     ] = None,
-    start: Annotated[float, typer.Option(min=0, help="Start position in the trace, in seconds.")] = 0.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time to first token.")] = None,
+    start: Annotated[float, typer.Option(min=0, max=_YEAR_S, help="Start position in the trace, in seconds.")] = 0.0,
+    slo_ttft_ms: Annotated[
+        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time to first token.")
+    ] = None,
     slo_tpot_ms: Annotated[
-        float | None, typer.Option(min=0, help="SLO: time per output token after the first.")
+        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time per output token after the first.")
     ] = None,
     attainment: Annotated[
         float, typer.Option(min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.")
     ] = 0.9,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request counts as failed.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds until a request counts as failed.")
+    ] = 300.0,
     max_in_flight: Annotated[
-        int, typer.Option(min=1, help="Most requests in flight; further ones are not sent and count as failed.")
+        int,
+        typer.Option(
+            min=1, max=1 << 20, help="Most requests in flight; further ones are not sent and count as failed."
+        ),
     ] = 4096,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file.", dir_okay=False)
@@ -66,7 +81,9 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Write plots to this PNG (needs extra *bench*).", dir_okay=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed generates the same requests.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=-MAX_INT31, max=MAX_INT31, help="Random seed; the same seed generates the same requests.")
+    ] = 0,
 ) -> None:
     """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
 
@@ -117,10 +134,13 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and few repetitions.")] = False,
     dtype: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="Of the computation.")] = "float32",
     device: Annotated[str, typer.Option(help="*cpu* or *cuda*.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
-    kv_cache_mib: Annotated[int, typer.Option(min=1, help="KV memory of the decoder, in MiB.")] = 256,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Compute threads.")] = 1,
+    kv_cache_mib: Annotated[int, typer.Option(min=1, max=1 << 24, help="KV memory of the decoder, in MiB.")] = 256,
     slo_factor: Annotated[
-        float, typer.Option(min=1, help="Objectives of the load search, as a multiple of the latencies without load.")
+        float,
+        typer.Option(
+            min=1, max=1e6, help="Objectives of the load search, as a multiple of the latencies without load."
+        ),
     ] = USUAL_FACTOR,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 from triptych.cli.options import ApiKey, failures, of_managers, run
 from triptych.cli.outcome import CliError
+from triptych.domain.membership import MAX_MEMBERS
 from triptych.domain.stage import Role
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def scale(
             help="MODEL/ROLE as in `triptych status`; the role alone (*encoder*, *text*, *PD*) if one has it."
         ),
     ],
-    size: Annotated[int | None, typer.Argument(min=0, help="Number of instances.", show_default=False)] = None,
+    size: Annotated[
+        int | None, typer.Argument(min=0, max=MAX_MEMBERS, help="Number of instances.", show_default=False)
+    ] = None,
     for_: Annotated[str, typer.Option("--for", help="How long: *90s*, *30m*, *2h*, *1d*.")] = "1h",
     auto: Annotated[bool, typer.Option("--auto", help="End a size that was set by hand.")] = False,
 ) -> None:

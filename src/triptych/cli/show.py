@@ -8,6 +8,7 @@ from typing import Any
 from rich.bar import Bar
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -30,11 +31,6 @@ _EXPLAINED_FROM = 70
 """Terminal width below which bars have no explanations."""
 _ALL_OF_ITEMS_FROM = 95
 _MOST_BARS = 16
-
-
-def printable(text: str) -> str:
-    """A model's text without control characters."""
-    return _CONTROL.sub("", text)
 
 
 def timeline(document: dict[str, Any]) -> RenderableType:
@@ -229,9 +225,17 @@ def folding_table(*columns: str) -> Table:
     return table
 
 
+class _PlainConsole(Console):
+    """Leaves control characters out of all texts, which may come from models, services and other users."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_CONTROL.sub("", segment.text), segment.style)
+
+
 def plain_console(*, stderr: bool = False) -> Console:
-    """A console without markup and highlighting, wide enough for tables in a log."""
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    """A console without markup and highlighting, wide enough for tables in a log, which control characters cannot reach."""
+    console = _PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)
     return console

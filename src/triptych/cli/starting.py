@@ -112,6 +112,7 @@ def up(
         int | None,
         typer.Option(
             min=1,
+            max=256,
             help="Compute threads of each encoder and text process; by default the machine's cores are divided among them, and with "
             "--autoscale each has one.",
             show_default=False,
@@ -126,7 +127,8 @@ def up(
         ),
     ] = None,
     embedding_files_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of all files in --embedding-files together.", show_default=False)
+        int,
+        typer.Option(min=0, max=1 << 50, help="Bytes of all files in --embedding-files together.", show_default=False),
     ] = 0,
     kv_prefixes: Annotated[
         bool,

@@ -1,6 +1,7 @@
 """Logs: one line per event on standard error, without media, prompts or secrets.
 
-Records carry their request id: ``request_id`` is set where a request enters a process and inherited by its tasks.
+Messages contain texts of other processes and of callers, such as reasons and errors. The formatters make every message
+printable and short, so that nobody else can write a line of this log. Records carry their request id: ``request_id`` is set where a request enters a process and inherited by its tasks.
 """
 
 import json
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 from triptych.ports import Clock
 from triptych.runtime import tracing
@@ -26,6 +28,9 @@ _HTTP_CLIENT = "httpx"
 """It logs every call as INFO, and the scaler of Kubernetes calls every second."""
 
 _WARN_EVERY_S = 10.0
+_MAX_MESSAGE_CHARS = 4096
+_TRACEBACK_INDENT = "  "
+"""A line of a traceback never looks like a line of the log."""
 
 
 def configure(level: str, log_format: str = "text") -> None:
@@ -56,13 +61,27 @@ class BoundedWarnings:
         self._silent_until_s[kind] = now_s + _WARN_EVERY_S
 
 
+def printable(text: str, limit: int = _MAX_MESSAGE_CHARS) -> str:
+    """``text`` on one line: what cannot be printed is escaped as Python does, what is beyond ``limit`` characters is counted."""
+    rest = len(text) - limit
+    if rest > 0:
+        text = f"{text[:limit]}... and {rest} characters"
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 class TextFormatter(logging.Formatter):
     """Text for people, with the request id in brackets after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        record.message = printable(record.message)
         line = super().formatMessage(record)
         current = request_id.get()
         return f"{line} [{current}]" if current else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
+        return "\n".join(_TRACEBACK_INDENT + printable(line) for line in super().formatException(ei).splitlines())
 
 
 class JsonFormatter(logging.Formatter):
@@ -73,7 +92,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
         }
         if current := request_id.get():
             line["request_id"] = current

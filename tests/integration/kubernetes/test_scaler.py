@@ -249,7 +249,7 @@ async def test_a_replaced_token_is_read_and_a_wrong_one_is_told(site: Site, tmp_
         file.write_text(site.settings.kubernetes_token_file.read_text())
         assert (await api.scale(DEPLOYMENT)).replicas == 1
         file.unlink()
-        with pytest.raises(Unavailable, match="token of the service account cannot be read"):
+        with pytest.raises(Unavailable, match="token of the service account does not exist"):
             await api.scale(DEPLOYMENT)
 
 

@@ -149,10 +149,10 @@ def test_mistakes_are_explained_and_write_nothing(tmp_path: Path, arguments: tup
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("ca.key", "cannot read"),
-        ("ca.pem", "cannot read"),
-        ("router/key.pem", "cannot read"),
-        ("text/cert.pem", "cannot read"),
+        ("ca.key", "ca.key does not exist"),
+        ("ca.pem", "ca.pem does not exist"),
+        ("router/key.pem", "router/key.pem does not exist"),
+        ("text/cert.pem", "text/cert.pem does not exist"),
     ],
 )
 def test_half_of_a_pair_is_an_error_and_overwrites_nothing(tmp_path: Path, missing: str, message: str) -> None:

@@ -152,8 +152,8 @@ def test_an_error_of_the_server_is_one_line(gateway: Stub, script: list[Step], c
     [
         (["--image", "/nowhere.png"], 2, "does not exist"),
         (["--image", "/"], 2, "is a directory"),
-        (["--image", "/dev/zero"], 2, "/dev/zero is not a file: it is a device"),
-        (["--video", "/dev/zero"], 2, "/dev/zero is not a file: it is a device"),
+        (["--image", "/dev/zero"], 2, "/dev/zero is a device, a pipe or a socket"),
+        (["--video", "/dev/zero"], 2, "/dev/zero is a device, a pipe or a socket"),
         (["-i", "http://127.0.0.1/a.png"], 2, "http://127.0.0.1/a.png is not a file: only files of this machine"),
         (["--max-tokens", "0"], 2, "--max-tokens"),
         (["--url", "http://127.0.0.1:1"], 1, "nothing answers at http://127.0.0.1:1"),
@@ -171,7 +171,7 @@ def test_a_usage_error_is_one_clear_message(arguments: list[str], code: int, sai
 def test_a_pipe_is_refused_as_an_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     code, _, err = triptych("chat", "Hi", "-i", tmp_path / "pipe")
-    assert (code, err) == (2, f"triptych: {tmp_path}/pipe is not a file: it is a device, a pipe or a socket\n")
+    assert (code, err) == (2, f"triptych: {tmp_path}/pipe is a device, a pipe or a socket, not a regular file\n")
 
 
 @pytest.mark.parametrize("question", ["", " \n"])
@@ -377,8 +377,8 @@ def test_a_conversation_shows_the_timeline_of_its_last_answer(gateway: Stub) -> 
     [
         ("/nope", "unknown command /nope"),
         ("/image", "a path is missing"),
-        ("/image /nowhere.png", "/nowhere.png is not a file"),
-        ("/image /dev/zero", "/dev/zero is not a file: it is a device"),
+        ("/image /nowhere.png", "/nowhere.png does not exist"),
+        ("/image /dev/zero", "/dev/zero is a device, a pipe or a socket"),
         ("/audio https://127.0.0.1/a.wav", "only files of this machine are taken"),
         ('/image "a', "No closing quotation"),
     ],
@@ -439,7 +439,7 @@ def test_a_deleted_file_is_reported_once(gateway: Stub, tmp_path: Path) -> None:
         return line
 
     chat.converse(ChatSettings(gateway.url, show_timeline=False), [], Console(file=said), read)
-    assert said.getvalue().count("cannot read") == 1
+    assert said.getvalue().count("a.png does not exist") == 1
     assert "Hello" in said.getvalue()
 
 
@@ -608,10 +608,10 @@ def test_bench_reports_failed_requests(gateway: Stub) -> None:
         (["--sweep", "1,x"], 2, "positive rates"),
         (["--sweep", "0"], 2, "positive rates"),
         (["--rate", "nan"], 2, "--rate"),
-        (["--rate", "inf"], 2, "more than 1,000,000 requests"),
-        (["--rate", "1", "--duration", "inf"], 2, "more than 1,000,000 requests"),
+        (["--rate", "inf"], 2, "less than or equal to 1000000"),
+        (["--rate", "1", "--duration", "inf"], 2, "less than or equal to 604800"),
         (["--rate", "1", "--duration", "nan"], 2, "--duration"),
-        (["--rate", "1e9"], 2, "more than 1,000,000 requests"),
+        (["--rate", "1e5"], 2, "more than 1,000,000 requests"),
         (["--sweep", ""], 2, "positive rates"),
         (["--rate", "1", "--images", "nan"], 2, "is not VALUE"),
         (["--rate", "1", "--images", "1:nan"], 2, "is not a number"),

@@ -435,7 +435,7 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
         (("scale", "E", "2", "--auto"), "leave out the size"),
         (("scale", "E", "2", "--for", "soon"), "not a time"),
         (("scale", "E", "2", "--tls-cert", "a.pem"), "go together"),
-        (("drain", "x", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"), "TLS file cannot be read"),
+        (("drain", "x", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"), "the TLS file a does not exist"),
         (("status", "--tls-ca", "a.pem"), "go together"),
     ],
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from triptych.cli import show
 
@@ -153,3 +154,14 @@ def test_an_answer_that_went_on_elsewhere_says_so() -> None:
 def test_an_answer_that_was_preempted_says_so() -> None:
     *_, line = seen(show.timeline({**document(ITEM), "preemptions": 2, "preempted_s": 0.025}), 300)
     assert "on text-1, preempted for 25.0 ms" in line
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = show.plain_console()
+    table = Table("name\x1b]0;title\x07")
+    table.add_row("encoder\x1b[2J-1\x9b")
+    console.print("two\x1b[31m\r\nlines", soft_wrap=True)
+    console.print(table)
+    shown = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    assert shown.startswith("two[31m\nlines\n")

@@ -33,13 +33,13 @@ def test_a_pillow_image_is_sent_losslessly() -> None:
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        ("/dev/zero", "cannot read the image /dev/zero: not a regular file"),
+        ("/dev/zero", "the image /dev/zero is a device, a pipe or a socket"),
         ("https://example.org/cat.png", "fetches nothing"),
         ("HTTP://example.org/cat.png", "fetches nothing"),
         ("data:image/png,cat", "does not have the form"),
-        ("nowhere.png", "cannot read the image nowhere.png: No such file"),
-        (DIGIT.parent, f"cannot read the image {DIGIT.parent}: Is a directory"),
-        ("a\0b", "cannot read the image"),
+        ("nowhere.png", "the image nowhere.png does not exist"),
+        (DIGIT.parent, f"the image {DIGIT.parent} is a directory"),
+        ("a\0b", "does not exist"),
         (PillowImage.new("CMYK", (2, 2)), "convert it to RGB"),
         (7, "not int"),
         (None, "not NoneType"),
@@ -66,7 +66,7 @@ def test_a_turn_may_have_videos_and_audio(tmp_path: Path) -> None:
     ("video", "said"),
     [
         ("https://example.org/cat.mp4", "the video's bytes and fetches nothing"),
-        ("nowhere.mp4", "cannot read the video nowhere.mp4: No such file"),
+        ("nowhere.mp4", "the video nowhere.mp4 does not exist"),
         (7, "video is a path, bytes or a data URL, not int"),
     ],
 )

@@ -201,6 +201,6 @@ async def test_none_means_the_default() -> None:
 
 @pytest.mark.parametrize(("name", "item"), [("images", "no/such.png"), ("videos", "no/such.mp4"), ("audio", "no/a")])
 def test_an_unreadable_file_is_named_by_its_given_path(name: str, item: str) -> None:
-    with pytest.raises(InvalidMedia, match=f"cannot read the (image|video|audio) {item}: No such file") as caught:
+    with pytest.raises(InvalidMedia, match=f"the (image|video|audio) {item} does not exist") as caught:
         user("What?", **{name: [item]})
     assert caught.value.param == name

@@ -61,7 +61,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"has no config\.json"):
         ModelFiles.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(BadModel, match=r"config\.json is not valid JSON"):
+    with pytest.raises(BadModel, match=r"config\.json is not JSON"):
         ModelFiles.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadModel, match=r"has an empty config\.json"):

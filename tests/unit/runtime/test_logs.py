@@ -106,3 +106,26 @@ def test_bounded_warnings_say_how_many_of_their_kind_were_left_out() -> None:
         warnings.warn("one", kind="a")
     warnings.warn("another", kind="b")
     assert stream.getvalue().splitlines() == ["one", "one (and 2 more before it)", "one", "another"]
+
+
+FOREIGN = "bye\n2026-01-01 00:00:00 ERROR services.router: forged\x00\x1b[2J\u202e" + "x" * 10_000
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(logs.FORMAT), logs.JsonFormatter()])
+def test_a_text_of_another_process_is_one_short_printable_line(formatter: logging.Formatter) -> None:
+    stream = StringIO()
+    logger_into(stream, formatter).info("member %s left: %s", "e-1", FOREIGN)
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert len(line) < 5000
+    assert "forged" in line
+    assert "and 5" in line, "what was left out is counted"
+
+
+def test_an_exception_of_another_process_writes_no_line_of_the_log() -> None:
+    stream = StringIO()
+    logger = logger_into(stream, logs.TextFormatter(logs.FORMAT))
+    logger.error("failed", exc_info=ValueError(FOREIGN))
+    first, *traceback = stream.getvalue().splitlines()
+    assert first.endswith("failed")
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)

@@ -30,5 +30,5 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(BadProfile, match=r"none\.json: No such file"):
+    with pytest.raises(BadProfile, match=r"none\.json does not exist"):
         read_profile(tmp_path / "none.json")

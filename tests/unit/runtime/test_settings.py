@@ -74,7 +74,7 @@ def test_lists_are_separated_by_commas_in_every_source(config: Path) -> None:
         ),
         ([], {"TRIPTYCH_DOOR_PORT": "many"}, "port: Input should be a valid integer"),
         (["--port", "70000"], {}, "port: Input should be less than or equal to 65535"),
-        (["--config", "nowhere.toml"], {}, "cannot read nowhere.toml"),
+        (["--config", "nowhere.toml"], {}, "nowhere.toml does not exist"),
         (["--config"], {}, "--config needs a file"),
         (["--max-turns", "0"], {}, "lock: Value error, max_turns is 0"),
         (["--max-turns", "many"], {}, "lock.max_turns: Input should be a valid integer"),

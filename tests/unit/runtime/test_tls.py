@@ -180,7 +180,7 @@ def test_a_server_certificate_needs_no_authority_and_one_for_callers_serves_nobo
     with pytest.raises(ValueError, match="purpose"):
         ServerCertificate(user / "cert.pem", user / "key.pem")
     caller_of(trusted, None, None)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="does not exist"):
         caller_of(trusted.with_name("absent"), None, None)
 
 

@@ -36,6 +36,8 @@ _LEAST_SHAPE = 0.01
 _WEIGHT = re.compile(r"(\d+)(?:\.\d*)?\s*:\s*([\d.eE+-]+)")
 _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
 _MAX_NBYTES = 256 << 20
+_MAX_REASON = 200
+"""Characters of a fault, which quotes the file."""
 _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
 
 
@@ -157,7 +159,7 @@ def _profile(trace: Path, dataset: Path, span: Span) -> Profile:
     except BadFile as error:
         raise WorkloadError(f"{trace.name} {error}") from None
     except (ValueError, IndexError, csv.Error) as error:
-        raise WorkloadError(f"{trace.name} is not a ServeGen trace: {error}") from None
+        raise WorkloadError(f"{trace.name} is not a ServeGen trace: {str(error)[:_MAX_REASON]}") from None
     try:
         document = read_json(dataset, _MAX_NBYTES)
         parts = sorted((float(start), part) for start, part in document.items())
@@ -167,7 +169,7 @@ def _profile(trace: Path, dataset: Path, span: Span) -> Profile:
     except BadFile as error:
         raise WorkloadError(f"{dataset.name} {error}") from None
     except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
-        raise WorkloadError(f"{dataset.name} is not a ServeGen data set: {error!r}") from None
+        raise WorkloadError(f"{dataset.name} is not a ServeGen data set: {repr(error)[:_MAX_REASON]}") from None
     return Profile(windows, tuple(sizes))
 
 

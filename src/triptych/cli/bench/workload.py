@@ -1,6 +1,7 @@
 """Workloads: requests and their arrival times. Pure: the same seed gives the same requests."""
 
 import random
+import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ MAX_REQUESTS = 1_000_000
 MAX_IMAGES = 1024
 MAX_TOKENS = 10_000_000
 MAX_SIDE_PIXELS = 16_384
+_MAX_WEIGHT = 1e12
+_SIZE = re.compile(r"([0-9]{1,5})[xX]([0-9]{1,5})")
 
 
 class WorkloadError(CliError):
@@ -33,10 +36,10 @@ class Size:
     @classmethod
     def parse(cls, text: str) -> Self:
         """``336x224``. Raises WorkloadError."""
-        width, cross, height = text.lower().partition("x")
-        if not (cross and width.isdecimal() and height.isdecimal()):
-            raise WorkloadError(f"{text!r} is not a size: write WIDTHxHEIGHT, for example 336x336")
-        size = cls(int(width), int(height))
+        sides = _SIZE.fullmatch(text.strip())
+        if sides is None:
+            raise WorkloadError(f"{text[:40]!r} is not a size: write WIDTHxHEIGHT, for example 336x336")
+        size = cls(int(sides[1]), int(sides[2]))
         if not (1 <= size.width <= MAX_SIDE_PIXELS and 1 <= size.height <= MAX_SIDE_PIXELS):
             raise WorkloadError(f"{text}: a side has 1 to {MAX_SIDE_PIXELS} pixels")
         return size
@@ -98,8 +101,8 @@ class Distribution:
                 raise WorkloadError(f"{text!r}: {part.strip()!r} is not VALUE or VALUE:WEIGHT") from None
             if not least <= weights[-1][0] <= most:
                 raise WorkloadError(f"{text!r}: {value} is not between {least} and {most}")
-            if not 0 <= weights[-1][1] < float("inf"):
-                raise WorkloadError(f"{text!r}: the weight {weight} is not a number from 0")
+            if not 0 <= weights[-1][1] <= _MAX_WEIGHT:
+                raise WorkloadError(f"{text!r}: the weight {weight} is not a number from 0 to {_MAX_WEIGHT:g}")
         return cls.of(weights)
 
     def draw(self, rng: random.Random) -> int:

@@ -246,7 +246,7 @@ def test_the_key_file_has_hashes_only(tmp_path: Path) -> None:
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nweight = nan", "weight"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nweight = 101", "weight"),
         ("a = " + "[" * 100_000, "keys.toml is not TOML"),
-        ("a = '\udcff'", "keys.toml is not TOML"),
+        ("a = '\udcff'", "keys.toml is not UTF-8"),
     ],
 )
 def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, says: str) -> None:
@@ -255,7 +255,7 @@ def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, say
     with pytest.raises(ValueError, match=says) as caught:
         KeyRing.load(path, Clock())
     assert "secret" not in str(caught.value)
-    with pytest.raises(ValueError, match="cannot read"):
+    with pytest.raises(ValueError, match="does not exist"):
         KeyRing.load(tmp_path / "missing", Clock())
 
 

@@ -45,7 +45,7 @@ async def test_https_with_keys_and_without_certificates_of_callers(tmp_path: Pat
 
 async def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     settings = GatewaySettings(port=0, rest_tls=RestTls(tmp_path / "cert.pem", tmp_path / "key.pem"))
-    with pytest.raises(CannotStart, match="cannot be read"):
+    with pytest.raises(CannotStart, match="does not exist"):
         async with serve(settings, FakeRouter()):
             pass
     with pytest.raises(SettingsError, match="need each other"):
