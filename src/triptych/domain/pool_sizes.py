@@ -1,5 +1,6 @@
 """Bounds of the sizes of pools, as people write them."""
 
+import re
 from collections.abc import Sequence
 
 from triptych.domain.decision import Bounds
@@ -7,6 +8,7 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 
 MAX_POOL_SIZE = 4096
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 def bounds_of(pool: PoolName, entries: Sequence[str]) -> Bounds | None:
@@ -20,7 +22,7 @@ def parse_bounds(entry: str) -> tuple[str, Bounds]:
     pool, _, sizes = entry.rpartition("=")
     least, _, most = sizes.partition("-")
     role = pool.rpartition("/")[2]
-    if not pool or not least.isdecimal() or not most.isdecimal():
+    if not (pool and _COUNT.fullmatch(least) and _COUNT.fullmatch(most)):
         raise ValueError(f"{entry!r} is not [MODEL/]ROLE=LEAST-MOST, such as E=1-8")
     if role not in {one.value for one in Role}:
         raise ValueError(f"{entry!r} has no such role: it is one of {', '.join(one.value for one in Role)}")
