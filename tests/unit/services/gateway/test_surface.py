@@ -419,7 +419,7 @@ def test_listening_beyond_loopback_requires_keys_and_tls_or_settings(tmp_path: P
 
 
 async def test_an_unreadable_key_file_stops_the_start(router: FakeRouter, tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match="the file of keys .* does not exist"):
+    with pytest.raises(CannotStart, match=r"the file of keys .* does not exist"):
         async with serve(GatewaySettings(port=0, keys=tmp_path / "missing"), router):
             pass
 
