@@ -255,8 +255,10 @@ def _part(
     """``param`` is the field that holds the item."""
     match part:
         case ApiAudioPart(input_audio=audio):
+            data = extracted.get(audio.data)
             with _naming(param):
-                return MediaPart(Modality.AUDIO, decode_base64(extracted.get(audio.data), max_item_bytes))
+                decode = decode_data_url if _begin(data).startswith("data:") else decode_base64
+                return MediaPart(Modality.AUDIO, decode(data, max_item_bytes))
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
         case ApiVideoPart(video_url=where):
@@ -264,14 +266,18 @@ def _part(
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
     data_url = extracted.get(url)
-    begin = data_url[:8] if isinstance(data_url, str) else bytes(data_url[:8]).decode("latin-1")
-    if begin.lower().startswith("data:"):
+    if _begin(data_url).startswith("data:"):
         with _naming(param):
-            return MediaPart(modality, decode_data_url(data_url, max_item_bytes)[1])
-    if isinstance(data_url, str) and begin.lower().startswith(("https:", "http:")):
+            return MediaPart(modality, decode_data_url(data_url, max_item_bytes))
+    if isinstance(data_url, str) and _begin(data_url).startswith(("https:", "http:")):
         return Remote(message, place, modality, url, param)
     given = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
     raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(given)}", param=param)
+
+
+def _begin(text: str | memoryview) -> str:
+    """The scheme of a URL, and what follows, in lower case."""
+    return (text[:8] if isinstance(text, str) else bytes(text[:8]).decode("latin-1")).lower()
 
 
 @contextmanager

@@ -289,10 +289,16 @@ def test_a_completion_has_a_raw_prompt() -> None:
 
 
 def test_a_bad_image_is_named() -> None:
-    for bad in ("data:", "data:image/png;base64,", "data:image/png;base64,A?==", "data:image/png,abc"):
+    for bad in ("data:", "data:image/png;base64,", "data:image/png;base64,A?==", "data:image,abc"):
         with pytest.raises(InvalidMedia) as caught:
             read(**content({"type": "text", "text": "x"}, url(bad)))
         assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+@pytest.mark.parametrize("data", ["AAEC", "data:;base64,AAEC", "data:audio/wav;base64,AAEC"])
+def test_inline_audio_is_base64_or_a_data_url(data: str) -> None:
+    (message,) = read(**content({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})).messages
+    assert message.parts == (MediaPart(Modality.AUDIO, bytes(range(3))),)
 
 
 def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:
