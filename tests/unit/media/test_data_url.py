@@ -131,7 +131,7 @@ def test_broken_base64_is_refused_with_the_place_and_without_the_content(
 
 @pytest.mark.parametrize("data", ["", "\n", "=", "===="])
 def test_a_data_url_without_data_is_refused(data: str) -> None:
-    with pytest.raises(InvalidMedia, match="no data|padding characters"):
+    with pytest.raises(InvalidMedia, match=r"no data|padding characters"):
         decode_data_url("data:image/png;base64," + data, 100)
     with pytest.raises(InvalidMedia, match="no data"):
         decode_data_url("data:,", 100)
