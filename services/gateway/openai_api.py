@@ -5,6 +5,7 @@ The fields are declared in ``openai_models``, ``openai_parts``, ``openai_tools``
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
 def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     request = _read(extracted.rest, ChatCompletionRequest)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     messages, remote, fields = _messages(request.messages, max_item_bytes, extracted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
@@ -128,6 +129,8 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
     """Parse the body of a plain completion. Raises InvalidRequest."""
     del max_item_bytes  # a raw prompt has no media
     request = _read(body, CompletionRequest)
+    if request.best_of is not None and request.best_of not in (1, request.n):
+        raise InvalidRequest("best_of: this is not supported; leave it out", param="best_of")
     return ParsedRequest(
         model=request.model,
         messages=(),
@@ -176,6 +179,7 @@ def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedR
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
+    body = body.removeprefix(BOM_UTF8)
     if len(body) > MAX_JSON_BYTES:
         raise RequestTooLarge(f"the body has {len(body)} bytes without its media, the limit is {MAX_JSON_BYTES}")
     try:

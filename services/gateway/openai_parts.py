@@ -33,7 +33,7 @@ class ApiTextPart(Api):
 class ApiImageUrl(Api):
     url: str
     """A data: URL, or an https: or http: URL that the server fetches."""
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: str | None = Field(default=None, max_length=32)
     """Accepted and ignored: the model's own processor decides the resolution."""
 
 
