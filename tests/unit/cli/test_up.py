@@ -60,7 +60,8 @@ def started(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     shown = ""
     while "try:" not in shown:
-        assert (line := process.stdout.readline()), shown
+        line = process.stdout.readline()
+        assert line, shown
         shown += line
     return shown
 
