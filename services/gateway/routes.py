@@ -79,13 +79,13 @@ def create_app(
     if gateway.settings.allowed_origins:
         app = Cors(app, gateway.settings.allowed_origins, new_id)
 
-    async def without_last_slash(scope: Scope, receive: Receive, send: Send) -> None:
-        """Every route is also found with a slash at its end."""
+    async def without_spare_slashes(scope: Scope, receive: Receive, send: Send) -> None:
+        """Every route is also found with a slash at its end, or several where one belongs, as clients join URLs."""
         if scope["type"] == "http":
-            scope["path"] = scope["path"].rstrip("/") or "/"
+            scope["path"] = "/" + "/".join(filter(None, scope["path"].split("/")))
         await app(scope, receive, send)
 
-    return without_last_slash
+    return without_spare_slashes
 
 
 def make_routes(gateway: Gateway, metrics: Metrics) -> list[Route]:

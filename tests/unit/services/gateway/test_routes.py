@@ -218,13 +218,14 @@ async def test_unexpected_exceptions_are_logged_and_not_disclosed(rest: Rest, ca
     assert private not in answer.text
 
 
-async def test_a_slash_at_the_end_of_a_route_changes_nothing(rest: Rest, router: FakeRouter) -> None:
+async def test_spare_slashes_in_a_path_change_nothing(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         for path in ("/v1/models", "/v1/models/demo", "/health", "/ready", "/openapi.json"):
             plain, slashed = await client.get(path), await client.get(path + "/")
             assert (slashed.status_code, slashed.content) == (plain.status_code, plain.content)
             assert plain.status_code == 200
-        assert (await client.post("/v1/chat/completions/", json=ASK)).status_code == 200
+        for path in ("/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions"):
+            assert (await client.post(f"http://localhost{path}", json=ASK)).status_code == 200
         assert (await client.get("/")).status_code == 404
 
 
