@@ -1,7 +1,6 @@
 """One HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
 
 import asyncio
-import socket
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -12,6 +11,8 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych.errors import HeadersTooLarge, InvalidRequest, Overloaded, TriptychError, UriTooLong
+
+from .half_closed import HalfClosed
 
 MAX_HEAD_BYTES = 64 << 10
 """Limit for a request's head, and for its trailers, chunk sizes and chunk extensions together."""
@@ -27,18 +28,8 @@ _CHUNK_BYTES = 16
 _LINGER_S = 2.0
 """How long data from a refused client is read and dropped; closing at once could reset the connection before the client
 reads the answer."""
-_WATCH_S = 0.025
-"""How often a half-closed connection is checked, first as long after its end."""
-_PROBE_S = 10.0
-"""Time between probes of a half-closed connection."""
-_UNPROBED_S = 2.0
-"""How long an answer is waited for on a half-closed connection that cannot be probed: HTTP/1.0 before the answer."""
-_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Ignored by clients that did not ask for it (RFC 9110, 15.2.1)."""
 REFUSAL = "refusal"
 """Key in ``scope["state"]`` of the error with which the application must refuse the request."""
-FILLER = "filler"
-"""Key in ``scope["state"]`` of bytes without a meaning, which may be written between the pieces of a streamed answer."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -65,7 +56,7 @@ class BoundedHttp(HttpToolsProtocol):
         """The timer counts until the first byte of the next request."""
         self._has_begun = False
         """A request has begun to arrive and is not complete."""
-        self._watch: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosed | None = None
         self._running: RequestResponseCycle | None = None
         self._in_head = True
         self._counted = 0
@@ -82,8 +73,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._half_closed is not None:
+            self._half_closed.end()
         waiting, self.pipeline = self.pipeline, deque()
         for cycle in (self._running, *(cycle for cycle, _ in waiting)):
             if cycle is not None and not cycle.response_complete:  # uvicorn notifies only the newest cycle
@@ -134,34 +125,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self.scheme == "https" or (cycle.more_body and not self._refused):
             return False  # asyncio's TLS has no half-closed connections; a request without its end gets no answer
         cycle.keep_alive = False
-        now_s = self.loop.time()
-        self._watch = self.loop.call_later(_WATCH_S, self._check_client, now_s, now_s + _UNPROBED_S)
+        self._half_closed = HalfClosed(self.loop, self.transport, lambda: self._running)
         return True
-
-    def _check_client(self, probe_at_s: float, unprobed_until_s: float) -> None:
-        """Cut a half-closed connection if its client has left, and probe it: a client that has left resets it then."""
-        now_s = self.loop.time()
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-            return
-        if now_s >= probe_at_s and not self.transport.get_write_buffer_size():
-            if filler := self._filler():
-                self.transport.write(filler)
-                probe_at_s = now_s + _PROBE_S
-            elif now_s >= unprobed_until_s and not self._running.response_started:
-                self.transport.abort()
-                return
-        self._watch = self.loop.call_later(_WATCH_S, self._check_client, probe_at_s, unprobed_until_s)
-
-    def _filler(self) -> bytes:
-        """What may be written now without a change of the running answer."""
-        cycle = self._running
-        if cycle.response_complete:
-            return b""
-        if not cycle.response_started:
-            return _INTERIM if cycle.scope["http_version"] != "1.0" else b""
-        filler: bytes = cycle.scope["state"].get(FILLER, b"")
-        return b"%x\r\n%b\r\n" % (len(filler), filler) if filler and cycle.chunked_encoding else filler
 
     def on_message_begin(self) -> None:
         self._fields = 0

@@ -30,7 +30,7 @@ from .answers import (
     tokens_body,
 )
 from .cors import Cors
-from .http import FILLER
+from .half_closed import FILLER
 from .keys import Caller
 from .lifetime import RequestLifetime
 from .observe import MetricsEndpoint

@@ -164,7 +164,8 @@ class ClusterPlan:
                 flags.setdefault(name, set()).add(value)
         lines = []
         for name, value in sorted(os.environ.items()):  # noqa: TID251 - children get it
-            if (given := flags.get(name.upper())) is None or given == {value}:
+            given = flags.get(name.upper(), {value})
+            if {one.lower() for one in given} == {value.lower()}:
                 continue
             instead = next(iter(given)) if len(given) == 1 else f"{len(given)} values, one for each process"
             lines.append(f"{name} has no effect on a local cluster, which sets {instead}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway import http
+from services.gateway import half_closed, http
 from services.gateway.app import serve
 from services.gateway.keys import new_key
 from services.gateway.settings import GatewaySettings
@@ -434,7 +434,7 @@ async def test_pipelined_requests_are_answered_after_a_half_close() -> None:
 async def test_a_client_that_leaves_is_noticed_although_nothing_is_to_be_sent(
     script: list[Any], version: bytes, request_: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_UNPROBED_S", 0.1)
+    monkeypatch.setattr(half_closed, "_UNPROBED_S", 0.1)
     router = FakeRouter([part() if part is asyncio.Event else part for part in script])
     async with connected(router) as connection:
         await connection.send(request_.replace(b"HTTP/1.1", b"HTTP/" + version))
@@ -444,7 +444,7 @@ async def test_a_client_that_leaves_is_noticed_although_nothing_is_to_be_sent(
 
 
 async def test_a_client_that_leaves_after_a_half_close_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_PROBE_S", 0.1)
+    monkeypatch.setattr(half_closed, "_PROBE_S", 0.1)
     router = FakeRouter((asyncio.Event(),))
     async with serve(GatewaySettings(port=0), router) as app, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
