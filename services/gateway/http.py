@@ -181,7 +181,7 @@ class BoundedHttp(HttpToolsProtocol):
         if cycle.transport is self.transport:
             cycle.transport = _Closing(self, cycle)  # type: ignore[assignment]
         if cycle.scope["http_version"] == "1.0":
-            cycle.send = partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
+            cycle.send = partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign, arg-type]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

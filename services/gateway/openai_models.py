@@ -176,6 +176,7 @@ if TYPE_CHECKING:
         """One field per row of ``domain.sampling``, except ``_OWN_FORM``."""
 
         max_tokens: int | None
+        n: int | None
 else:
     SamplingFields = create_model(
         "SamplingFields",

@@ -143,7 +143,14 @@ def test_fields_with_neutral_values_change_nothing(fields: dict[str, Any]) -> No
 
 
 def test_values_at_the_edge_of_their_range_are_taken() -> None:
-    edges = {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 0, "repetition_penalty": 1e-9, "seed": -(2**63)}
+    edges: dict[str, Any] = {
+        "temperature": 0,
+        "top_p": 0,
+        "top_k": -1,
+        "min_p": 0,
+        "repetition_penalty": 1e-9,
+        "seed": -(2**63),
+    }
     assert read(**edges).sampling == SamplingParams(**edges)
     assert read(temperature=5e-324, seed=2**63 - 1).sampling == SamplingParams(temperature=5e-324, seed=2**63 - 1)
     for top_k in (0, -1):
