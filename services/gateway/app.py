@@ -165,8 +165,12 @@ async def serve(
     )
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
-        http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),
-        timeout_keep_alive=settings.head_timeout_s,  # uvicorn passes it to BoundedHttp under this name
+        http=type(
+            "Http",
+            (BoundedHttp,),
+            {"max_connections": settings.max_connections, "head_timeout_s": settings.head_timeout_s},
+        ),
+        timeout_keep_alive=settings.keep_alive_s,
         ws="none",
         lifespan="off",
         log_config=None,

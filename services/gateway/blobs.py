@@ -15,6 +15,10 @@ _MAX_CANDIDATES = 16384
 """Limit on the occurrences of a field name that are examined, per body and field name."""
 _FIELDS = (b'"url"', b'"data"')
 """Fields that hold media, as JSON libraries write them."""
+_ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"))
+"""Of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash behind."""
+_RAW_WHITE_SPACE = (b"\n", b"\r", b"\t", b"\f", b"\v")
+"""Not valid in a JSON string unless escaped, but skipped in base64."""
 _TO_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*"')
 
 
@@ -42,8 +46,8 @@ class ExtractedBody:
 def extract_blobs(body: bytes | bytearray) -> ExtractedBody:
     r"""Replace large strings in media fields by names. The blobs are views of the body, which must not change any more.
 
-    Only whole strings without escapes (but for ``\/``) are taken, and a name is a string as well, so the rest is valid
-    JSON if and only if the body was, apart from the content of the blobs.
+    Only whole strings without escapes (but for ``\/``, ``\n`` and ``\r``) are taken, and a name is a string as well, so the
+    rest is valid JSON if and only if the body was, apart from the content of the blobs.
     """
     if len(body) < MIN_BLOB_BYTES:
         return ExtractedBody(body, {})
@@ -54,8 +58,12 @@ def extract_blobs(body: bytes | bytearray) -> ExtractedBody:
     at = 0
     for start, end in _spans(body):
         blob = whole[start:end]
+        if any(body.find(character, start, end) >= 0 for character in _RAW_WHITE_SPACE):
+            continue
         if body.find(b"\\", start, end) >= 0:
-            unescaped = bytes(blob).replace(b"\\/", b"/")
+            unescaped = bytes(blob)
+            for escape, character in _ESCAPES:
+                unescaped = unescaped.replace(escape, character)
             if b"\\" in unescaped:
                 continue
             blob = memoryview(unescaped)

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
+from ipaddress import ip_address
 from math import isfinite
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -109,7 +110,8 @@ class Edge:
         """Raises PermissionDenied or ExpectationFailed."""
         if self._hosts is not None:
             for host in headers.getlist("host"):
-                if host_name(host) not in self._hosts:
+                name = host_name(host)
+                if name not in self._hosts and not _is_loopback(name):
                     raise PermissionDenied(f"the host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
         expected = headers.get("expect")
         if expected is not None and expected.lower() != "100-continue":
@@ -159,9 +161,17 @@ def error_response(error: TriptychError, headers: Mapping[str, str] | None = Non
 
 
 def host_name(host: str) -> str:
-    """A ``Host`` header without its port: a name, an IPv4 address, or an IPv6 address in brackets."""
+    """A ``Host`` header without its port and the root's dot: a name, an IPv4 address, or an IPv6 address in brackets."""
     end = host.find("]") + 1
-    return (host[:end] if end else host.partition(":")[0]).lower()
+    return (host[:end] if end else host.partition(":")[0].removesuffix(".")).lower()
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host's name is a loopback address: no name can be made to resolve to it."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 def check_encoding(headers: Headers) -> None:

@@ -3,12 +3,16 @@
 import asyncio
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httptools
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych.errors import HeadersTooLarge, InvalidRequest, Overloaded, TriptychError, UriTooLong
+
+from .half_closed import HalfClosed
 
 MAX_HEAD_BYTES = 64 << 10
 """Limit for a request's head, and for its trailers, chunk sizes and chunk extensions together."""
@@ -31,20 +35,28 @@ REFUSAL = "refusal"
 class BoundedHttp(HttpToolsProtocol):
     """Limits what a connection may cost before its request is known.
 
-    - A connection without a complete head within ``timeout_keep_alive`` seconds is closed. ``app.py`` puts the setting
-      ``head_timeout_s`` under that uvicorn name. The time counts from the opening of the connection and from the end of
-      each answer; uvicorn's own timer stops at the first byte and does not cover the first request. A client that
+    - A connection without a complete head within ``head_timeout_s`` seconds is closed. The time counts from the opening
+      of the connection, and later from the first byte of a head; before that byte ``timeout_keep_alive`` seconds may
+      pass. (uvicorn's own timer stops at the first byte and does not cover the first request.) A client that
       does not read its last answer, or the end of one that was cut short, is cut off. One that still sends the body of
       an answered request then gets the end of the stream, and as much time again until the connection is closed.
+    - A client that closes its sending side only, after its request, gets its answer. One that has closed the connection
+      looks the same until something is written to it, so the connection is probed (ADR 62).
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
     """
 
     max_connections = 4096
+    head_timeout_s = 20.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = False
+        """The timer counts until the first byte of the next request."""
+        self._has_begun = False
+        """A request has begun to arrive and is not complete."""
+        self._half_closed: HalfClosed | None = None
         self._running: RequestResponseCycle | None = None
         self._in_head = True
         self._counted = 0
@@ -57,10 +69,12 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.connections) > self.max_connections + SPARE_CONNECTIONS:
             self._refuse(Overloaded(f"{self.max_connections} connections are open, which is the limit"))
         else:
-            self._close_after(self.timeout_keep_alive)
+            self._close_after(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.end()
         waiting, self.pipeline = self.pipeline, deque()
         for cycle in (self._running, *(cycle for cycle, _ in waiting)):
             if cycle is not None and not cycle.response_complete:  # uvicorn notifies only the newest cycle
@@ -103,8 +117,22 @@ class BoundedHttp(HttpToolsProtocol):
         self._counted = 0
         self._feed(line + fields + b"\r\n" + rest)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open for an answer."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or self.transport.is_closing():
+            return False
+        if self.scheme == "https" or (cycle.more_body and not self._refused):
+            return False  # asyncio's TLS has no half-closed connections; a request without its end gets no answer
+        cycle.keep_alive = False
+        self._half_closed = HalfClosed(self.loop, self.transport, lambda: self._running)
+        return True
+
     def on_message_begin(self) -> None:
         self._fields = 0
+        self._has_begun = True
+        if self._is_idle:
+            self._close_after(self.head_timeout_s)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -120,6 +148,9 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and self.parser.get_http_version() != "1.0":
+            raise InvalidRequest(f"a request needs one Host header, this one has {hosts or 'none'}")
         if self.parser.should_upgrade():
             return
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -138,8 +169,10 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._in_head, self._counted = True, 0
+        self._in_head, self._counted, self._has_begun = True, 0, False
         super().on_message_complete()
+        if self.cycle.response_complete and self._timer is not None:
+            self._await_next()
 
     # --- answers and refusals ----------------------------------------------------------------------------------------
 
@@ -147,12 +180,31 @@ class BoundedHttp(HttpToolsProtocol):
         self._running = cycle
         if cycle.transport is self.transport:
             cycle.transport = _Closing(self, cycle)  # type: ignore[assignment]
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign, arg-type]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         if not self.pipeline and not self._refused:
-            self._close_after(self.timeout_keep_alive)
+            self._await_next()
         super().on_response_complete()
+
+    def _await_next(self) -> None:
+        """Give the client time to read its answer and send its request to the end, and then time to begin the next one."""
+        if self.transport.get_write_buffer_size():
+            self._stop_timer()
+            self._timer = self.loop.call_later(self.head_timeout_s, self._close_unread)
+        elif self._has_begun:
+            self._close_after(self.head_timeout_s)
+        else:
+            self._close_after(self.timeout_keep_alive)
+            self._is_idle = True
+
+    def _close_unread(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self._await_next()
 
     def _refuse(self, error: TriptychError) -> None:
         """Stop reading. Answer the request whose body is at fault, or add a request that is answered with the error."""
@@ -191,14 +243,14 @@ class BoundedHttp(HttpToolsProtocol):
     def drop_rest(self) -> None:
         """Ignore what is left of an answered request and close without losing the answer."""
         self._refused = True
-        self._half_close(max(_LINGER_S, self.timeout_keep_alive))
+        self._half_close(max(_LINGER_S, self.head_timeout_s))
 
     def close_written(self) -> None:
-        """Close when the client has read what is written, or after ``timeout_keep_alive`` seconds."""
+        """Close when the client has read what is written, or after ``head_timeout_s`` seconds."""
         if not self.transport.is_closing():
             self.transport.close()
             self._stop_timer()
-            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+            self._timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
     def linger(self) -> None:
         """Close when the client closes, or after ``_LINGER_S``."""
@@ -218,6 +270,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_idle = False
 
     def _close(self) -> None:
         if not (self._in_head or self._refused):
@@ -226,6 +279,16 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+
+async def _send_without_chunks(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """Send part of an answer to HTTP/1.0, which has no chunks: without a length it ends with the connection."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 class _Lingering:

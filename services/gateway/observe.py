@@ -86,6 +86,7 @@ class Observed:
 
 def route_of(path: str) -> str:
     """The route of a path as a metric label, with few values whatever clients request."""
+    path = path.rstrip("/")
     if path in _ROUTES:
         return path
     return next((f"{prefix}..." for prefix in _PREFIXES if path.startswith(prefix)), "other")

@@ -5,6 +5,7 @@ The fields are declared in ``openai_models``, ``openai_parts``, ``openai_tools``
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
 def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     request = _read(extracted.rest, ChatCompletionRequest)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     messages, remote, fields = _messages(request.messages, max_item_bytes, extracted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
@@ -128,6 +129,8 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
     """Parse the body of a plain completion. Raises InvalidRequest."""
     del max_item_bytes  # a raw prompt has no media
     request = _read(body, CompletionRequest)
+    if request.best_of is not None and request.best_of not in (1, request.n):
+        raise InvalidRequest("best_of: this is not supported; leave it out", param="best_of")
     return ParsedRequest(
         model=request.model,
         messages=(),
@@ -176,6 +179,7 @@ def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedR
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
+    body = body.removeprefix(BOM_UTF8)
     if len(body) > MAX_JSON_BYTES:
         raise RequestTooLarge(f"the body has {len(body)} bytes without its media, the limit is {MAX_JSON_BYTES}")
     try:
@@ -255,8 +259,10 @@ def _part(
     """``param`` is the field that holds the item."""
     match part:
         case ApiAudioPart(input_audio=audio):
+            data = extracted.get(audio.data)
             with _naming(param):
-                return MediaPart(Modality.AUDIO, decode_base64(extracted.get(audio.data), max_item_bytes))
+                decode = decode_data_url if _begin(data).startswith("data:") else decode_base64
+                return MediaPart(Modality.AUDIO, decode(data, max_item_bytes))
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
         case ApiVideoPart(video_url=where):
@@ -264,14 +270,18 @@ def _part(
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
     data_url = extracted.get(url)
-    begin = data_url[:8] if isinstance(data_url, str) else bytes(data_url[:8]).decode("latin-1")
-    if begin.lower().startswith("data:"):
+    if _begin(data_url).startswith("data:"):
         with _naming(param):
-            return MediaPart(modality, decode_data_url(data_url, max_item_bytes)[1])
-    if isinstance(data_url, str) and begin.lower().startswith(("https:", "http:")):
+            return MediaPart(modality, decode_data_url(data_url, max_item_bytes))
+    if isinstance(data_url, str) and _begin(data_url).startswith(("https:", "http:")):
         return Remote(message, place, modality, url, param)
     given = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
     raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(given)}", param=param)
+
+
+def _begin(text: str | memoryview) -> str:
+    """The scheme of a URL, and what follows, in lower case."""
+    return (text[:8] if isinstance(text, str) else bytes(text[:8]).decode("latin-1")).lower()
 
 
 @contextmanager

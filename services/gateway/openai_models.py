@@ -87,7 +87,7 @@ class StreamOptions(Api):
 
 
 class ApiJsonSchema(Api):
-    name: str = Field(default="", max_length=256)
+    name: str | None = Field(default=None, max_length=256)
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """The JSON Schema that the answer must match."""
 
@@ -124,7 +124,7 @@ ApiResponseFormat = Annotated[
 
 
 def _as_list(value: object) -> object:
-    if value is None:
+    if value is None or value == "":  # forms send an empty field so
         return []
     return [value] if isinstance(value, str) else value
 
@@ -176,6 +176,7 @@ if TYPE_CHECKING:
         """One field per row of ``domain.sampling``, except ``_OWN_FORM``."""
 
         max_tokens: int | None
+        n: int | None
 else:
     SamplingFields = create_model(
         "SamplingFields",
@@ -248,7 +249,8 @@ class CompletionRequest(Generation):
     logprobs: TopLogprobs | None = None
     echo: Annotated[object, Unless(None, False)] = None
     suffix: Annotated[object, Unless(None, "")] = None
-    best_of: Annotated[object, Unless(None, 1)] = None
+    best_of: int | None = None
+    """Only without effect: 1, or as many as n."""
 
 
 class TokenizeRequest(Api):

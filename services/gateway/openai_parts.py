@@ -33,7 +33,7 @@ class ApiTextPart(Api):
 class ApiImageUrl(Api):
     url: str
     """A data: URL, or an https: or http: URL that the server fetches."""
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: str | None = Field(default=None, max_length=32)
     """Accepted and ignored: the model's own processor decides the resolution."""
 
 
@@ -63,7 +63,7 @@ class ApiAudioUrlPart(Api):
 
 class ApiInputAudio(Api):
     data: str
-    """The file in base64."""
+    """The file in base64, or as a data: URL."""
     format: str | None = Field(default=None, max_length=32)
     """Accepted and ignored: the format is detected from the bytes."""
 

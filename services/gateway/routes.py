@@ -29,6 +29,8 @@ from .answers import (
     model_body,
     tokens_body,
 )
+from .cors import Cors
+from .half_closed import FILLER
 from .keys import Caller
 from .lifetime import RequestLifetime
 from .observe import MetricsEndpoint
@@ -40,6 +42,8 @@ from .service import Gateway, Parse
 _JSON = "application/json"
 _GRACE_S = 0.5
 """Margin over the router's time limit: the router enforces the limit, the gateway only backs it up."""
+_COMMENT = b":\n\n"
+"""Between server-sent events, without a meaning."""
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -64,7 +68,7 @@ def create_app(
         return Overloaded(f"{limit} connections are open, which is the limit")
 
     router = Router(make_routes(gateway, metrics or Metrics()), redirect_slashes=False)
-    return edge.Edge(
+    app: ASGIApp = edge.Edge(
         edge.AuthMiddleware(router, keys=gateway.keys),
         new_id=new_id,
         taken=gateway.admission.is_running,
@@ -72,6 +76,16 @@ def create_app(
         hosts=gateway.settings.hosts,
         clock=clock,
     )
+    if gateway.settings.allowed_origins:
+        app = Cors(app, gateway.settings.allowed_origins, new_id)
+
+    async def without_spare_slashes(scope: Scope, receive: Receive, send: Send) -> None:
+        """Every route is also found with a slash at its end, or several where one belongs, as clients join URLs."""
+        if scope["type"] == "http":
+            scope["path"] = "/" + "/".join(filter(None, scope["path"].split("/")))
+        await app(scope, receive, send)
+
+    return without_spare_slashes
 
 
 def make_routes(gateway: Gateway, metrics: Metrics) -> list[Route]:
@@ -219,6 +233,7 @@ class Tokenize:
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Send server-sent events. A stream that fails ends without [DONE]."""
     exchange.streaming = True
+    exchange.scope["state"][FILLER] = _COMMENT
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
     # Each write is a system call and wakes the client: events that arrive together are sent together.
     body = form.begin(answer.request.sampling.n)

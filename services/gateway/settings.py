@@ -1,5 +1,6 @@
 """Settings of the gateway."""
 
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +18,7 @@ from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, s
 from .keys import read_key_file
 
 _MAX_ROUTERS = 64
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class GatewaySettings(ServiceSettings):
     allowed_hosts: Strings = ()
     """Further names for the Host header beside localhost and loopback addresses. Applies without keys on loopback, where
     other names are refused against DNS rebinding."""
+    allowed_origins: Strings = ()
+    """Origins of web pages that may call the gateway from a browser (CORS): https://HOST, http://HOST:PORT, or * for all."""
     tenants_share: bool = False
     """Whether requests of different keys may share cached embeddings. Response times then reveal what others have sent."""
     fetch: bool = True
@@ -85,7 +89,9 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
     """Largest request body; a larger one is answered 413. Without its images, videos and audio it may have 16 MiB."""
     head_timeout_s: int = Field(default=20, ge=1, le=3600)
-    """Time for a request's headers to arrive, from the opening of the connection or the end of the previous response."""
+    """Time for a request's headers to arrive, from the opening of the connection or their first byte."""
+    keep_alive_s: int = Field(default=75, ge=1, le=3600)
+    """Time that a connection without a request stays open after a response. Proxies in front keep theirs shorter."""
     body_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Time for a request's body to arrive, regardless of x-request-timeout; a slower one is answered 408."""
     max_buffered_bytes: int = Field(default=1 << 30, ge=1024)
@@ -110,6 +116,16 @@ class GatewaySettings(ServiceSettings):
         if not 1 <= len(set(router)) == len(router) <= _MAX_ROUTERS:
             raise ValueError(f"router names from 1 to {_MAX_ROUTERS} routers, each once")
         return router
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_as_browsers_write_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin: https://HOST or http://HOST:PORT, in lower case and without a path, or *"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _routers_have_one_source(self) -> Self:
@@ -166,10 +182,10 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Accepted Host headers; None for any."""
+        """Accepted Host headers beside loopback addresses; None for any."""
         if not self.is_loopback or self.keys is not None or self.allow_anyone:
             return None
-        return frozenset(("localhost", "127.0.0.1", "[::1]", self.host, *map(str.lower, self.allowed_hosts)))
+        return frozenset(("localhost", *(name.lower().removesuffix(".") for name in self.allowed_hosts)))
 
     @property
     def is_loopback(self) -> bool:

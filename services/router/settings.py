@@ -28,7 +28,7 @@ class RouterSettings(MemberSettings):
     """Directory of the model, OWNER/NAME[@REVISION] of a repository on a hub, or demo for the bundled model. Only its
     configuration, tokenizer and chat template are read."""
     model_id: str = Field(default="", max_length=512)
-    """Name of the model at the pool managers; empty means the directory's name."""
+    """Name of the model at the pool managers; empty means that of the directory as given, or of the repository it was cached from."""
     instance_id: str = Field(default="", max_length=128)
     """Name of this router at the pool managers; empty means machine name and port."""
     instances: Strings = ()

@@ -125,8 +125,8 @@ def test_choices_differ_and_are_the_same_for_any_n(engine: ObservedTextEngine) -
     assert [tuple(of_two["one", choice].token_ids) for choice in range(2)] == drawn_tokens[:2]
 
 
-def test_top_k_of_one_and_a_tiny_top_p_are_greedy(engine: ObservedTextEngine) -> None:
-    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+def test_top_k_of_one_and_the_smallest_top_p_are_greedy(engine: ObservedTextEngine) -> None:
+    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"top_p": 0.0}, {"min_p": 1.0}):
         answered = ask_one(engine, request("one", TWO, drawn(40, ignore_eos=False, **options)))
         assert tuple(answered.token_ids) == answer(TWO).token_ids, options
 

@@ -100,6 +100,15 @@ def test_openai_choices_logprobs_and_plain_completions(client: openai.OpenAI) ->
     assert completion.choices[0].finish_reason in ("stop", "length")
 
 
+def test_openai_with_the_smallest_nucleus_and_a_data_url_without_a_media_type(client: openai.OpenAI) -> None:
+    url = CONTENT[0]["image_url"]["url"].replace("image/png", "").rstrip("=")
+    content = [{"type": "image_url", "image_url": {"url": url}}, *CONTENT[1:]]
+    asked = {**ASKED, "messages": [{"role": "user", "content": content}]}
+    for temperature in (0, 2):
+        answer = client.chat.completions.create(**{**asked, "temperature": temperature, "top_p": 0, "seed": 1})
+        assert answer.choices[0].message.content == "3 7"
+
+
 def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**ASKED, "model": "nobody"})

@@ -182,6 +182,11 @@ class LocalCluster:
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
     @property
+    def overridden_variables(self) -> tuple[str, ...]:
+        """A line for each setting in the environment that has no effect here."""
+        return self._plan.overridden_variables(self._drain_s)
+
+    @property
     def vital(self) -> frozenset[str]:
         """Names of the processes without which no model is served."""
         routers = [plan.name for plan in self._plan.processes if plan.service == "router"]

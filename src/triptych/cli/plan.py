@@ -156,6 +156,21 @@ class ClusterPlan:
         by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
         return cls(plans, by_model, mount_router, switch_roles, scaler_port if scaled else None)
 
+    def overridden_variables(self, drain_s: float) -> tuple[str, ...]:
+        """A line for each setting in the environment that has no effect, as the processes get another value in a flag."""
+        flags: dict[str, set[str]] = {}
+        for plan in self.processes:
+            for name, value in _flags(plan.service, plan.command(drain_s)[1:]):
+                flags.setdefault(name, set()).add(value)
+        lines = []
+        for name, value in sorted(os.environ.items()):  # noqa: TID251 - children get it
+            given = flags.get(name.upper(), {value})
+            if {one.lower() for one in given} == {value.lower()}:
+                continue
+            instead = next(iter(given)) if len(given) == 1 else f"{len(given)} values, one for each process"
+            lines.append(f"{name} has no effect on a local cluster, which sets {instead}")
+        return tuple(lines)
+
     def wanted_ports(self) -> Iterator[ports.Wanted]:
         """Every port to listen on; those chosen by flags first."""
         flags = {"gateway": "--port", "router": "--router-port"}
@@ -168,6 +183,23 @@ class ClusterPlan:
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
         if self.scaler_port is not None:
             yield ports.Wanted(self.scaler_port, "the scaler")
+
+
+def _flags(service: str, line: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every flag of a command line with its value, under the name of its environment variable.
+
+    Those of a service that runs in the process are among them.
+    """
+    for at, flag in enumerate(line):
+        if not flag.startswith("--"):
+            continue
+        name, equals, value = flag.removeprefix("--").partition("=")
+        following = line[at + 1 : at + 2]
+        if not equals:
+            value = following[0] if following and not following[0].startswith("--") else str(not name.startswith("no-"))
+        yield f"TRIPTYCH_{service}_{name.removeprefix('no-')}".replace("-", "_").upper(), value
+        if name.startswith("mount-"):
+            yield from _flags(name.removeprefix("mount-"), shlex.split(value))
 
 
 def refuse_tls() -> None:

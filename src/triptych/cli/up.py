@@ -30,7 +30,8 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
     ``live`` shows a live view on a terminal; otherwise each event is a line.
 
     The first SIGINT, SIGTERM or SIGHUP stops the cluster in order; a second SIGINT or SIGTERM stops it at once. SIGHUP
-    does not: a closed terminal sends two, one by the system and one by the shell. Raises ClusterError.
+    does not: a closed terminal sends two, one by the system and one by the shell. A SIGHUP that is ignored when this
+    begins, as by ``nohup``, stays ignored. Raises ClusterError.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
@@ -41,6 +42,8 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
     cluster.on_ready = show_ready
     cluster.on_start = lambda: console.print(f"starting {', '.join(cluster.targets)} ...", soft_wrap=True)
     ready = False
+    for line in cluster.overridden_variables:
+        console.print(line, soft_wrap=True)
     with _stopped_by_signals(cluster, console) as signals:
         try:
             async with cluster:
@@ -74,7 +77,9 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[Seq
         elif number is not signal.SIGHUP:
             cluster.kill_all()
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signals.append(signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, on_signal, number)
     try:

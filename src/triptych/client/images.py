@@ -40,7 +40,7 @@ def media_bytes(media: Media, what: str) -> bytes:
         case bytearray() | memoryview():
             return bytes(media)
         case str() if media[:5].lower() == "data:":
-            return decode_data_url(media, MAX_MESSAGE_NBYTES)[1]
+            return decode_data_url(media, MAX_MESSAGE_NBYTES)
         case str() if media[:8].lower().startswith(("http://", "https://")):
             raise InvalidMedia(
                 f"the router takes the {what}'s bytes and fetches nothing: "

@@ -53,7 +53,7 @@ class SamplingParams:
     """
 
     temperature: float = _parameter(1.0, Between(0, 2), "0 is greedy.")
-    top_p: float = _parameter(1.0, Between(0, 1, above=True))
+    top_p: float = _parameter(1.0, Between(0, 1), "0 keeps the likeliest token alone.")
     top_k: int = _parameter(0, Between(-1, MAX_INT31), "Keep the k most likely tokens; 0 and -1 keep all.")
     min_p: float = _parameter(0.0, Between(0, 1), "Keep tokens at least this fraction as likely as the likeliest.")
     seed: int | None = _parameter(None, Between(-(2**63), 2**63 - 1))

@@ -6,11 +6,13 @@ credentials are sent, and no content coding is accepted.
 """
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from socket import SOCK_STREAM
 from typing import Annotated
+from urllib.parse import quote
 
 from httpcore2 import (
     SOCKET_OPTION,
@@ -27,6 +29,7 @@ from httpcore2 import (
     UnsupportedProtocol,
 )
 
+from triptych import __version__
 from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.errors import InvalidMedia
@@ -39,6 +42,11 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_ADDRESSES = 3
 """Most addresses of a host that are tried."""
 _MAX_LENGTH_DIGITS = 18
+_URL_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))
+_USER_AGENT = re.compile(r"(?! )[\x20-\x7e]{0,256}(?<! )")
+_PLAIN_CODINGS = frozenset({"", "identity", "aws-chunked"})
+"""Content codings that change nothing. ``aws-chunked`` is of an upload to S3, which undoes it but keeps the header."""
+_CODING = re.compile(r"[a-z0-9!#$&'*+.^_|~-]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,13 @@ class FetchLimits:
     """Most redirects to follow."""
     fetch_concurrency: Positive = 64
     """Most fetches at the same time; others wait until their timeout."""
+    fetch_user_agent: str = f"triptych/{__version__} (media fetcher)"
+    """The User-Agent header of fetches, without which some hosts refuse; they may want a contact in it. Empty sends none."""
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if not _USER_AGENT.fullmatch(self.fetch_user_agent):
+            raise ValueError("fetch_user_agent has more than 256 characters, or others than printable ASCII")
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
@@ -115,6 +127,8 @@ class Fetcher:
         self._rules.check(url)
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._limits.fetch_stall_s)
         headers = [("Host", url.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity"), ("Connection", "close")]
+        if self._limits.fetch_user_agent:
+            headers.append(("User-Agent", self._limits.fetch_user_agent))
         # One connection per hop, so that none outlives the check of its address.
         async with (
             AsyncConnectionPool(self._ssl_context, max_connections=1, network_backend=self._backend) as pool,
@@ -126,15 +140,18 @@ class Fetcher:
             ) as response,
         ):
             if response.status in _REDIRECTS:
-                return parse_remote_url(url.join(_header(response, b"location")))
+                # Hosts write other characters than ASCII as they are, mostly in UTF-8; browsers encode them.
+                location = quote(_header(response, b"location").encode("latin-1"), safe=_URL_CHARACTERS)
+                return parse_remote_url(url.join(location))
             if response.status != 200:
                 raise InvalidMedia(f"the URL's host answers with status {response.status}")
             return await self._body(response, took)
 
     async def _body(self, response: Response, took: Callable[[int], None]) -> bytes:
-        coding = _header(response, b"content-encoding").lower()
-        if coding not in ("", "identity"):
-            raise InvalidMedia("the URL's host answers in a content coding that was not asked for")
+        for coding in _codings(response):
+            if coding not in _PLAIN_CODINGS:
+                name = coding if _CODING.fullmatch(coding) else "of an odd name"
+                raise InvalidMedia(f"the URL's host answers in the content coding {name}, which was not asked for")
         limit = self._max_bytes
         announced = _header(response, b"content-length")
         if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > limit):
@@ -148,6 +165,12 @@ class Fetcher:
         if not data:
             raise InvalidMedia("there is nothing at the URL")
         return bytes(data)
+
+
+def _codings(response: Response) -> list[str]:
+    """The content codings of an answer, in lower case."""
+    values = [value.decode("latin-1").lower() for key, value in response.headers if key.lower() == b"content-encoding"]
+    return [coding.strip() for coding in ",".join(values).split(",")]
 
 
 def _header(response: Response, name: bytes) -> str:

@@ -11,6 +11,8 @@ DEMO = "demo"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Weights as safetensors only, and small configuration files: no pickle and no code."""
+_CACHED = "models--"
+"""Begins the names of repositories in the cache: ``models--OWNER--NAME/snapshots/HASH``."""
 _REASONS = {
     "LocalEntryNotFoundError": "no hub answers, and it was not fetched before",
     "ConnectionError": "no hub answers",
@@ -51,7 +53,17 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
 
 
 def served_name(model: Path) -> str:
-    """Default name of a served model: that of its directory or repository."""
+    """Default name of a served model: that of its directory, as given, or repository.
+
+    A link keeps its own name. A directory in a hub's local cache, whose name is a hash, has the name of its repository.
+    """
     if str(model) == DEMO:
         return demo.MODEL_ID
-    return model.resolve().name if model.is_dir() else str(model).partition("@")[0]
+    if not model.is_dir():
+        return str(model).partition("@")[0]
+    path = model.absolute()
+    if path.name == "..":
+        path = path.resolve()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_CACHED):
+        return path.parent.parent.name.removeprefix(_CACHED).replace("--", "/")
+    return path.name

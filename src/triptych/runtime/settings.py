@@ -242,7 +242,7 @@ class InstanceSettings(MemberSettings):
     """Directory of the model (configuration, weights, tokenizer, processor), OWNER/NAME[@REVISION] of a repository on a hub,
     or demo for the bundled model."""
     model_id: str = ""
-    """Name under which the model is served; empty means the directory's name."""
+    """Name under which the model is served; empty means that of the directory as given, or of the repository it was cached from."""
     compute: ComputeOptions = ComputeOptions()
     """Device and data type of the engine."""
     delay_profile: Path | None = None

@@ -55,6 +55,63 @@ def test_closing_the_terminal_stops_the_cluster_in_order(tmp_path: Path, view: s
             probe.bind(("127.0.0.1", port))
 
 
+def started(process: "subprocess.Popen[str]") -> str:
+    """What ``up`` has shown when its cluster is ready."""
+    assert process.stdout is not None
+    shown = ""
+    while "try:" not in shown:
+        line = process.stdout.readline()
+        assert line, shown
+        shown += line
+    return shown
+
+
+@pytest.mark.timeout(60)
+def test_nohup_keeps_the_cluster_when_the_terminal_closes(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        ["nohup", *command(*FREE, "--no-live")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(tmp_path),
+        text=True,
+        start_new_session=True,
+    ) as process:
+        url = started(process).rsplit("--url ", 1)[1].strip()
+        children = psutil.Process(process.pid).children()
+        os.killpg(process.pid, signal.SIGHUP)
+        assert len(children) == 5
+        assert len(status(tmp_path, url)["admin"]) == 5
+        assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.timeout(60)
+def test_settings_in_the_environment_that_have_no_effect_are_said(tmp_path: Path) -> None:
+    told = {
+        "TRIPTYCH_GATEWAY_HOST": "0.0.0.0",
+        "TRIPTYCH_ROUTER_PORT": "50051",
+        "triptych_text_torch_threads": "7",
+        "TRIPTYCH_TEXT_LOG_LEVEL": "DEBUG",
+        "TRIPTYCH_ENCODER_HOST": "127.0.0.1",
+    }
+    with subprocess.Popen(
+        command(*FREE, "--no-live", "--mount-router", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**environment(tmp_path), **told},
+        text=True,
+    ) as process:
+        shown = started(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "TRIPTYCH_GATEWAY_HOST has no effect on a local cluster, which sets 127.0.0.1\n" in shown
+    assert "TRIPTYCH_ROUTER_PORT has no effect on a local cluster, which sets " in shown
+    assert "triptych_text_torch_threads has no effect on a local cluster, which sets 1\n" in shown
+    assert shown.count("has no effect") == 3, "a setting that is used, or has the same value, is not mentioned"
+
+
 def status(tmp_path: Path, url: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "triptych.cli", "status", "--json", "--url", url],
@@ -72,10 +129,7 @@ def test_status_finds_the_admin_ports_of_local_clusters_only(tmp_path: Path) -> 
     with subprocess.Popen(
         command(*FREE, "--no-live"), stdout=subprocess.PIPE, cwd=ROOT, env=environment(tmp_path), text=True
     ) as process:
-        assert process.stdout is not None
-        shown = ""
-        while "try:" not in shown:
-            shown += process.stdout.readline()
+        shown = started(process)
         url = shown.rsplit("--url ", 1)[1].strip()
         found = status(tmp_path, url)["admin"]
         assert list(found) == ["pool-manager", "encoder-1", "text-1", "router", "gateway"]
@@ -114,10 +168,7 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
         env=environment(tmp_path),
         text=True,
     ) as process:
-        assert process.stdout is not None
-        shown = ""
-        while "try:" not in shown:
-            shown += process.stdout.readline()
+        shown = started(process)
         told = [child.cmdline() for child in psutil.Process(process.pid).children()]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

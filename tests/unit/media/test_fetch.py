@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 
+from triptych import __version__
 from triptych.errors import InvalidMedia, Overloaded
 from triptych.media.fetch import Fetcher, FetchLimits
 from triptych.media.remote_url import HostRules
@@ -182,7 +183,13 @@ async def test_a_name_is_resolved_once_per_hop_and_that_address_is_used() -> Non
         (says("200 OK", "Content-Length: " + "9" * 19), "larger than 1000 bytes|broke off"),
         (says("200 OK", body=b"x" * 5000), "larger than 1000 bytes"),
         (says("200 OK", "Content-Length: 10", body=b"short"), "broke off"),
-        (says("200 OK", "Content-Encoding: gzip", body=b"\x1f\x8b"), "content coding"),
+        (says("200 OK", "Content-Encoding: GZIP", body=b"\x1f\x8b"), "content coding gzip, which"),
+        (says("200 OK", "Content-Encoding: aws-chunked, br", body=b"\x1f\x8b"), "content coding br, which"),
+        (
+            says("200 OK", "Content-Encoding: identity", "Content-Encoding: br", body=b"\x1f"),
+            "content coding br, which",
+        ),
+        (says("200 OK", "Content-Encoding: <b>gz</b>", body=b"\x1f\x8b"), "content coding of an odd name, which"),
         (says("200 OK", "Transfer-Encoding: chunked", body=b"zz\r\n"), "broke off"),
         (says("200 OK", "X: " + "y" * 200_000, body=b""), "broke off"),
         (says("SSH-2.0"), "broke off"),
@@ -193,6 +200,55 @@ async def test_a_name_is_resolved_once_per_hop_and_that_address_is_used() -> Non
 async def test_invalid_responses_are_refused(script: Script, match: str) -> None:
     async with serving(script) as server:
         await refused(fetcher(server), f"http://img.example:{server.port}/", match)
+
+
+@pytest.mark.parametrize(
+    "coding", ["aws-chunked", "AWS-Chunked", "identity", "aws-chunked,identity", "aws-chunked, ", ""]
+)
+async def test_a_content_coding_that_changes_nothing_is_accepted(coding: str) -> None:
+    script = says("200 OK", f"Content-Encoding: {coding}", "Content-Length: 6", body=b"pixels")
+    async with serving(script) as server:
+        assert await fetcher(server).fetch(f"http://img.example:{server.port}/") == b"pixels"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({}, f"User-Agent: triptych/{__version__} (media fetcher)"),
+        ({"fetch_user_agent": "ours/2 (ops@example.org)"}, "User-Agent: ours/2 (ops@example.org)"),
+        ({"fetch_user_agent": ""}, ""),
+    ],
+)
+async def test_the_fetcher_names_itself(settings: dict[str, str], sent: str) -> None:
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        await (ok(b"pixels") if b"user-agent:" in request.lower() or not sent else says("403 Forbidden"))(
+            request, writer
+        )
+
+    async with serving(script) as server:
+        rules = HostRules(fetch_hosts_private=(LOOPBACK,), fetch_ports=(server.port,))
+        subject = Fetcher(rules, FetchLimits(**settings), max_bytes=1000)  # type: ignore[arg-type]
+        assert await subject.fetch(f"http://{LOOPBACK}:{server.port}/") == b"pixels"
+    lines = [line for line in server.requests[0].decode().split("\r\n") if line.lower().startswith("user-agent:")]
+    assert lines == ([sent] if sent else [])
+
+
+@pytest.mark.parametrize("wrong", ["a\r\nx: y", "ü", "x" * 257, " x"])
+def test_a_user_agent_that_is_no_header_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="fetch_user_agent"):
+        FetchLimits(fetch_user_agent=wrong)
+
+
+async def test_a_redirect_to_a_location_that_is_not_encoded_is_followed() -> None:
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        found = b"GET /K%C3%B6ln%20Dom.png?a=1%2B1 HTTP" in request
+        location = "/Köln Dom.png?a=1%2B1"
+        await (ok(b"pixels") if found else says("302 Found", f"Location: {location}", "Content-Length: 0"))(
+            request, writer
+        )
+
+    async with serving(script) as server:
+        assert await fetcher(server).fetch(f"http://img.example:{server.port}/") == b"pixels"
 
 
 async def test_a_server_that_sends_slowly_times_out() -> None:

@@ -33,6 +33,23 @@ def test_a_directory_is_used_unchanged(tmp_path: Path, asked: list[dict[str, Any
     assert asked == []
 
 
+def test_a_link_is_served_under_its_own_name_and_a_cached_snapshot_under_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--owner--llava-1.5" / "snapshots" / "8c1f0b3e"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--gpt2" / "snapshots" / "5d").mkdir(parents=True)
+    (tmp_path / "llava").symlink_to(snapshot)
+    assert served_name(tmp_path / "llava") == "llava"
+    assert served_name(Path(f"{tmp_path}/llava/")) == "llava"
+    assert served_name(snapshot) == "owner/llava-1.5"
+    assert served_name(tmp_path / "models--gpt2" / "snapshots" / "5d") == "gpt2"
+    monkeypatch.chdir(tmp_path)
+    assert (served_name(Path("./llava/")), served_name(Path())) == ("llava", tmp_path.name)
+    monkeypatch.chdir(snapshot)
+    assert (served_name(Path()), served_name(Path(".."))) == ("owner/llava-1.5", "snapshots")
+
+
 def test_the_bundled_model_has_a_name(asked: list[dict[str, Any]]) -> None:
     assert (model_directory(Path("demo")), served_name(Path("demo"))) == (demo.MODEL_DIR, demo.MODEL_ID)
     assert asked == []

@@ -10,6 +10,8 @@ from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores
 
 _SEEDS = 1 << 63
+_LEAST_TOP_P = 1e-9
+"""vLLM refuses 0. With less than the precision of float32 it keeps the likeliest token alone."""
 _STRIDE = 0x9E3779B97F4A7C15
 """Odd, and far from the few numbers of choices."""
 
@@ -34,7 +36,7 @@ def vllm_params(
     most = left if most is None else min(left, most)
     return VllmParams(
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        top_p=sampling.top_p or _LEAST_TOP_P,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         seed=(sampling.seed + choice + begun * _STRIDE) % _SEEDS,

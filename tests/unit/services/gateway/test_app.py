@@ -145,7 +145,7 @@ REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-len
 )
 async def test_a_connection_without_a_request_is_closed(router: FakeRouter, before: bytes, trickle: bytes) -> None:
     async with (
-        served(router, head_timeout_s=1, max_body_bytes=1024) as url,
+        served(router, head_timeout_s=1, keep_alive_s=1, max_body_bytes=1024) as url,
         asyncio.timeout(10),
         asyncio.TaskGroup() as group,
     ):

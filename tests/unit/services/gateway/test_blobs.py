@@ -2,6 +2,7 @@
 
 import base64
 import json
+import textwrap
 from typing import Any
 
 import pytest
@@ -57,6 +58,8 @@ def test_large_items_are_not_parsed() -> None:
         (body(*PARTS), 2),
         (body(*PARTS).replace(b'"url": ', b'"url" \n:\t'), 2),
         (body(*PARTS).replace(b"/", b"\\/"), 2),
+        (body(image("\n".join(textwrap.wrap(URL, 76)))), 1),
+        (body(image("\r\n".join(textwrap.wrap(URL, 76)))), 1),
         (body(*PARTS).replace(b"data:image", b"d\\u0061ta:image"), 1),
         (body(*PARTS, metadata={"url": URL}), 3),
         (body(*PARTS, tools=[{"type": "function", "function": {"name": "f", "parameters": {"url": URL}}}]), 3),
@@ -78,9 +81,9 @@ def test_extraction_does_not_change_the_parsed_value(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (body(image(URL + "=")), InvalidMedia),
-        (body(image(URL[:-400] + "\n" + URL[-399:])), InvalidMedia),
-        (body(image(URL)).replace(LONG[-40:].encode(), b"\n" * 40), InvalidMedia),
+        (body(image(URL + "===")), InvalidMedia),
+        (body(image(URL[:-400] + "\t" + URL[-399:])), InvalidMedia),
+        (body(image(URL)).replace(LONG[-40:].encode(), b"\n" * 40), InvalidRequest),
         (body(image("ftp:" + URL)), InvalidRequest),
         (body(image("https:" + URL)), InvalidRequest),
         (body(image(URL)).replace(b'"url": "', b'"url": "x"'), InvalidRequest),

@@ -6,14 +6,14 @@ import json
 import socket
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.gateway import http
+from services.gateway import half_closed, http
 from services.gateway.app import serve
 from services.gateway.keys import new_key
 from services.gateway.settings import GatewaySettings
@@ -263,9 +263,15 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
     [
         (b"localhost:8000", True),
         (b"LOCALHOST", True),
+        (b"localhost.:8000", True),
         (b"127.0.0.1:1", True),
+        (b"127.0.0.2", True),
         (b"[::1]:8000", True),
+        (b"[0:0:0:0:0:0:0:1]", True),
         (b"my.name:80", True),
+        (b"MY.name.", True),
+        (b"localhost..", False),
+        (b"[localhost]", False),
         (b"attacker.example", False),
         (b"localhost.attacker.example:8000", False),
         (b"169.254.169.254", False),
@@ -363,3 +369,132 @@ async def test_an_early_refusal_reaches_a_client_that_uploads_slowly(
         answer = await asyncio.to_thread(answer_after_sending_slowly, app.port, request, lasts_s)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert answer.endswith(b"}")
+
+
+# --- half-closed connections -----------------------------------------------------------------------------------------
+
+
+async def exchanged(port: int, request: bytes) -> bytes:
+    """All that comes back for a request after which the sending side is closed, as ``nc -N`` does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def answered_after_half_close(script: Sequence[Any], request: bytes) -> bytes:
+    """The same, of an answer that waits until the connection has been probed."""
+    gate = asyncio.Event()
+    filled = [gate if part is ... else part for part in script]
+    async with serve(GatewaySettings(port=0), FakeRouter(filled)) as app, asyncio.timeout(20):
+        asyncio.get_running_loop().call_later(0.2, gate.set)
+        return await exchanged(app.port, request)
+
+
+WORDS = [TokenChunk((1,), "one "), TokenChunk((2,), "two")]
+ASK_STREAM = ASK[:-1] + b', "stream": true}'
+GOOD_STREAM = POST + b"content-length: %d\r\n\r\n" % len(ASK_STREAM) + ASK_STREAM
+
+
+async def test_a_client_that_closes_its_sending_side_gets_its_answer() -> None:
+    answer = await answered_after_half_close([..., *WORDS, *FINISH], GOOD)
+    interim, _, answer = answer.partition(b"\r\n\r\n")
+    assert interim == b"HTTP/1.1 100 Continue"
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close\r\n" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] == "one two"
+
+
+async def test_an_answer_that_is_there_at_once_needs_no_interim_response() -> None:
+    async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(20):
+        for request in (GET + b"\r\n", b"GET /v1/models HTTP/1.0\r\n" + HOST + b"\r\n"):
+            assert (await exchanged(app.port, request)).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (await exchanged(app.port, b"garbage\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_stream_reaches_a_client_that_closes_its_sending_side() -> None:
+    answer = await answered_after_half_close([WORDS[0], ..., WORDS[1], *FINISH], GOOD_STREAM)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\n3\r\n:\n\n\r\n" in answer, "a comment between two events"
+    assert answer.index(b'"one "') < answer.index(b"\r\n3\r\n:\n\n\r\n") < answer.index(b'"two"')
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_pipelined_requests_are_answered_after_a_half_close() -> None:
+    answer = await answered_after_half_close([..., *WORDS, *FINISH], GOOD + GET + b"\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert answer.endswith(b"]}")
+
+
+@pytest.mark.parametrize("script", [[asyncio.Event], [TokenChunk((1,), "x"), asyncio.Event]], ids=["waiting", "begun"])
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("request_", [GOOD, GOOD_STREAM], ids=["whole", "stream"])
+async def test_a_client_that_leaves_is_noticed_although_nothing_is_to_be_sent(
+    script: list[Any], version: bytes, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_closed, "_UNPROBED_S", 0.1)
+    router = FakeRouter([part() if part is asyncio.Event else part for part in script])
+    async with connected(router) as connection:
+        await connection.send(request_.replace(b"HTTP/1.1", b"HTTP/" + version))
+        await router.next_request()
+        connection.close()
+        await router.closed.wait()
+
+
+async def test_a_client_that_leaves_after_a_half_close_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_closed, "_PROBE_S", 0.1)
+    router = FakeRouter((asyncio.Event(),))
+    async with serve(GatewaySettings(port=0), router) as app, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(GOOD)
+        writer.write_eof()
+        assert await reader.readexactly(50) == b"HTTP/1.1 100 Continue\r\n\r\n" * 2
+        assert not router.closed.is_set()
+        writer.close()
+        await router.closed.wait()
+
+
+async def test_a_half_close_within_a_request_ends_the_connection() -> None:
+    async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(20):
+        for request in (GOOD[:-1], GET, b""):
+            assert await exchanged(app.port, request) == b""
+
+
+# --- HTTP/1.0, idle connections, hosts -------------------------------------------------------------------------------
+
+
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection() -> None:
+    async with serve(GatewaySettings(port=0), FakeRouter([*WORDS, *FINISH])) as app, asyncio.timeout(20):
+        answer = await exchanged(app.port, GOOD_STREAM.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"content-length" not in head
+        assert body.startswith(b"data: {")
+        assert body.endswith(b"data: [DONE]\n\n")
+        answer = await exchanged(app.port, GOOD.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert b"content-length: " in answer
+
+
+async def test_an_idle_connection_is_kept_longer_than_a_slow_head() -> None:
+    async with connected(head_timeout_s=1, keep_alive_s=3) as connection:
+        await connection.send(GET + b"\r\n")
+        assert (await connection.answer())[0] == 200
+        await asyncio.sleep(1.5)
+        await connection.send(GET + b"\r\n")
+        assert (await connection.answer())[0] == 200
+        began_s = asyncio.get_running_loop().time()
+        await connection.send(GET)  # the first byte of a head ends the idle time
+        assert await connection._reader.read() == b""
+        assert 0.9 < asyncio.get_running_loop().time() - began_s < 2.5
+
+
+@pytest.mark.parametrize(("lines", "status"), [(b"", 400), (HOST * 2, 400), (b"host: localhost.\r\n", 200)])
+async def test_a_request_of_http_1_1_has_one_host(lines: bytes, status: int) -> None:
+    async with connected() as connection:
+        await connection.send(b"GET /v1/models HTTP/1.1\r\n" + lines + b"\r\n")
+        assert (await connection.answer())[0] == status
+    async with connected() as connection:
+        await connection.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert (await connection.answer())[0] == 200

@@ -66,6 +66,7 @@ def url(value: Any) -> dict[str, Any]:
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": []}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"top_k": 2**40}, "top_k"),
         ({"seed": -(2**63) - 1}, "seed"),
@@ -130,6 +131,8 @@ def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any], para
     [
         {"n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "response_format": {"type": "text"}},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
+        {"stop": "", "top_logprobs": 0},
+        {"stop": [], "top_logprobs": 0, "logprobs": False},
         {"user": "u", "priority": 0, "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0},
         {name: None for name in ChatCompletionRequest.model_fields if name not in ("model", "messages")},
         {"user": "u", "metadata": {"deep": [[1]]}, "store": True, "unknown": [None]},
@@ -137,6 +140,48 @@ def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any], para
 )
 def test_fields_with_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
+
+
+def test_values_at_the_edge_of_their_range_are_taken() -> None:
+    edges: dict[str, Any] = {
+        "temperature": 0,
+        "top_p": 0,
+        "top_k": -1,
+        "min_p": 0,
+        "repetition_penalty": 1e-9,
+        "seed": -(2**63),
+    }
+    assert read(**edges).sampling == SamplingParams(**edges)
+    assert read(temperature=5e-324, seed=2**63 - 1).sampling == SamplingParams(temperature=5e-324, seed=2**63 - 1)
+    for top_k in (0, -1):
+        assert read(top_k=top_k).sampling == SamplingParams(top_k=top_k)
+
+
+def test_null_is_the_default_of_optional_parts() -> None:
+    function = {"name": "f", "description": None, "parameters": None, "strict": None}
+    assert read(tools=[{"type": "function", "function": function}]) == read(
+        tools=[{"type": "function", "function": {"name": "f"}}]
+    )
+    schema = {"name": None, "description": None, "strict": None, "schema": {"type": "object"}}
+    assert read(response_format={"type": "json_schema", "json_schema": schema}) == read(
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    )
+    assert read(stream_options={"include_usage": None}) == read()
+    for detail in (None, "auto", "original"):
+        image = {"type": "image_url", "image_url": {"url": "data:;base64,AAAA", "detail": detail}}
+        assert read(**content(image)).messages[0].parts == (MediaPart(Modality.IMAGE, bytes(3)),)
+
+
+def test_a_byte_order_mark_before_the_body_is_skipped() -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+    assert parse_chat(b"\xef\xbb\xbf" + body, LIMIT) == parse_chat(body, LIMIT)
+    assert parse_chat(bytearray(b"\xef\xbb\xbf" + body), LIMIT) == parse_chat(body, LIMIT)
+
+
+def test_best_of_is_taken_where_it_changes_nothing() -> None:
+    for fields in ({}, {"best_of": None}, {"best_of": 1}, {"n": 2, "best_of": 2}, {"n": 2, "best_of": 1}):
+        body = json.dumps({"model": "m", "prompt": "x", **fields}).encode()
+        assert parse_completion(body, LIMIT).sampling.n == fields.get("n", 1)
 
 
 def test_every_parameter_reaches_the_sampling() -> None:
@@ -289,10 +334,16 @@ def test_a_completion_has_a_raw_prompt() -> None:
 
 
 def test_a_bad_image_is_named() -> None:
-    for bad in ("data:", "data:image/png;base64,", "data:image/png;base64,A?==", "data:image/png,abc"):
+    for bad in ("data:", "data:image/png;base64,", "data:image/png;base64,A?==", "data:image,abc"):
         with pytest.raises(InvalidMedia) as caught:
             read(**content({"type": "text", "text": "x"}, url(bad)))
         assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+@pytest.mark.parametrize("data", ["AAEC", "data:;base64,AAEC", "data:audio/wav;base64,AAEC"])
+def test_inline_audio_is_base64_or_a_data_url(data: str) -> None:
+    (message,) = read(**content({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})).messages
+    assert message.parts == (MediaPart(Modality.AUDIO, bytes(range(3))),)
 
 
 def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:

@@ -1,12 +1,14 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.gateway.keys import new_key
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from tests.unit.services.gateway.test_openai_api import BODY
@@ -214,6 +216,62 @@ async def test_unexpected_exceptions_are_logged_and_not_disclosed(rest: Rest, ca
         answer = await client.post(CHAT, json={**ASK, "stream": True})
     assert events_of(answer.text)[-1]["error"]["code"] == "internal_error"
     assert private not in answer.text
+
+
+async def test_spare_slashes_in_a_path_change_nothing(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        for path in ("/v1/models", "/v1/models/demo", "/health", "/ready", "/openapi.json"):
+            plain, slashed = await client.get(path), await client.get(path + "/")
+            assert (slashed.status_code, slashed.content) == (plain.status_code, plain.content)
+            assert plain.status_code == 200
+        for path in ("/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions"):
+            assert (await client.post(f"http://localhost{path}", json=ASK)).status_code == 200
+        assert (await client.get("/")).status_code == 404
+
+
+PREFLIGHT = {
+    "origin": "https://chat.example",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+async def test_pages_of_allowed_origins_may_call_the_gateway(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(new_key("a")[1])
+    settings = {"allowed_origins": ("https://chat.example",), "keys": tmp_path / "keys.toml"}
+    async with rest(router, **settings) as client:
+        answer = await client.options("/v1/chat/completions", headers=PREFLIGHT)
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert answer.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
+        assert answer.headers["x-request-id"]
+        for path, status in (("/health", 200), ("/nowhere", 401), ("/v1/chat/completions", 401)):
+            answer = await client.get(path, headers={"origin": "https://chat.example"})
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+            assert answer.headers["access-control-expose-headers"] == "*"
+            assert "Origin" in answer.headers["vary"]
+
+
+async def test_pages_of_other_origins_may_not(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router, allowed_origins=("https://chat.example",)) as client:
+        for wrong in ({"origin": "https://evil.example"}, {"access-control-request-method": "DELETE"}):
+            answer = await client.options("/v1/chat/completions", headers={**PREFLIGHT, **wrong})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+        answer = await client.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (200, None)
+    async with rest(router) as client:
+        assert (await client.options("/v1/chat/completions", headers=PREFLIGHT)).status_code == 405
+        answer = await client.get("/v1/models", headers={"origin": "https://chat.example"})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_every_origin_may_be_allowed(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router, allowed_origins=("*",)) as client:
+        assert (await client.options("/v1/models", headers=PREFLIGHT)).headers["access-control-allow-origin"] == "*"
+        answer = await client.get("/v1/models", headers={"origin": "null"})
+        assert answer.headers["access-control-allow-origin"] == "*"
 
 
 async def test_unknown_routes_and_methods_use_the_common_error_body(rest: Rest, router: FakeRouter) -> None:

@@ -25,6 +25,14 @@ def test_settings_name_routers_in_one_way(argv: Sequence[str], message: str) -> 
         GatewaySettings.load(argv, {})
 
 
+@pytest.mark.parametrize(
+    "origin", ["chat.example", "https://chat.example/", "https://Chat.example", "https://*.example/x"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(SettingsError, match="is not an origin"):
+        GatewaySettings.load(["--allowed-origins", origin], {})
+
+
 def test_settings_are_printed_only_with_keys_that_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
