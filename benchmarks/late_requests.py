@@ -34,6 +34,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.encoder.batch_queue import BatchLimits
+from triptych.machine.router.attainment import WindowLimits
 from triptych.policy.costs import Costs
 from triptych.policy.policies import ORDERINGS, PolicyNames
 from triptych.policy.queueing import AGEING_FACTOR, AGEING_S, Turn, by_slo
@@ -56,7 +57,9 @@ _PATCH_PX, _CONTEXT = 28, 4096
 _IMAGE_TOKENS = (IMAGE_PX // _PATCH_PX) ** 2
 _IMAGE_S, _PROMPT_TOKEN_S, _STEP_S = 0.3, 0.0005, 0.015
 _TWO_CORES = 0.65
-_WARM, _WARM_LOAD, _IDLE_S = 160, 0.33, 30.0
+_TEXT_S = 0.05
+"""TTFT of text alone."""
+_WARM, _WARM_LOAD, _IDLE_S = 80, 0.33, 20.0
 _SLO_FACTOR, _TIMEOUT_S = 5.0, 600.0
 SYSTEMS = E_PD, EPD = ("E+PD", "EPD")
 
@@ -120,9 +123,7 @@ def engines(cores: Cores) -> Engines:
     family = FakeFamily(patch_px=_PATCH_PX, max_tokens_per_item=_CONTEXT, context_length=_CONTEXT)
     model = replace(FAKE_MODEL, context_length=_CONTEXT)
     encoder = synthetic_encoder_profile(pass_s=0.0, token_s=_IMAGE_S / _IMAGE_TOKENS, load_s=0.0)
-    decoder = synthetic_decoder_profile(
-        step_s=_STEP_S, sequence_s=0.001, prefill_token_s=_PROMPT_TOKEN_S, load_s=0.0
-    )
+    decoder = synthetic_decoder_profile(step_s=_STEP_S, sequence_s=0.001, prefill_token_s=_PROMPT_TOKEN_S, load_s=0.0)
     options = EngineOptions(token_budget=256)
     return Engines(
         lambda _: DelayEncoderEngine(
@@ -138,8 +139,7 @@ def engines(cores: Cores) -> Engines:
 
 
 def objective_s(images: int) -> float:
-    prompt_s = _STEP_S + _PROMPT_TOKEN_S * (TEXT_TOKENS + images * _IMAGE_TOKENS)
-    return _SLO_FACTOR * _TWO_CORES * (images * _IMAGE_S + prompt_s)
+    return _SLO_FACTOR * (_TEXT_S + _TWO_CORES * images * (_IMAGE_S + _PROMPT_TOKEN_S * _IMAGE_TOKENS))
 
 
 def planned(load: float, seconds: float, seed: int) -> list[Served]:
@@ -182,8 +182,9 @@ def _run(case: Case, seconds: float) -> list[Served]:
         encoder_arena_bytes=32 * MIB,
         text_arena_bytes=32 * MIB,
         engines=engines(Cores(case.system == EPD)),
-        router={"policies": PolicyNames(ordering=case.order)},
+        router={"policies": PolicyNames(ordering=case.order), "windows": WindowLimits(isolated_samples=10)},
         encoder={"batches": BatchLimits(max_batch_tokens=_IMAGE_TOKENS)},
+        text={"stream_interval_s": 1.0},
     )
     served = planned(case.load, seconds, case.seed)
 

@@ -91,8 +91,8 @@ class _IsolatedEstimate:
     """The isolated latency of a class, estimated as the 10th percentile of what its requests took.
 
     The fastest requests are those that found the system idle. Old values lose half their weight after every ``_KEEP``
-    requests, so that the estimate follows a new mix of prompts. The largest requests of a class have four times the media of the
-    smallest: encoding is estimated per media token as well, and the longer time is taken.
+    requests, so that the estimate follows a new mix of prompts. The largest requests of a class have four times the media of
+    the smallest. So encoding is estimated per media token as well, and the longer time counts.
     """
 
     _SHARE = 0.1
@@ -359,12 +359,14 @@ class AttainmentRecorder:
         return estimate
 
     def estimated(self, name: str, media_tokens: int = 0) -> Isolated | None:
-        """The isolated latency of a request of a class, from earlier ones; None while they are too few. Without ``media_tokens`` of a
-        small one.
+        """The isolated latency of a request of a class, in seconds, from earlier requests; None while they are too few.
+
+        Without ``media_tokens`` it is that of the smallest.
         """
         estimate = self._isolated.get(name)
-        known = estimate is not None and estimate.count >= self._limits.isolated_samples
-        return estimate.isolated(media_tokens) if estimate is not None and known else None
+        if estimate is None or estimate.count < self._limits.isolated_samples:
+            return None
+        return estimate.isolated(media_tokens)
 
     def _window(self, name: str) -> WindowBuilder:
         """The open window of a class."""
