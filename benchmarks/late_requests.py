@@ -59,7 +59,7 @@ _IMAGE_S, _PROMPT_TOKEN_S, _STEP_S = 0.3, 0.0005, 0.015
 _TWO_CORES = 0.65
 _TEXT_S = 0.05
 """TTFT of text alone."""
-_WARM, _WARM_LOAD, _IDLE_S = 80, 0.33, 20.0
+_WARM_LOAD, _IDLE_S = 0.33, 20.0
 _SLO_FACTOR, _TIMEOUT_S = 5.0, 600.0
 SYSTEMS = E_PD, EPD = ("E+PD", "EPD")
 
@@ -78,13 +78,16 @@ ORDERS = ("first-come", "patient", "slo")
 @dataclass(frozen=True, slots=True)
 class Settings:
     seconds: float = 60.0
+    """For which requests come that count."""
     seeds: int = 12
     loads: tuple[float, ...] = (0.6, 0.95, 1.1, 1.5)
     systems: tuple[str, ...] = SYSTEMS
     orders: tuple[str, ...] = ORDERS
+    warm: int = 80
+    """Requests before these."""
 
 
-QUICK = Settings(seconds=10.0, seeds=1, loads=(0.95,), systems=(E_PD,))
+QUICK = Settings(seconds=5.0, seeds=1, loads=(0.95,), systems=(E_PD,), warm=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +145,14 @@ def objective_s(images: int) -> float:
     return _SLO_FACTOR * (_TEXT_S + _TWO_CORES * images * (_IMAGE_S + _PROMPT_TOKEN_S * _IMAGE_TOKENS))
 
 
-def planned(load: float, seconds: float, seed: int) -> list[Served]:
+def planned(load: float, settings: Settings, seed: int) -> list[Served]:
     """Those before the ones that count first. Times count from the first of all."""
     rng = random.Random(seed)
     at_s, found = 0.0, list[Served]()
-    while len(found) < _WARM:
+    while len(found) < settings.warm:
         at_s += rng.expovariate(_WARM_LOAD * CAPACITY_PER_S)
         found.append(_drawn(at_s, rng))
-    end_s = at_s + _IDLE_S + seconds
+    end_s = at_s + _IDLE_S + settings.seconds
     at_s += _IDLE_S
     while (at_s := at_s + rng.expovariate(load * CAPACITY_PER_S)) < end_s:
         found.append(_drawn(at_s, rng))
@@ -169,13 +172,13 @@ def request(number: int, images: int) -> ChatRequest:
     return ChatRequest(f"r{number}", FAKE_MODEL.model_id, (Message("user", (*parts, text)),), sampling, _TIMEOUT_S)
 
 
-def run(case: Case, seconds: float) -> list[Served]:
+def run(case: Case, settings: Settings) -> list[Served]:
     """What counts of one run. Raises AssertionError if anything is still held afterwards."""
     with patch.dict(ORDERINGS, {"patient": patient}):
-        return _run(case, seconds)
+        return _run(case, settings)
 
 
-def _run(case: Case, seconds: float) -> list[Served]:
+def _run(case: Case, settings: Settings) -> list[Served]:
     world = World(
         seed=case.seed,
         encoders=1,
@@ -186,7 +189,7 @@ def _run(case: Case, seconds: float) -> list[Served]:
         encoder={"batches": BatchLimits(max_batch_tokens=_IMAGE_TOKENS)},
         text={"stream_interval_s": 1.0},
     )
-    served = planned(case.load, seconds, case.seed)
+    served = planned(case.load, settings, case.seed)
 
     async def main() -> None:
         async with running(world) as cluster:
@@ -197,7 +200,7 @@ def _run(case: Case, seconds: float) -> list[Served]:
             await cluster.check_nothing_is_held()
 
     virtual_time.run(main(), seed=case.seed, limit_s=7200)
-    return served[_WARM:]
+    return served[settings.warm :]
 
 
 async def _client(cluster: SimCluster, number: int, served: Served, began_s: float) -> None:
@@ -256,7 +259,7 @@ def measure(settings: Settings, jobs: int) -> dict[str, Any]:
     cases = list(product(settings.systems, settings.loads, settings.orders))
     each = [Case(*case, seed) for case in cases for seed in range(settings.seeds)]
     with ProcessPoolExecutor(jobs) as pool:
-        results = pool.map(run, each, [settings.seconds] * len(each))
+        results = pool.map(run, each, [settings] * len(each))
         for case in cases:
             rows.append(row(Case(*case, 0), [next(results) for _ in range(settings.seeds)]))
             _show(rows[-1])
