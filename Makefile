@@ -130,6 +130,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.early_prefill --json benchmarks/results/early_prefill.json
 	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
 	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
+	$(BIN)/python -m benchmarks.late_requests --json benchmarks/results/late_requests.json
 	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json
 	$(BIN)/python -m benchmarks.herding --json benchmarks/results/herding.json
 	$(BIN)/python -m benchmarks.switching --json benchmarks/results/switching.json

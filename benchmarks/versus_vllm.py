@@ -14,7 +14,7 @@ shares of that capacity, and the objectives multiples of that latency: both are 
 at the same times (open loop, Poisson), one system after the other, in an order that changes from round to round; the
 others idle meanwhile. On more than two cores the client runs on others.
 
-CPU time is that of all processes of a system. A class of fewer than 200 requests has P90 in place of P99. A system is
+CPU time is that of all processes of a system. A class of fewer than 200 requests is compared by P90 in place of P99. A system is
 ahead of another in a figure if the ranges of their rounds do not overlap. Every vLLM has the same arguments; its defaults
 compile the model, ``--eager`` does not. Triptych has its defaults, but the number of sequences and the KV memory of vLLM.
 """
@@ -38,7 +38,7 @@ import psutil
 from benchmarks import ending, machine, random_llava, random_qwen
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.random_qwen import CONTEXT_TOKENS, Shape
-from benchmarks.versus_vllm_report import LEAST_ROUNDS, Run, Taken, Unloaded, document, rows, show, verdicts
+from benchmarks.versus_vllm_report import LEAST_ROUNDS, Run, Taken, Unloaded, document, ratios, rows, show, verdicts
 from benchmarks.vllm_servers import Vllm
 from triptych.cli.bench import load, payload
 from triptych.cli.bench.load import Endpoint, Record
@@ -286,6 +286,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a small model and a few requests: shows that it works")
     parser.add_argument("--rounds", type=int, help=f"at least {LEAST_ROUNDS} for a result")
     parser.add_argument("--requests", type=int, help="of a round at one rate")
+    parser.add_argument("--shares", type=float, nargs="+", help="rates, of the capacity of vllm")
     parser.add_argument("--eager", action="store_true", help="vLLM compiles nothing: a faster start")
     parser.add_argument("--family", choices=FAMILIES, default=Settings().family)
     parser.add_argument("--images", type=int, choices=range(1, 9), metavar="1..8", help="every request has so many")
@@ -294,6 +295,8 @@ def main() -> None:
     if find_spec("vllm") is None:
         parser.error("vLLM is not installed here: run it by build/vllm/bin/python, which `make vllm-environment` makes")
     given = {name: value for name in ("rounds", "requests") if (value := getattr(options, name)) is not None}
+    if options.shares:
+        given["shares"] = tuple(options.shares)
     settings = replace(SMOKE if options.smoke else Settings(), **given)
     settings = replace(settings, eager=settings.eager or options.eager, family=options.family)
     if options.images:
@@ -318,6 +321,8 @@ def main() -> None:
     )
     print(f"objectives are multiples of {asdict(result.unloaded)}")
     show(made, settings.rounds)
+    late = ratios(made, (BASE, "vllm-apart"))
+    print("\n".join(late))
     said = {
         "machine": on,
         "settings": asdict(settings),
@@ -326,6 +331,7 @@ def main() -> None:
         "idle_core_share": result.idle_core_share,
         "rows": made,
         "verdicts": verdicts(made, settings.rounds),
+        "late_images": late,
         "requests": document(result),
     }
     write_figures(options.json, said)

@@ -98,10 +98,9 @@ def _class(rounds: Sequence[Taken], images: range) -> dict[str, Any]:
     """Times in seconds of the requests with so many images."""
     by_round = [[record for record in one.of(images) if record.ok] for one in rounds]
     pooled = [record for records in by_round for record in records]
-    q = 99 if len(pooled) >= FOR_P99 else 90
     figures: dict[str, Any] = {"requests": sum(len(one.of(images)) for one in rounds), "answered": len(pooled)}
     for name, value in (("ttft", _ttft), ("tpot", _tpot)):
-        for percent in (50, q):
+        for percent in (50, 90, 99):
             per_round = [percentile(times, percent) for records in by_round if (times := value(records))]
             if per_round:
                 figures[f"{name}_p{percent}_s"] = {"all": round(percentile(value(pooled), percent), 4)} | _range(
@@ -159,7 +158,34 @@ def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
 
 
 def _tail(figures: Mapping[str, Any]) -> tuple[str, Mapping[str, float]] | None:
-    return next(((key, figures[key]) for key in ("ttft_p99_s", "ttft_p90_s") if key in figures), None)
+    key = "ttft_p99_s" if figures["answered"] >= FOR_P99 else "ttft_p90_s"
+    return (key, figures[key]) if key in figures else None
+
+
+def ratios(made: Sequence[dict[str, Any]], others: Sequence[str]) -> list[str]:
+    """P99 TTFT of images, and goodput, of each system over those of ``others``, by rate. Few requests' P99 is near their maximum."""
+    said = []
+    factors = "{:g}x TTFT, {:g}x TPOT".format(*FACTORS[0])
+    for row in made:
+        late_s, good_per_s = _late_s(row), row["goodput"][factors]["all"]
+        if late_s is None or row["system"] == others[0]:
+            continue
+        beside = [other for other in made if other["system"] in others and other["share"] == row["share"]]
+        parts = [
+            f"{late_s / its_s:.2f} and {good_per_s / its_good:.2f} of {other['system']}"
+            for other in beside
+            if other is not row and (its_s := _late_s(other)) and (its_good := other["goodput"][factors]["all"])
+        ]
+        said.append(
+            f"{row['share']:.0%}: {row['system']}: P99 TTFT of {row['classes']['images']['answered']} with images {late_s:.1f} s, goodput {good_per_s:.2f}/s: "
+            f"{'; '.join(parts)}"
+        )
+    return said
+
+
+def _late_s(row: Mapping[str, Any]) -> float | None:
+    found = row["classes"]["images"].get("ttft_p99_s")
+    return None if found is None else float(found["all"])
 
 
 def show(made: Sequence[dict[str, Any]], rounds: int) -> None:

@@ -9,7 +9,9 @@ AGEING_S = 30.0
 AGEING_FACTOR = 4.0
 """A request that has missed its objective passes later arrivals again after this many times its objective ..."""
 AGEING_SHARE = 0.5
-"""... or this share of its time, if that is sooner."""
+"""... or this share of its time, ..."""
+PATIENCE_S = 5.0
+"""... or this long after it was due, whichever is first."""
 SHOWN_PRIORITIES = 8
 """Largest absolute priority with a label of its own in metrics."""
 SHARE_NBYTES_PER_S = 100 << 20
@@ -99,7 +101,7 @@ def _aged_s(due_s: float, deadline_s: float, arrived_s: float, patience_s: float
     if due_s >= deadline_s:
         return oldest_s
     within_s = min(patience_s, AGEING_SHARE * (deadline_s - arrived_s))
-    return min(oldest_s, max(due_s, arrived_s + within_s))
+    return min(oldest_s, due_s + PATIENCE_S, max(due_s, arrived_s + within_s))
 
 
 def by_deadline(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from triptych.policy.queueing import (
     AGEING_S,
+    PATIENCE_S,
     SHARE_NBYTES_PER_S,
     Turn,
     after_share,
@@ -49,9 +50,41 @@ def test_what_is_lost_is_not_overtaken_by_what_came_much_later() -> None:
     lost = objective(0.0, 1.0, 0)
     assert in_order([lost, objective(1.1, 3.9, 1)], 1.1) == [1, 0]
     assert in_order([lost, objective(1.1, 4.1, 1)], 1.1) == [0, 1], "it is due again after four times its objective"
-    lost = objective(0.0, 20.0, 0)
+    lost = objective(0.0, 27.0, 0)
     assert in_order([lost, objective(AGEING_S - 2, AGEING_S - 1, 1)], AGEING_S - 2) == [1, 0]
     assert in_order([lost, objective(AGEING_S, AGEING_S + 1, 1)], AGEING_S) == [0, 1]
+
+
+def test_a_long_objective_that_is_missed_is_not_waited_for_four_times() -> None:
+    """What comes within ``PATIENCE_S`` after it was due passes it, as far as it is due by then."""
+    lost, passes, comes_too_late = (
+        objective(0.0, 10.0, 0),
+        objective(9.0, 10.0 + PATIENCE_S - 0.1, 1),
+        objective(9.0, 10.0 + PATIENCE_S + 0.1, 2),
+    )
+    assert in_order([lost, passes, comes_too_late], 10.1) == [1, 0, 2]
+
+
+def test_late_requests_go_by_age_and_by_what_they_need() -> None:
+    """Objectives are multiples of what requests take alone."""
+    old, large, small = objective(0.0, 10.0, 0), objective(3.0, 13.0, 1), objective(4.0, 9.0, 2)
+    assert in_order([old, large, small], 13.1) == [2, 0, 1]
+
+
+@given(
+    at_s=st.floats(0, 100),
+    objective_s=st.floats(0.01, 100),
+    timeout_s=st.floats(0.01, 600),
+    needs_s=st.floats(0, 50),
+)
+def test_a_late_request_is_passed_for_a_bounded_time(
+    at_s: float, objective_s: float, timeout_s: float, needs_s: float
+) -> None:
+    turn = objective(at_s, at_s + objective_s, 0, deadline_s=at_s + timeout_s, needs_s=needs_s)
+    if objective_s < timeout_s:
+        assert turn.aged_s <= at_s + objective_s + PATIENCE_S
+    assert turn.due_s <= turn.aged_s <= at_s + AGEING_S
+    assert turn.at(inf).at(inf) == turn.at(inf)
 
 
 def test_what_has_missed_its_objective_ages_with_its_deadline_and_does_not_starve_until_then() -> None:

@@ -91,17 +91,22 @@ class _IsolatedEstimate:
     """The isolated latency of a class, estimated as the 10th percentile of what its requests took.
 
     The fastest requests are those that found the system idle. Old values lose half their weight after every ``_KEEP``
-    requests, so that the estimate follows a new mix of prompts.
+    requests, so that the estimate follows a new mix of prompts. The largest requests of a class have four times the media of
+    the smallest. So encoding is estimated per media token as well, and the longer time counts.
     """
 
     _SHARE = 0.1
     _KEEP = 1000
     _EVERY = 20
+    _RATE_TOKENS = 1000
+    """Encoding is kept as the time of so many media tokens."""
 
     def __init__(self) -> None:
         self.count = 0
         self._sketches = [SketchBuilder() for _ in range(4)]
+        self._encode_rate = SketchBuilder()
         self._known: Isolated | None = None
+        self._known_rate_s = 0.0
 
     def add(self, *seconds: float | None) -> None:
         for sketch, value in zip(self._sketches, seconds, strict=False):
@@ -111,14 +116,20 @@ class _IsolatedEstimate:
         if self.count % self._EVERY == 0:
             self._known = None
         if self.count % self._KEEP == 0:
-            for sketch in self._sketches:
+            for sketch in (*self._sketches, self._encode_rate):
                 sketch.halve()
 
-    def isolated(self) -> Isolated:
-        """Estimated anew after every ``_EVERY`` requests."""
+    def encoded(self, media_tokens: int, encode_s: float) -> None:
+        if media_tokens:
+            self._encode_rate.add(encode_s * self._RATE_TOKENS / media_tokens)
+
+    def isolated(self, media_tokens: int) -> Isolated:
+        """Of a request with so many media tokens. Estimated anew after every ``_EVERY`` requests."""
         if self._known is None:
             self._known = Isolated(*(one.sketch().quantile_s(self._SHARE) or 0.0 for one in self._sketches))
-        return self._known
+            self._known_rate_s = self._encode_rate.sketch().quantile_s(self._SHARE) or 0.0
+        by_rate_s = self._known_rate_s * media_tokens / self._RATE_TOKENS
+        return replace(self._known, encode_s=max(self._known.encode_s, by_rate_s))
 
 
 @dataclass(slots=True)
@@ -183,7 +194,7 @@ class AttainmentRecorder:
         estimated from requests of the class. Of an answer that another router has ``begun``, this one knows neither the
         first token nor the whole time, so only gaps are judged.
         """
-        isolated = isolated or self.estimated(class_name)
+        isolated = isolated or self.estimated(class_name, counts.media_tokens)
         one = self._running[number] = _Running(
             class_name,
             counts,
@@ -246,7 +257,9 @@ class AttainmentRecorder:
         if not one.judged:
             self._judge(one, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
         # The wait for the engine is no part of the isolated latency.
-        self._sample(one.class_name).add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
+        sample = self._sample(one.class_name)
+        sample.add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
+        sample.encoded(one.counts.media_tokens, encode_s)
 
     def _over(self, one: _Running, timeline: Timeline) -> None:
         gaps, outcome = one.gaps, timeline.outcome
@@ -345,10 +358,15 @@ class AttainmentRecorder:
             estimate = self._isolated[name] = _IsolatedEstimate()
         return estimate
 
-    def estimated(self, name: str) -> Isolated | None:
-        """The isolated latency of a class, from its requests; None while they are too few."""
+    def estimated(self, name: str, media_tokens: int = 0) -> Isolated | None:
+        """The isolated latency of a request of a class, in seconds, from earlier requests; None while they are too few.
+
+        Without ``media_tokens`` it is that of the smallest.
+        """
         estimate = self._isolated.get(name)
-        return estimate.isolated() if estimate and estimate.count >= self._limits.isolated_samples else None
+        if estimate is None or estimate.count < self._limits.isolated_samples:
+            return None
+        return estimate.isolated(media_tokens)
 
     def _window(self, name: str) -> WindowBuilder:
         """The open window of a class."""

@@ -212,7 +212,7 @@ def test_items_are_preprocessed_in_order_with_bounded_concurrency() -> None:
 
 def test_items_are_taken_by_what_is_due_and_what_is_lost_goes_last() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
-    for waiter, (name, due_in_s, lost_in_s) in enumerate([("long", 9.0, 8.0), ("lost", 1.0, 0.5), ("short", 3.0, 2.5)]):
+    for waiter, (name, due_in_s, lost_in_s) in enumerate([("long", 5.5, 5.0), ("lost", 1.0, 0.5), ("short", 3.0, 2.5)]):
         queue.handle(replace(arrive(name, waiter, deadline_s=99.0), due_in_s=due_in_s, lost_in_s=lost_in_s), 0.0)
         queue.handle(Prepared(name.encode(), 10, 100), 0.0)
     order = [queue.handle(Take(), 1.0) for _ in range(3)]

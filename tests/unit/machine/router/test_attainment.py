@@ -203,6 +203,19 @@ def test_without_a_profile_the_limit_comes_from_the_fastest_requests() -> None:
     assert limits["text", "ttft"] == pytest.approx(0.5, rel=0.1)
 
 
+def test_a_larger_request_of_a_class_is_expected_to_be_encoded_for_longer() -> None:
+    """By media tokens, and no smaller one for less than the fastest of its class."""
+    router = Router("ttft=5x", samples=20)
+
+    def shape(tokens: int) -> Shape:
+        return Shape("image-1024", ClassWindow(arrivals=1, items=1, media_tokens=tokens, prompt_tokens=tokens + 30))
+
+    for tokens in (300, 400) * 10:
+        router.serves(shape(tokens), timeline(encode_s=0.001 * tokens, rest_s=0.1))
+    found = [router.recorder.expected(router.arrives(shape(tokens))).isolated for tokens in (270, 300, 600, 1000)]
+    assert [None if one is None else one.encode_s for one in found] == pytest.approx([0.3, 0.3, 0.6, 1.0], rel=0.1)
+
+
 def test_the_wait_for_the_engine_is_no_part_of_an_estimated_latency() -> None:
     router = Router("ttft=5x", samples=1)
     router.serves(TEXT, timeline(encode_s=0.0, rest_s=1.1, queue_s=1.0, items=0))

@@ -75,7 +75,7 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.policy.dispatching import Dispatch, complete
 from triptych.policy.policies import ORDERINGS
-from triptych.policy.queueing import AGEING_FACTOR, Turn
+from triptych.policy.queueing import PATIENCE_S, Turn
 
 LIMITS = RequestLimits(
     max_encode_attempts=3,
@@ -506,9 +506,9 @@ def turns(world: World) -> list[Turn]:
 def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
     found = turns(expecting(Expected(4.0, ALONE)))
     assert [(one.priority, one.due_s, one.lost_s, one.aged_s) for one in found] == [
-        (3, 5.0, 5.0 - 0.75, 1.0 + AGEING_FACTOR * 4.0),
-        (3, 5.0, 5.0 - 0.75, 1.0 + AGEING_FACTOR * 4.0),
-        (3, 5.0, 5.0 - 0.25, 1.0 + AGEING_FACTOR * 4.0),
+        (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
+        (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
+        (3, 5.0, 5.0 - 0.25, 5.0 + PATIENCE_S),
     ]
 
 

@@ -1,0 +1,17 @@
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+
+def test_every_order_serves_the_same_requests_of_a_mixed_load(tmp_path: Path) -> None:
+    figures = figures_of("late_requests", tmp_path)
+    rows = {row["order"]: row for row in figures["rows"]}
+    assert rows.keys() == set(figures["settings"]["orders"])
+    assert len({row["images"] for row in rows.values()}) == 1
+    for row in rows.values():
+        assert 0 < row["image_ttft_s"]["p50"] <= row["image_ttft_s"]["p99"]
+        assert row["goodput_per_s"] > 0
