@@ -165,7 +165,7 @@ async def serve(
     )
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
-        http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),
+        http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections, "listener": listener}),
         timeout_keep_alive=settings.head_timeout_s,  # uvicorn passes it to BoundedHttp under this name
         ws="none",
         lifespan="off",
@@ -232,6 +232,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind before uvicorn starts, so that a port in use is reported in one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise CannotStart(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    listener.setblocking(False)
+    return listener
