@@ -5,7 +5,7 @@ then wait unread, those that could be answered among them, and clients are refus
 There are two reasons:
 
 - **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses them, for longer than a single pause
-  (``SustainedDelay``). Then a request is refused if the delay is more than ``BEARABLE`` of its timeout. Keys that send less than their share of what
+  (``SustainedDelay``). Then a request is refused if the delay is more than a part of its timeout. Keys that send less than their share of what
   is let in are not refused, so one that floods harms itself.
 - **The router refuses the key**, and the gateway is late, if only by a little; or the router's refusals are late: then it is asked about some requests only.
   A key that the router has not refused lately is never refused for this reason.
@@ -32,10 +32,11 @@ TARGET_S = 0.05
 """Delay from which on the gateway is behind, if it lasts ..."""
 INTERVAL_S = 0.25
 """... for so long."""
-BEARABLE = 0.025
-"""Part of a request's timeout that the delay may take. A request has several such delays on its way ..."""
-MOST_BEARABLE_S = 1.0
-"""... and whoever asks for ``/health`` has one of them."""
+URGENT_S = 30.0
+"""Timeout below which a request is urgent."""
+URGENT_BEARS, OTHERS_BEAR = 1 / 40, 1 / 8
+"""Part of a request's timeout that the delay may take. A request has several such delays on its way; the refusals of urgent ones are to be
+quick, while the others can wait until a burst has been worked off."""
 SHARE_WINDOW_S = 1.0
 """Time over which keys are compared."""
 BEHIND_S = 0.01
@@ -136,7 +137,8 @@ class Shedding:
         now_s, delay_s = self._clock(), self.delay_s
         key, weight = (sender.name, sender.weight) if sender is not None else ("", 1.0)
         retry_after_s = None
-        if self._sustained.behind and delay_s > min(BEARABLE * timeout_s, MOST_BEARABLE_S):
+        bears = URGENT_BEARS if timeout_s < URGENT_S else OTHERS_BEAR
+        if self._sustained.behind and delay_s > bears * timeout_s:
             if sender is None or not self._arrivals.is_within_share(key, now_s):
                 retry_after_s = self._turnover.refuse(key, now_s)
         elif sender is not None and (last := self._last.get(key)) is not None:
