@@ -140,9 +140,8 @@ class Gateway:
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):
-                with _naming_fields(request), self._noting_refusal(caller):
+                with _naming_fields(request), self._noting_what_the_router_says(caller.name, timeout_s):
                     await answer.begin()
-                self.shedding.accepted(caller.name)
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
             if caller.has_token_limit and not answer.finished:
@@ -152,14 +151,19 @@ class Gateway:
             caller.charge(answer.spent_tokens)
 
     @contextmanager
-    def _noting_refusal(self, caller: Caller) -> Iterator[None]:
+    def _noting_what_the_router_says(self, key: str, timeout_s: float) -> Iterator[None]:
         asked_s = self._clock()
         try:
             yield
         except Overloaded as error:
             if type(error) is Overloaded:  # and not that an arena is full, for which a request may have waited
-                self.shedding.refused(caller.name, error, self._clock() - asked_s)
+                self.shedding.refused(key, error, self._clock() - asked_s)
             raise
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if self._clock() - asked_s >= timeout_s:  # else the client has left
+                self.shedding.unanswered(key)
+            raise
+        self.shedding.accepted(key)
 
     async def _spent_prompt_tokens(self, request_id: str) -> int:
         """The prompt's tokens if a text instance has received it; otherwise the tokens of the items sent to an encoder."""

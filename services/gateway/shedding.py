@@ -7,7 +7,8 @@ There are two reasons:
 - **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses them, for longer than a single pause
   (``SustainedDelay``). Then a request is refused if the delay is more than a part of its timeout. Keys that send less than their share of what
   is let in are not refused, so one that floods harms itself.
-- **The router refuses the key**, and the gateway is late, if only by a little; or the router's refusals are late: then it is asked about some requests only.
+- **The router refuses the key**, and the gateway is late, if only by a little; or the router refuses late, or not even before the deadline: then it is
+  asked about some requests only.
   A key that the router has not refused lately is never refused for this reason.
 """
 
@@ -127,6 +128,10 @@ class Shedding:
         last = _Refusal(self._clock(), took_s > LATE_S, error.retry_after_s or RECENT_S)
         self._last[key] = last
         self._refuses_until_s = max(self._refuses_until_s, last.counts_until_s)
+
+    def unanswered(self, key: str) -> None:
+        """The router said nothing of a request of ``key`` before its deadline, which is as late as a refusal can be."""
+        self.refused(key, Overloaded("the router does not answer in time"), float("inf"))
 
     def accepted(self, key: str) -> None:
         """The router has begun to answer a request of ``key``."""

@@ -236,6 +236,22 @@ def test_a_router_whose_refusals_are_late_is_asked_about_twice_as_many_as_it_acc
     virtual_time.run(scenario())
 
 
+async def test_a_router_that_lets_deadlines_pass_is_asked_about_few(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shedding, "BEHIND_S", 60.0)  # this machine may be late
+    monkeypatch.setattr(shedding, "LATE_RECENT_S", 60.0)
+    monkeypatch.setattr(shedding, "LEAST_ASKED", 1e-3)
+    router = FakeRouter([asyncio.Event()])
+    async with rest(router) as client:
+        told = [
+            (await client.post("/v1/chat/completions", json=ASK, headers={"x-request-timeout": "0.1"})).status_code
+            for _ in range(4)
+        ]
+    assert told == [504, 504, 429, 429]
+    assert len(router.requests) == 2
+
+
 class LateRouter(FakeRouter):
     """Answers so late that its refusals are."""
 
