@@ -49,10 +49,13 @@ RECENT_S = 1.0
 LATE_RECENT_S = 5.0
 """How long one counts that was late."""
 LEAST_ASKED = 10.0
-"""Requests of a key per second that a router is asked about whose refusals are late, at least. Else it is twice those that it
-accepted in the last ..."""
+"""Requests of a key per second that a router is asked about whose refusals are late, at least ..."""
+ASKED = 2.0
+"""... else so many times those that it accepted in the last ..."""
 PROBED_S = 2.0
 """... seconds."""
+LEAST_LET_IN, LET_IN = 5.0, 0.5
+"""The same of requests that are let in although the gateway's delay is more than they can bear: refusing alone may be all that it gets done."""
 PROBE_S = 0.01
 """Time between two measurements of the event loop's delay."""
 _SPREAD = 0.5
@@ -89,6 +92,7 @@ class Shedding:
         """The router's refusals by key, of which there are as many as the settings name."""
         self._probing: dict[str, Probing] = {}
         """By key too."""
+        self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S)
         self._refuses_until_s = float("-inf")
         """How long the router's refusals count."""
         self._asked_s = 0.0
@@ -135,7 +139,8 @@ class Shedding:
 
     def accepted(self, key: str) -> None:
         """The router has begun to answer a request of ``key``."""
-        self._probing.setdefault(key, Probing(LEAST_ASKED, PROBED_S)).accepted(self._clock())
+        self._probing_of(key).accepted(self._clock())
+        self._let_in_anyway.accepted(self._clock())
 
     def refusal(self, sender: Tenant | None, timeout_s: Seconds) -> Overloaded | None:
         """Why a new request is refused; None if it is not. ``sender`` is None for a request without a valid key."""
@@ -144,11 +149,12 @@ class Shedding:
         retry_after_s = None
         bears = URGENT_BEARS if timeout_s < URGENT_S else OTHERS_BEAR
         if self._sustained.behind and delay_s > bears * timeout_s:
-            if sender is None or not self._arrivals.is_within_share(key, now_s):
+            is_spared = sender is not None and self._arrivals.is_within_share(key, now_s)
+            if not is_spared and (sender is None or not self._let_in_anyway.take(now_s)):
                 retry_after_s = self._turnover.refuse(key, now_s)
         elif sender is not None and (last := self._last.get(key)) is not None:
             counts = now_s < last.counts_until_s
-            if counts and (delay_s > BEHIND_S or (last.is_late and not self._probes(key, now_s))):
+            if counts and (delay_s > BEHIND_S or (last.is_late and not self._probing_of(key).take(now_s))):
                 retry_after_s = last.retry_after_s * (1 + _SPREAD * self._rng.random())
         if retry_after_s is None:
             return None
@@ -170,8 +176,8 @@ class Shedding:
         finally:
             work.begun = True
 
-    def _probes(self, key: str, now_s: Seconds) -> bool:
-        return self._probing.setdefault(key, Probing(LEAST_ASKED, PROBED_S)).ask(now_s)
+    def _probing_of(self, key: str) -> Probing:
+        return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))
 
     def _note(self, delay_s: Seconds, now_s: Seconds) -> None:
         if self._sustained.measured(delay_s, now_s):

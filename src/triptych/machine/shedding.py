@@ -6,7 +6,7 @@ from triptych.domain.limits import Seconds
 
 _MOST_ACCEPTED = 4096
 _BURST_S = 0.05
-"""What one may ask at once, as a time."""
+"""How many are let through at once, as a time."""
 
 
 class SustainedDelay:
@@ -37,32 +37,34 @@ class SustainedDelay:
 
 
 class Probing:
-    """Owner of how often one may ask who refuses most, but late: at twice the rate at which requests are accepted.
+    """Owner of how many requests are let through that would else all be refused: ``times`` those that were accepted in the last
+    ``window_s``, at least ``least_rate`` per second.
 
-    More would make the refusals later still, and none at all would find out too late that there is room again.
+    With none at all it would be found out too late that there is room again.
     """
 
-    def __init__(self, least_rate: float, window_s: Seconds) -> None:
+    def __init__(self, times: float, least_rate: float, window_s: Seconds) -> None:
+        self._times = times
         self._least_rate = least_rate
         self._window_s = window_s
         self._accepted: deque[Seconds] = deque(maxlen=_MOST_ACCEPTED)
-        self._may_ask = 0.0
+        self._may_pass = 0.0
         self._at_s: Seconds = float("-inf")
 
     def accepted(self, now_s: Seconds) -> None:
-        """What was asked about is not refused."""
+        """One was accepted."""
         self._accepted.append(now_s)
 
-    def ask(self, now_s: Seconds) -> bool:
-        """Whether one more may be asked about, which then counts as asked."""
+    def take(self, now_s: Seconds) -> bool:
+        """Whether one more is let through."""
         while self._accepted and now_s - self._accepted[0] > self._window_s:
             self._accepted.popleft()
-        rate = max(self._least_rate, 2 * len(self._accepted) / self._window_s)
-        self._may_ask = min(max(1.0, rate * _BURST_S), self._may_ask + rate * (now_s - self._at_s))
+        rate = max(self._least_rate, self._times * len(self._accepted) / self._window_s)
+        self._may_pass = min(max(1.0, rate * _BURST_S), self._may_pass + rate * (now_s - self._at_s))
         self._at_s = now_s
-        if self._may_ask < 1:
+        if self._may_pass < 1:
             return False
-        self._may_ask -= 1
+        self._may_pass -= 1
         return True
 
 

@@ -70,11 +70,11 @@ def test_arrivals_count_for_a_window_and_then_are_forgotten() -> None:
     assert not arrivals.is_within_share("b", 50.0)
 
 
-def test_who_refuses_late_is_asked_twice_as_often_as_it_accepts_and_never_left_alone() -> None:
-    probing = Probing(10.0, 2.0)
+def test_as_many_are_let_through_as_were_accepted_and_always_some() -> None:
+    probing = Probing(2.0, 10.0, 2.0)
     for number in range(100):
         probing.accepted(5.0 + number / 50)
-    asked = sum(probing.ask(7.0 + number / 1000) for number in range(500))
-    assert 40 <= asked <= 60, "of 500 in half a second, as 50 a second were accepted, and fewer and fewer since"
-    asked = sum(probing.ask(20.0 + number / 100) for number in range(500))
-    assert 45 <= asked <= 51, "in five seconds"
+    passed = sum(probing.take(7.0 + number / 1000) for number in range(500))
+    assert 40 <= passed <= 60, "of 500 in half a second, as 50 a second were accepted, and fewer and fewer since"
+    passed = sum(probing.take(20.0 + number / 100) for number in range(500))
+    assert 45 <= passed <= 51, "in five seconds"

@@ -68,6 +68,7 @@ def test_a_gateway_that_stays_late_refuses_whatever_the_router_says_until_it_has
         assert served.ask() is None
         await served.be_late(0.3, for_s=1.0)
         served.clock.work(0.3)
+        assert served.ask() is None, "a few are let in"
         refusal = served.ask()
         assert refusal is not None
         assert refusal.retry_after_s is not None
@@ -106,9 +107,9 @@ def test_a_pause_does_not_excuse_what_comes_of_it() -> None:
         for _ in range(100):
             told.append(served.ask() is None)
             served.clock.work(0.01)
-        let_in = told.index(False)
+        let_in = told.index(False) - 1
         assert 0.01 * let_in == pytest.approx(shedding.TARGET_S + shedding.INTERVAL_S, abs=0.03)
-        assert not any(told[let_in:])
+        assert sum(told[let_in:]) <= 4, "a few are let in"
 
     virtual_time.run(scenario())
 
@@ -165,7 +166,7 @@ def test_bodies_that_wait_for_a_thread_put_the_gateway_behind() -> None:
         assert served.ask() is None
         with served.shedding.unbegun() as first, served.shedding.unbegun():
             await asyncio.sleep(1.0)
-            assert served.ask() is not None
+            assert [served.ask() is None for _ in range(3)] == [True, False, False], "a few are let in"
             first.begun = True
             await asyncio.sleep(0.1)
             assert served.ask() is not None, "the second waits"
@@ -307,6 +308,6 @@ async def test_a_gateway_that_is_behind_refuses_the_key_that_floods_and_answers_
                 for path in ("/health", "/ready", "/metrics")
             ]
         assert {task.result() for task in flood} == {200, 429}
-        assert {task.result() for task in unread} == {429}
+        assert [task.result() for task in unread].count(429) >= 15, "of 20, as a few are let in"
         assert small.result() == 200
         assert [task.result().status_code for task in probes] == [200, 200, 200]
