@@ -40,8 +40,8 @@ URGENT_BEARS, OTHERS_BEAR = 1 / 40, 1 / 8
 quick, while the others can wait until a burst has been worked off."""
 SHARE_WINDOW_S = 1.0
 """Time over which keys are compared."""
-BEHIND_S = 0.01
-"""Delay from which on requests of a key are refused that the router refuses."""
+BEHIND_S, BEHIND_FOR_S = 0.01, 0.05
+"""Delay from which on requests of a key are refused that the router refuses, if it lasts for so long."""
 LATE_S = 0.02
 """Time after which a refusal of the router is late."""
 RECENT_S = 1.0
@@ -65,12 +65,7 @@ _SPREAD = 0.5
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     at_s: Seconds
-    is_late: bool
     retry_after_s: Seconds
-
-    @property
-    def counts_until_s(self) -> Seconds:
-        return self.at_s + (LATE_RECENT_S if self.is_late else RECENT_S)
 
 
 @dataclass(slots=True)
@@ -90,6 +85,8 @@ class Shedding:
         self._rng = rng
         self._last: dict[str, _Refusal] = {}
         """The router's refusals by key, of which there are as many as the settings name."""
+        self._late_at_s: dict[str, Seconds] = {}
+        """When the router last said of a key too late that it refuses, or nothing; without what it said in time since."""
         self._probing: dict[str, Probing] = {}
         """By key too."""
         self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S)
@@ -102,6 +99,7 @@ class Shedding:
         self._due_s = float("inf")
         """When the next measurement is due; infinite if nothing is measured."""
         self._sustained = SustainedDelay(TARGET_S, INTERVAL_S)
+        self._a_little = SustainedDelay(BEHIND_S, BEHIND_FOR_S)
         self._arrivals = Arrivals(SHARE_WINDOW_S)
         self._turnover = Turnover()
         self._unbegun: deque[Unbegun] = deque()
@@ -129,13 +127,17 @@ class Shedding:
 
     def refused(self, key: str, error: Overloaded, took_s: Seconds) -> None:
         """The router refused a request of ``key``, ``took_s`` after it was asked."""
-        last = _Refusal(self._clock(), took_s > LATE_S, error.retry_after_s or RECENT_S)
-        self._last[key] = last
-        self._refuses_until_s = max(self._refuses_until_s, last.counts_until_s)
+        now_s = self._clock()
+        self._last[key] = _Refusal(now_s, error.retry_after_s or RECENT_S)
+        self._refuses_until_s = max(self._refuses_until_s, now_s + RECENT_S)
+        self._late_at_s.pop(key, None)
+        if took_s > LATE_S:
+            self.unanswered(key)
 
     def unanswered(self, key: str) -> None:
         """The router said nothing of a request of ``key`` before its deadline, which is as late as a refusal can be."""
-        self.refused(key, Overloaded("the router does not answer in time"), float("inf"))
+        self._late_at_s[key] = self._clock()
+        self._refuses_until_s = self._clock() + LATE_RECENT_S
 
     def accepted(self, key: str) -> None:
         """The router has begun to answer a request of ``key``."""
@@ -152,10 +154,9 @@ class Shedding:
             is_spared = sender is not None and self._arrivals.is_within_share(key, now_s)
             if not is_spared and (sender is None or not self._let_in_anyway.take(now_s)):
                 retry_after_s = self._turnover.refuse(key, now_s)
-        elif sender is not None and (last := self._last.get(key)) is not None:
-            counts = now_s < last.counts_until_s
-            if counts and (delay_s > BEHIND_S or (last.is_late and not self._probing_of(key).take(now_s))):
-                retry_after_s = last.retry_after_s * (1 + _SPREAD * self._rng.random())
+        elif sender is not None and self._is_refused_by_router(key, delay_s, now_s):
+            last = self._last.get(key)
+            retry_after_s = (RECENT_S if last is None else last.retry_after_s) * (1 + _SPREAD * self._rng.random())
         if retry_after_s is None:
             return None
         self.count += 1
@@ -176,10 +177,20 @@ class Shedding:
         finally:
             work.begun = True
 
+    def _is_refused_by_router(self, key: str, delay_s: Seconds, now_s: Seconds) -> bool:
+        """Whether the router is not even asked, as it refuses this key."""
+        last = self._last.get(key)
+        is_recent = last is not None and now_s - last.at_s < RECENT_S
+        if is_recent and self._a_little.behind and delay_s > BEHIND_S:
+            return True
+        late_s = now_s - self._late_at_s.get(key, float("-inf"))
+        return late_s < LATE_RECENT_S and not self._probing_of(key).take(now_s)
+
     def _probing_of(self, key: str) -> Probing:
         return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))
 
     def _note(self, delay_s: Seconds, now_s: Seconds) -> None:
+        self._a_little.measured(delay_s, now_s)
         if self._sustained.measured(delay_s, now_s):
             if self._sustained.behind:
                 logger.warning("the gateway is %.2f s behind: it refuses requests unread", delay_s)

@@ -259,10 +259,11 @@ async def test_no_request_exceeds_its_timeout(rest: Rest) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": "0.01"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
-        assert router.closed.is_set()
+        assert router.closed.is_set() or not router.requests, "on a slow machine it is over before the router is asked"
         router.script = [TokenChunk((1,), "x"), asyncio.Event()]
-        answer = await client.post(CHAT, json={**ASK, "stream": True}, headers={"x-request-timeout": "0.01"})
-        assert events_of(answer.text)[-1]["error"]["code"] == "deadline_exceeded"
+        answer = await client.post(CHAT, json={**ASK, "stream": True}, headers={"x-request-timeout": "1"})
+        last = events_of(answer.text)[-1] if answer.status_code == 200 else answer.json()  # on a slow machine
+        assert last["error"]["code"] == "deadline_exceeded"
 
 
 @pytest.mark.parametrize("how", ["whole", "stream", "tokenize"])

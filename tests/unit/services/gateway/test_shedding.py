@@ -207,13 +207,14 @@ def test_while_the_router_refuses_a_key_that_key_is_refused_at_a_small_delay() -
         served.ask()
         served.shedding.refused("", Overloaded("full", retry_after_s=4.0), took_s=0.002)
         served.clock.work(shedding.PROBE_S + 2 * shedding.BEHIND_S)
+        assert served.ask() is None, "it is a single pause"
+        await served.be_late(2 * shedding.BEHIND_S, for_s=2 * shedding.BEHIND_FOR_S)
         refusal = served.ask()
         assert refusal is not None
         assert refusal.retry_after_s is not None
         assert 4.0 <= refusal.retry_after_s <= 6.0
         assert served.ask(Tenant("another")) is None
-        await asyncio.sleep(shedding.RECENT_S)
-        served.clock.work(shedding.PROBE_S + 2 * shedding.BEHIND_S)
+        await served.be_late(2 * shedding.BEHIND_S, for_s=shedding.RECENT_S)
         assert served.ask() is None
 
     virtual_time.run(scenario())
