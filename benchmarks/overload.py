@@ -15,6 +15,9 @@ is encoded is in no metric, and so not among these. The clients run in the bench
 With ``--come-back`` a client that is refused waits its Retry-After, the whole seconds that HTTP has, and sends the same request once more with the same timeout, while others
 come for the first time as before; who would come after the load has ended leaves. These tries count as requests as well, and are shown by themselves:
 ``admitted`` are those that are not refused again, ``unread`` those whose first try the gateway had refused by itself.
+
+With ``--busy N`` other processes that compute without end, N of them at nice 0, take their part of the cores, while the capacity is measured as well. The clients then
+go before all others (SCHED_FIFO) if the system allows it, as they would lag otherwise; the lag is shown. ``overdue`` are answers and errors that came after the deadline.
 """
 
 import argparse
@@ -22,11 +25,14 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -66,10 +72,10 @@ WORDS = ("What", "digits", "are", "shown", "here", "which", "one", "is", "the", 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    engines: tuple[str, ...] = ("demo", "delay")
-    mixes: tuple[str, ...] = ("text", "mixed")
-    loads: tuple[float, ...] = (1.0, 2.0, 4.0, 5.0)
-    seconds: float = 60.0
+    engines: tuple[str, ...] = ("demo",)
+    mixes: tuple[str, ...] = ("text",)
+    loads: tuple[float, ...] = (1.0, 5.0, 8.0)
+    seconds: float = 20.0
     """Of each load above 1; up to the capacity half of it."""
     capacity_s: float = 10.0
     seed: int = 15
@@ -77,12 +83,14 @@ class Settings:
     """Least and most of each series of loads."""
     come_back: bool = False
     """Who is refused waits its Retry-After and tries once more."""
+    busy: tuple[int, ...] = (0, 4, 8)
+    """Other processes that take the cores; one series of loads for each."""
 
     def seconds_of(self, load: float) -> float:
         return self.seconds if load > 1 else self.seconds / 2
 
 
-QUICK = Settings(("delay",), ("mixed",), (1.0, 4.0), 6.0, 3.0)
+QUICK = Settings(("delay",), ("mixed",), (1.0, 4.0), 6.0, 3.0, busy=(0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +289,10 @@ class Row:
     refused: int
     refusal_p50_ms: float
     refusal_p99_ms: float
+    unread: int
+    """Refused by the gateway itself ..."""
+    unread_p99_ms: float
+    """... after so long."""
     late: int
     begun: int
     """Requests that a text instance had and did not answer."""
@@ -288,6 +300,12 @@ class Row:
     """Images that were encoded without an answer to their request, or once more."""
     broken: int
     """Neither an answer nor an error."""
+    overdue: int
+    """Answers and errors after the deadline; ``broken`` ones are not among these ..."""
+    overdue_answers: int
+    """... but those of status 200 are."""
+    overdue_p99_ms: float
+    """How long after the deadline these came."""
     statuses: dict[str, int]
     answer_p50_ms: float
     answer_p99_ms: float
@@ -305,7 +323,10 @@ class Row:
         seconds = settings.seconds_of(load)
         good = [one for one in sent if one.in_time]
         refused = [1000 * one.took_s for one in sent if one.answer.refused]
+        unread = [1000 * one.took_s for one in sent if one.answer.unread]
         took = [1000 * one.took_s for one in good]
+        overdue = [one for one in sent if one.status and one.took_s > one.deadline_s]
+        overdue_ms = [1000 * (one.took_s - one.deadline_s) for one in overdue]
         return cls(
             load,
             round(rate, 2),
@@ -315,10 +336,15 @@ class Row:
             len(refused),
             round(median(refused), 2) if refused else 0.0,
             round(percentile(refused, 99), 2) if refused else 0.0,
+            len(unread),
+            round(percentile(unread, 99), 2) if unread else 0.0,
             len(sent) - len(good) - len(refused),
             seen.begun,
             seen.encoded - sum(one.images for one in sent if one.status == httpx.codes.OK),
             sum(not one.status for one in sent),
+            len(overdue),
+            sum(one.status == httpx.codes.OK for one in overdue),
+            round(percentile(overdue_ms, 99), 1) if overdue else 0.0,
             {str(status): number for status, number in sorted(Counter(one.status for one in sent).items())},
             round(percentile(took, 50), 1) if took else 0.0,
             round(percentile(took, 99), 1) if took else 0.0,
@@ -337,8 +363,11 @@ async def capacity(gateway: Gateway, bodies: Bodies, seconds: float, requests: i
     async def client(first: Body) -> None:
         body = first
         while time.perf_counter() - began_s < seconds:
-            status = (await gateway.post(body, PATIENT_S)).status
-            assert status == httpx.codes.OK, f"a request without a deadline was answered {status}"
+            answer = await gateway.post(body, PATIENT_S)
+            if answer.refused:  # what was refused just before the measurement counts for a few seconds
+                await asyncio.sleep(answer.retry_after_s)
+                continue
+            assert answer.status == httpx.codes.OK, f"a request without a deadline was answered {answer.status}"
             ends.append(time.perf_counter() - began_s)
             body = bodies.next()
 
@@ -388,6 +417,34 @@ async def offered(
     return sent
 
 
+@contextlib.contextmanager
+def cores_taken(busy: int) -> Iterator[None]:
+    """So many other processes compute without end."""
+    code = f"from triptych.runtime.parent import end_with_parent\nend_with_parent({os.getpid()})\nwhile True: pass"
+    with contextlib.ExitStack() as stack:
+        for _ in range(busy):
+            started = stack.enter_context(subprocess.Popen((sys.executable, "-c", code)))
+            stack.callback(started.kill)
+        yield
+
+
+@contextlib.contextmanager
+def clients_go_first(note: Callable[[str], None]) -> Iterator[None]:
+    """The clients, which are the calling thread, get a core at once when they want one, else their own lag would be measured."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        note("  the clients may lag: they may not go before other processes (SCHED_FIFO)")
+        yield
+        return
+    note("  the clients go before other processes (SCHED_FIFO)")
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
 @contextlib.asynccontextmanager
 async def serving(engine: str, folder: Path) -> AsyncIterator[LocalCluster]:
     """Two encoders and a text instance. The engines that sleep bear about 30 text requests/s, and 25 images/s."""
@@ -404,34 +461,53 @@ async def serving(engine: str, folder: Path) -> AsyncIterator[LocalCluster]:
 
 
 async def measured(engine: str, mix: str, settings: Settings, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One series of loads for each range of deadlines."""
+    """One series of loads for each number of busy processes and range of deadlines."""
     rng = random.Random(f"{settings.seed} {engine} {mix}")
     bodies = Bodies(mix, rng)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         async with serving(engine, Path(folder)) as cluster, httpx.AsyncClient(trust_env=False) as http:
             gateway = Gateway(int(cluster.targets["gateway"].rpartition(":")[2]))
-            await capacity(gateway, bodies, settings.capacity_s / 4)
-            bears = await capacity(gateway, bodies, settings.capacity_s)
-            many_open = await capacity(gateway, bodies, settings.capacity_s, MANY_OPEN)
-            note(f"{engine}, {mix}: capacity {bears:.1f} answers/s, {many_open:.1f} with {MANY_OPEN} open")
             watch = Watch(cluster, http)
-            for deadlines_s in settings.deadlines_s:
-                note(f"  deadlines of {deadlines_s[0]:g} to {deadlines_s[1]:g} s")
-                rows: list[Row] = []
-                for load in settings.loads:
-                    await watch.look()
-                    seconds, began_s = settings.seconds_of(load), time.perf_counter()
-                    sent = await offered(
-                        gateway, bodies, load * bears, seconds, deadlines_s, rng, come_back=settings.come_back
-                    )
-                    seen = await watch.look()
-                    rows.append(Row.of(load, load * bears, settings, sent, seen, time.perf_counter() - began_s))
-                    note(_line(rows[-1]))
-                said = {"engine": engine, "mix": mix, "deadlines_s": deadlines_s}
-                bore = {"capacity": round(bears, 2), "capacity_many_open": round(many_open, 2)}
-                found.append(said | bore | _kept(rows, note) | {"rows": [asdict(row) for row in rows]})
+            for busy in settings.busy:
+                with cores_taken(busy), clients_go_first(note) if busy else contextlib.nullcontext():
+                    said = {"engine": engine, "mix": mix, "busy": busy}
+                    found += [said | run for run in await series(said, gateway, bodies, watch, settings, rng, note)]
             gateway.close()
+    return found
+
+
+async def series(
+    said: Mapping[str, object],
+    gateway: Gateway,
+    bodies: Bodies,
+    watch: Watch,
+    settings: Settings,
+    rng: random.Random,
+    note: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """The capacity, then the loads, for each range of deadlines."""
+    found: list[dict[str, Any]] = []
+    await capacity(gateway, bodies, settings.capacity_s / 4)
+    bears = await capacity(gateway, bodies, settings.capacity_s)
+    # Beside busy processes so many at once are an overload.
+    many_open = bears if said["busy"] else await capacity(gateway, bodies, settings.capacity_s, MANY_OPEN)
+    note(
+        f"{', '.join(f'{name} {value}' for name, value in said.items())}: capacity {bears:.1f} answers/s, "
+        f"{many_open:.1f} with {MANY_OPEN} open"
+    )
+    for deadlines_s in settings.deadlines_s:
+        note(f"  deadlines of {deadlines_s[0]:g} to {deadlines_s[1]:g} s")
+        rows: list[Row] = []
+        for load in settings.loads:
+            await watch.look()
+            seconds, began_s = settings.seconds_of(load), time.perf_counter()
+            sent = await offered(gateway, bodies, load * bears, seconds, deadlines_s, rng, come_back=settings.come_back)
+            seen = await watch.look()
+            rows.append(Row.of(load, load * bears, settings, sent, seen, time.perf_counter() - began_s))
+            note(_line(rows[-1]))
+        bore = {"deadlines_s": deadlines_s, "capacity": round(bears, 2), "capacity_many_open": round(many_open, 2)}
+        found.append(bore | _kept(rows, note) | {"rows": [asdict(row) for row in rows]})
     return found
 
 
@@ -456,8 +532,8 @@ def _line(row: Row) -> str:
         )
     return (
         f"  {row.load:g} times: {row.sent} sent, {row.goodput:.1f}/s in time (P50 {row.answer_p50_ms:.0f} ms, P99 {row.answer_p99_ms:.0f}), "
-        f"{row.refused} refused after {row.refusal_p50_ms:.1f} ms (P99 {row.refusal_p99_ms:.0f}), {row.late} late, of which {row.begun} begun, "
-        f"{row.encoded_in_vain} images in vain, {row.broken} broken{again}; clients lag {row.sent_late_p99_ms:.1f} ms (P99); cores: {cores}"
+        f"{row.refused} refused after {row.refusal_p50_ms:.1f} ms (P99 {row.refusal_p99_ms:.0f}), of which {row.unread} unread (P99 {row.unread_p99_ms:.0f}), {row.late} late, of which {row.begun} begun, "
+        f"{row.encoded_in_vain} images in vain, {row.broken} broken, {row.overdue} overdue (P99 {row.overdue_p99_ms:.0f} ms), of which {row.overdue_answers} answers{again}; clients lag {row.sent_late_p99_ms:.1f} ms (P99); cores: {cores}"
     )
 
 
@@ -468,13 +544,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few seconds of one mixture: shows that it works")
     parser.add_argument("--engines", default=",".join(default.engines), help="of demo and delay, separated by commas")
     parser.add_argument("--mixes", default=",".join(default.mixes), help="of text and mixed, separated by commas")
-    parser.add_argument("--loads", default="1,2,4,5", help="multiples of the capacity, separated by commas")
+    parser.add_argument(
+        "--loads",
+        default=",".join(f"{load:g}" for load in default.loads),
+        help="multiples of the capacity, separated by commas",
+    )
     parser.add_argument("--seconds", type=float, default=default.seconds, help="of each load above 1; of others half")
     parser.add_argument(
         "--deadlines", default="3-5", help="in seconds, from least to most, separated by commas: 0.5-1,3-5"
     )
     parser.add_argument(
         "--come-back", action="store_true", help="who is refused waits its Retry-After and tries once more"
+    )
+    parser.add_argument(
+        "--busy",
+        help="other processes that take the cores at nice 0, separated by commas; by default 0,4,8, with --quick 0",
     )
     arguments = parser.parse_args()
     settings = Settings(
@@ -487,7 +571,10 @@ def main() -> None:
         settings = QUICK
     deadlines_s = [tuple(map(float, one.split("-"))) for one in arguments.deadlines.split(",")]
     settings = replace(
-        settings, deadlines_s=tuple((least, most) for least, most in deadlines_s), come_back=arguments.come_back
+        settings,
+        deadlines_s=tuple((least, most) for least, most in deadlines_s),
+        come_back=arguments.come_back,
+        busy=settings.busy if arguments.busy is None else tuple(map(int, arguments.busy.split(","))),
     )
     ending.by_sigterm()
     result = uvloop.run(run(settings))

@@ -168,7 +168,11 @@ async def serve(
         http=type(
             "Http",
             (BoundedHttp,),
-            {"max_connections": settings.max_connections, "head_timeout_s": settings.head_timeout_s},
+            {
+                "max_connections": settings.max_connections,
+                "head_timeout_s": settings.head_timeout_s,
+                "listener": listener,
+            },
         ),
         timeout_keep_alive=settings.keep_alive_s,
         ws="none",
@@ -236,6 +240,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind before uvicorn starts, so that a port in use is reported in one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise CannotStart(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    listener.setblocking(False)
+    return listener

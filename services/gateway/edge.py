@@ -26,9 +26,10 @@ from triptych.ports import Clock
 from triptych.runtime import logs
 
 from .answers import error_body, error_headers
-from .http import REFUSAL
+from .http import ARRIVED_S, REFUSAL
 from .keys import Caller, KeyRing
 from .request_ids import canonical
+from .shedding import Shedding
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class Edge:
     """Wraps the whole application. Unknown exceptions are logged and answered with a bare 500.
 
     ``hosts`` are the allowed values of the ``Host`` header, or None for any. This stops DNS rebinding, in which a web
-    page's own name is made to resolve to a loopback address.
+    page's own name is made to resolve to a loopback address. ``refused`` tells why no connection may stay open, ``shed`` why a request is
+    refused as the gateway is behind. Neither applies to the probes of an operator.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Edge:
         new_id: Callable[[], str],
         taken: Callable[[str], bool],
         refused: Callable[[], TriptychError | None],
+        shed: Callable[[Headers], TriptychError | None],
         hosts: frozenset[str] | None,
         clock: Clock,
     ) -> None:
         self._app = app
         self._refused = refused
+        self._shed = shed
         self._hosts = hosts
         self._new_id = new_id
         self._taken = taken
@@ -69,10 +73,14 @@ class Edge:
         began_s = self._clock()
         headers = Headers(scope=scope)
         request_id = self._request_id(headers)
-        scope.setdefault("state", {}).update(request_id=canonical(request_id), headers=headers)
+        is_probe = scope["path"] in _PROBES
+        state = scope.setdefault("state", {})
+        state.update(request_id=canonical(request_id), headers=headers)
+        state.setdefault(ARRIVED_S, began_s)
         scope["app"] = self  # without it Starlette's router answers unknown routes itself
         logs.request_id.set(canonical(request_id))
         status = 0
+        level = logging.DEBUG if is_probe else logging.INFO
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -87,10 +95,14 @@ class Edge:
 
         try:
             refusal = scope["state"].get(REFUSAL)
-            if refusal is None and scope["path"] not in _PROBES:
+            if refusal is None and not is_probe:
                 refusal = self._refused()
             if refusal is not None:
                 await error_response(refusal, {"connection": "close"})(scope, receive, send_with_id)
+                return
+            if not is_probe and (refusal := self._shed(headers)) is not None:
+                level = logging.DEBUG  # a line for each would cost more than the rest
+                await error_response(refusal)(scope, receive, send_with_id)
                 return
             self._check_headers(headers)
             await self._app(scope, receive, send_with_id)
@@ -103,7 +115,6 @@ class Edge:
             await error_response(known)(scope, receive, send_with_id)
         finally:
             took_s = self._clock() - began_s
-            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
             logger.log(level, "%s %r %d %.3fs", scope["method"], scope["path"][:200], status, took_s)
 
     def _check_headers(self, headers: Headers) -> None:
@@ -126,16 +137,20 @@ class Edge:
 
 
 class AuthMiddleware:
-    """Authenticates every request except ``/health``, if keys are configured."""
+    """Authenticates every request except ``/health``, if keys are configured, and counts those that are not shed."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, shedding: Shedding) -> None:
         self._app = app
         self._keys = keys
+        self._shedding = shedding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
             source = scope["client"][0] if scope.get("client") else ""
-            scope["state"]["caller"] = self._keys.caller(scope["state"]["headers"].getlist("authorization"), source)
+            caller = self._keys.caller(scope["state"]["headers"].getlist("authorization"), source)
+            scope["state"]["caller"] = caller
+            if scope["path"] not in _PROBES:
+                self._shedding.let_in(caller.tenant)
         await self._app(scope, receive, send)
 
 

@@ -1,6 +1,8 @@
 """One HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
 
 import asyncio
+import socket
+import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -11,6 +13,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych.errors import HeadersTooLarge, InvalidRequest, Overloaded, TriptychError, UriTooLong
+from triptych.runtime.clock import monotonic
 
 from .half_closed import HalfClosed
 
@@ -30,6 +33,13 @@ _LINGER_S = 2.0
 reads the answer."""
 REFUSAL = "refusal"
 """Key in ``scope["state"]`` of the error with which the application must refuse the request."""
+ARRIVED_S = "arrived_s"
+"""Key in ``scope["state"]`` of the time at which the request's head was there to be read, which may be long before it was."""
+MOST_ACCEPTED = 64
+"""Connections that are accepted at once, at most."""
+_TCP_INFO_BYTES = 60
+_LAST_DATA_AT = 52
+"""Where ``tcp_info`` has the milliseconds since the kernel received the last data (linux/tcp.h)."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -44,10 +54,14 @@ class BoundedHttp(HttpToolsProtocol):
       looks the same until something is written to it, so the connection is probed (ADR 62).
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
+    - With each connection the others that wait are accepted too: uvloop accepts one in each round of its event loop, so clients of a
+      busy gateway would wait in the kernel's queue, unseen, until they give up.
     """
 
     max_connections = 4096
     head_timeout_s = 20.0
+    listener: socket.socket | None = None
+    """Where other connections wait."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,6 +84,28 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(Overloaded(f"{self.max_connections} connections are open, which is the limit"))
         else:
             self._close_after(self.head_timeout_s)
+        self._accept_others()
+
+    def _accept_others(self) -> None:
+        if self.listener is None:
+            return
+        for _ in range(MOST_ACCEPTED):
+            try:
+                accepted, _ = self.listener.accept()
+            except OSError:  # none waits, or too many files are open; or the listener is closed
+                return
+            accepted.setblocking(False)
+            self.tasks.add(task := self.loop.create_task(self._serve(accepted)))
+            task.add_done_callback(self.tasks.discard)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        def protocol() -> asyncio.Protocol:
+            return type(self)(self.config, self.server_state, self.app_state)
+
+        try:
+            await self.loop.connect_accepted_socket(protocol, accepted, ssl=self.config.ssl)
+        except OSError:  # it is closed again, or its handshake failed
+            accepted.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -155,9 +191,22 @@ class BoundedHttp(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Overloaded(f"{MAX_PIPELINED} requests of this connection are waiting, which is the limit")
+        self.scope["state"][ARRIVED_S] = monotonic() - self._waited_s()
         super().on_headers_complete()
         self._stop_timer()
         self._in_head, self._counted = False, 0
+
+    def _waited_s(self) -> float:
+        """How long the last data has waited to be read; 0 where the kernel does not tell."""
+        if sys.platform != "linux":
+            return 0.0
+        try:
+            told = self.transport.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES
+            )
+        except OSError:  # the client has reset the connection
+            return 0.0
+        return int.from_bytes(told[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder) / 1000
 
     def on_chunk_header(self) -> None:
         self._counted -= _CHUNK_BYTES

@@ -10,7 +10,7 @@ import re
 import secrets
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Self
@@ -237,16 +237,17 @@ class KeyRing:
         A source that failed too often still gets in with a valid key: behind a proxy all clients share one source, and
         a 256-bit key cannot be found by trial.
         """
-        if self._anyone is not None:
-            return self._anyone
-        caller = self._find(list(authorizations))
+        caller = self.find(list(authorizations))
         if caller is not None:
             return caller
         if (wait_s := self._failures.add(source)) > 0:
             raise RateLimited("too many requests without a valid API key", retry_after_s=wait_s)
         raise Unauthenticated("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
 
-    def _find(self, authorizations: list[str]) -> Caller | None:
+    def find(self, authorizations: Sequence[str]) -> Caller | None:
+        """The caller; None without a valid key, which is not counted as a failure."""
+        if self._anyone is not None:
+            return self._anyone
         if len(authorizations) != 1 or len(authorizations[0]) > _MAX_KEY_CHARS:
             return None
         scheme, _, key = authorizations[0].partition(" ")

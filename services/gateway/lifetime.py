@@ -1,25 +1,42 @@
-"""The lifetime of one request: time limit, client disconnect, shutdown."""
+"""The lifetime of one request: deadline, client disconnect, shutdown."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from triptych.domain.limits import Seconds
 from triptych.errors import Cancelled, DeadlineExceeded, TriptychError
+from triptych.ports import Clock
+
+GRACE_S = 0.5
+"""How long after the deadline the body is ended: who works for it enforces the deadline, this only backs it up."""
 
 
 class RequestLifetime:
-    """Ends its body early and raises the reason: the time limit, a client that left, a shutdown."""
+    """Ends its body early and raises the reason: the deadline, a client that left, a shutdown.
 
-    def __init__(self, timeout_s: float) -> None:
+    The timeout counts from ``arrived_s``, which may be long ago.
+    """
+
+    def __init__(self, timeout_s: Seconds, arrived_s: Seconds, clock: Clock) -> None:
         self._timeout_s = timeout_s
+        self._deadline_s = arrived_s + timeout_s
+        self._clock = clock
         self._reason: TriptychError | None = None
-        self._timeout = asyncio.timeout(timeout_s)
+        self._timeout = asyncio.timeout(max(0.0, self.left_s) + GRACE_S)
 
     @property
-    def left_s(self) -> float:
-        """Seconds left while the body runs."""
-        end_s = self._timeout.when()
-        return self._timeout_s if end_s is None else max(0.0, end_s - asyncio.get_running_loop().time())
+    def left_s(self) -> Seconds:
+        """Seconds until the deadline."""
+        return self._deadline_s - self._clock()
+
+    def check(self) -> None:
+        """Raises DeadlineExceeded once the deadline has passed, whether or not the body was ended."""
+        if self.left_s <= 0:
+            raise self._late()
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the request took longer than its {self._timeout_s:g} s")
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -30,8 +47,7 @@ class RequestLifetime:
         except TimeoutError as error:
             if not self._timeout.expired():
                 raise
-            reason = self._reason or DeadlineExceeded(f"the request took longer than its {self._timeout_s:g} s")
-            raise reason from error
+            raise (self._reason or self._late()) from error
 
     def end(self, reason: TriptychError) -> None:
         """End the body now. The first reason counts."""

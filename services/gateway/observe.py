@@ -128,7 +128,7 @@ def watch(metrics: Metrics, admitted: Admitted, shed: Shed) -> None:
         yield gauge("triptych_http_body_bytes", "Bytes of their bodies", admitted.nbytes)
         yield total(
             "triptych_http_requests_shed",
-            "Requests refused without asking the router, as it refuses and the way to it is behind",
+            "Requests refused unread, as the gateway is behind or the router refuses",
             {(): shed.count},
         )
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
 from triptych.errors import Overloaded, TriptychError
@@ -31,8 +31,9 @@ from .answers import (
 )
 from .cors import Cors
 from .half_closed import FILLER
+from .http import ARRIVED_S
 from .keys import Caller
-from .lifetime import RequestLifetime
+from .lifetime import GRACE_S, RequestLifetime
 from .observe import MetricsEndpoint
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
@@ -40,8 +41,6 @@ from .openapi import READINESS, TIMELINE, document
 from .service import Gateway, Parse
 
 _JSON = "application/json"
-_GRACE_S = 0.5
-"""Margin over the router's time limit: the router enforces the limit, the gateway only backs it up."""
 _COMMENT = b":\n\n"
 """Between server-sent events, without a meaning."""
 _STREAM_HEADERS = [
@@ -67,12 +66,13 @@ def create_app(
             return None
         return Overloaded(f"{limit} connections are open, which is the limit")
 
-    router = Router(make_routes(gateway, metrics or Metrics()), redirect_slashes=False)
+    router = Router(make_routes(gateway, metrics or Metrics(), clock), redirect_slashes=False)
     app: ASGIApp = edge.Edge(
-        edge.AuthMiddleware(router, keys=gateway.keys),
+        edge.AuthMiddleware(router, keys=gateway.keys, shedding=gateway.shedding),
         new_id=new_id,
         taken=gateway.admission.is_running,
         refused=refused,
+        shed=gateway.shed,
         hosts=gateway.settings.hosts,
         clock=clock,
     )
@@ -88,12 +88,16 @@ def create_app(
     return without_spare_slashes
 
 
-def make_routes(gateway: Gateway, metrics: Metrics) -> list[Route]:
+def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]:
     endpoints = Endpoints(gateway)
+
+    def post(path: str, parse: Parse, respond: Respond) -> Route:
+        return Route(path, Post(gateway, parse, respond, clock), methods=["POST"])
+
     return [
-        Route("/v1/chat/completions", Post(gateway, parse_chat, Generate(gateway, ChatForm)), methods=["POST"]),
-        Route("/v1/completions", Post(gateway, parse_completion, Generate(gateway, CompletionForm)), methods=["POST"]),
-        Route("/tokenize", Post(gateway, parse_tokenize, Tokenize(gateway)), methods=["POST"]),
+        post("/v1/chat/completions", parse_chat, Generate(gateway, ChatForm)),
+        post("/v1/completions", parse_completion, Generate(gateway, CompletionForm)),
+        post("/tokenize", parse_tokenize, Tokenize(gateway)),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{model_id:path}", endpoints.model),
         Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
@@ -146,14 +150,20 @@ class Exchange:
     lifetime: RequestLifetime
     scope: Scope
     receive: Receive
-    send: Send
+    pass_on: Send
     streaming: bool = False
     """The 200 of a stream has been sent: errors are reported in the stream from here on."""
 
-    @property
     def left_s(self) -> float:
-        """The time that the router may take."""
-        return self.lifetime.left_s - _GRACE_S
+        """The time that the router may take. Raises DeadlineExceeded instead of 0 or less."""
+        self.lifetime.check()
+        return self.lifetime.left_s
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. Raises DeadlineExceeded instead of beginning one after the deadline."""
+        if message["type"] == "http.response.start":
+            self.lifetime.check()
+        await self.pass_on(message)
 
 
 Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
@@ -162,20 +172,19 @@ Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
 class Post:
     """A POST route as an ASGI application: admits, reads and parses the body, and cancels when the client leaves."""
 
-    def __init__(self, gateway: Gateway, parse: Parse, respond: Respond) -> None:
+    def __init__(self, gateway: Gateway, parse: Parse, respond: Respond, clock: Clock) -> None:
         self._gateway = gateway
         self._parse = parse
         self._respond = respond
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id: str = scope["state"]["request_id"]
         caller: Caller = scope["state"]["caller"]
         headers: Headers = scope["state"]["headers"]
-        self._gateway.shedding.check(caller.name)
         edge.check_encoding(headers)
-        settings = self._gateway.settings
-        timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)
-        lifetime = RequestLifetime(timeout_s + _GRACE_S)
+        lifetime = RequestLifetime(self._gateway.timeout_s(headers), scope["state"][ARRIVED_S], self._clock)
+        lifetime.check()
         exchange = Exchange(request_id, caller, lifetime, scope, receive, send)
         try:
             with caller.request(), self._gateway.admission.request(request_id, lifetime, caller.name) as hold:
@@ -191,7 +200,7 @@ class Post:
                 raise
             last = error_event(edge.as_known(error, request_id))
             with suppress(TimeoutError):  # a client that does not read is cut off
-                async with asyncio.timeout(_GRACE_S):
+                async with asyncio.timeout(GRACE_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
@@ -210,7 +219,7 @@ class Generate:
             include_usage=request.include_usage,
             logprobs=request.sampling.logprobs is not None,
         )
-        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s) as answer:
+        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s()) as answer:
             if request.stream:
                 await _stream(exchange, form, answer)
             else:
@@ -225,16 +234,17 @@ class Tokenize:
         self._gateway = gateway
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
-        tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
+        left_s = exchange.left_s()
+        tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, left_s)
         body = tokens_body(tokenized, model, return_token_strs=request.return_token_strs)
         await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Send server-sent events. A stream that fails ends without [DONE]."""
-    exchange.streaming = True
     exchange.scope["state"][FILLER] = _COMMENT
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+    exchange.streaming = True
     # Each write is a system call and wakes the client: events that arrive together are sent together.
     body = form.begin(answer.request.sampling.n)
     async with aclosing(answer.events()) as stream:

@@ -7,11 +7,14 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from random import Random
 
+from starlette.datastructures import Headers
+
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
     RequestTimeout,
@@ -21,6 +24,7 @@ from triptych.errors import (
 from triptych.ports import Clock, Offload, Router
 from triptych.runtime.clock import monotonic
 
+from . import edge
 from .admission import Admission, Hold
 from .keys import Caller, KeyRing
 from .media import RemoteMedia
@@ -70,6 +74,21 @@ class Gateway:
     def settings(self) -> GatewaySettings:
         return self._settings
 
+    def shed(self, headers: Headers) -> Overloaded | None:
+        """Why a request is refused unread, as the gateway is behind; None if it is not."""
+        if not self.shedding.came():
+            return None
+        caller = self.keys.find(headers.getlist("authorization"))
+        try:
+            timeout_s = self.timeout_s(headers)
+        except InvalidRequest:
+            timeout_s = self._settings.request_timeout_s
+        return self.shedding.refusal(None if caller is None else caller.tenant, timeout_s)
+
+    def timeout_s(self, headers: Headers) -> float:
+        """A request's timeout, by its headers or the settings. Raises InvalidRequest."""
+        return edge.timeout_s(headers, self._settings.request_timeout_s, self._settings.max_request_timeout_s)
+
     def created(self) -> int:
         return int(self._wall_s())
 
@@ -99,7 +118,13 @@ class Gateway:
         if len(body) <= self._settings.parse_inline_bytes:
             request = how(body, self._settings.max_item_bytes)
         else:
-            request = await self._offload.run(how, body, self._settings.max_item_bytes)
+            with self.shedding.unbegun() as work:
+
+                def parse() -> ParsedRequest:
+                    work.begun = True
+                    return how(body, self._settings.max_item_bytes)
+
+                request = await self._offload.run(parse)
         return await self._media.complete(request, hold.grow)
 
     @asynccontextmanager
@@ -115,7 +140,7 @@ class Gateway:
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):
-                with _naming_fields(request), self._noting_refusal(caller):
+                with _naming_fields(request), self._noting_what_the_router_says(caller.name, timeout_s):
                     await answer.begin()
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
@@ -126,14 +151,19 @@ class Gateway:
             caller.charge(answer.spent_tokens)
 
     @contextmanager
-    def _noting_refusal(self, caller: Caller) -> Iterator[None]:
+    def _noting_what_the_router_says(self, key: str, timeout_s: float) -> Iterator[None]:
         asked_s = self._clock()
         try:
             yield
         except Overloaded as error:
             if type(error) is Overloaded:  # and not that an arena is full, for which a request may have waited
-                self.shedding.refused(caller.name, error, self._clock() - asked_s)
+                self.shedding.refused(key, error, self._clock() - asked_s)
             raise
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if self._clock() - asked_s >= timeout_s:  # else the client has left
+                self.shedding.unanswered(key)
+            raise
+        self.shedding.accepted(key)
 
     async def _spent_prompt_tokens(self, request_id: str) -> int:
         """The prompt's tokens if a text instance has received it; otherwise the tokens of the items sent to an encoder."""

@@ -1,25 +1,61 @@
-"""Requests that the gateway refuses by itself, while the router refuses those of the same key and the way to it is behind.
+"""Requests that the gateway refuses by itself, before their bodies are read.
 
-The router knows best what can be answered in time, but each request that it is asked about costs both processes some milliseconds. At several
-times the capacity that takes more than there is: requests then wait unread, those that could be answered among them, and clients are
-refused when they have given up. A request that is refused here costs a fraction, as its body is neither read nor parsed.
+Each request that is read, parsed and passed on costs gateway and router some milliseconds. At several times the capacity that is more than there is: requests
+then wait unread, those that could be answered among them, and clients are refused when they have given up. A request that is refused here costs a fraction.
+There are two reasons:
 
-Admission by the delay of the queue is CoDel's idea (Nichols and Jacobson, ACM Queue 2012), as in Envoy's overload manager. The delay here is that of the event
-loop, or of the router's last refusal. A key that the router has not refused lately is never refused here, whatever others send.
+- **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses them, for longer than a single pause
+  (``SustainedDelay``). Then a request is refused if the delay is more than a part of its timeout. Keys that send less than their share of what
+  is let in are not refused, so one that floods harms itself.
+- **The router refuses the key**, and the gateway is late, if only by a little; or the router refuses late, or not even before the deadline: then it is
+  asked about some requests only.
+  A key that the router has not refused lately is never refused for this reason.
 """
 
 import asyncio
+import logging
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
 from triptych.domain.limits import Seconds
+from triptych.domain.tenant import Tenant
 from triptych.errors import Overloaded
+from triptych.machine.shedding import Arrivals, Probing, SustainedDelay
+from triptych.machine.turnover import Turnover
 from triptych.ports import Clock
 
-BEHIND_S = 0.01
-"""Delay from which on requests are refused here."""
+logger = logging.getLogger(__name__)
+
+TARGET_S = 0.05
+"""Delay from which on the gateway is behind, if it lasts ..."""
+INTERVAL_S = 0.25
+"""... for so long."""
+URGENT_S = 30.0
+"""Timeout below which a request is urgent."""
+URGENT_BEARS, OTHERS_BEAR = 1 / 40, 1 / 8
+"""Part of a request's timeout that the delay may take. A request has several such delays on its way; the refusals of urgent ones are to be
+quick, while the others can wait until a burst has been worked off."""
+SHARE_WINDOW_S = 1.0
+"""Time over which keys are compared."""
+BEHIND_S, BEHIND_FOR_S = 0.01, 0.05
+"""Delay from which on requests of a key are refused that the router refuses, if it lasts for so long."""
+LATE_S = 0.02
+"""Time after which a refusal of the router is late."""
 RECENT_S = 1.0
-"""How long a refusal of the router counts."""
+"""How long a refusal of the router counts that was not late, and how long the delay is measured after the last request."""
+LATE_RECENT_S = 5.0
+"""How long one counts that was late."""
+LEAST_ASKED = 10.0
+"""Requests of a key per second that a router is asked about whose refusals are late, at least ..."""
+ASKED = 2.0
+"""... else so many times those that it accepted in the last ..."""
+PROBED_S = 2.0
+"""... seconds."""
+LEAST_LET_IN, LET_IN = 5.0, 0.5
+"""The same of requests that are let in although the gateway's delay is more than they can bear: refusing alone may be all that it gets done."""
 PROBE_S = 0.01
 """Time between two measurements of the event loop's delay."""
 _SPREAD = 0.5
@@ -29,54 +65,151 @@ _SPREAD = 0.5
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     at_s: Seconds
-    took_s: Seconds
     retry_after_s: Seconds
 
 
+@dataclass(slots=True)
+class Unbegun:
+    """Work that waits for a thread."""
+
+    since_s: Seconds
+    begun: bool = False
+    """It has begun, or never will."""
+
+
 class Shedding:
-    """Owner of what the gateway knows of the router's refusals. Runs in an event loop."""
+    """Owner of what the gateway knows of its own delay and of the router's refusals. Runs in an event loop."""
 
     def __init__(self, clock: Clock, rng: Random) -> None:
         self._clock = clock
         self._rng = rng
         self._last: dict[str, _Refusal] = {}
-        """By key, of which there are as many as the settings name."""
-        self._latest_s = 0.0
-        self._lag_s = 0.0
-        self._measures = False
+        """The router's refusals by key, of which there are as many as the settings name."""
+        self._late_at_s: dict[str, Seconds] = {}
+        """When the router last said of a key too late that it refuses, or nothing; without what it said in time since."""
+        self._probing: dict[str, Probing] = {}
+        """By key too."""
+        self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S)
+        self._refuses_until_s = float("-inf")
+        """How long the router's refusals count."""
+        self._asked_s = 0.0
+        """When the last request came."""
+        self._delay_s = 0.0
+        """The last one measured."""
+        self._due_s = float("inf")
+        """When the next measurement is due; infinite if nothing is measured."""
+        self._sustained = SustainedDelay(TARGET_S, INTERVAL_S)
+        self._a_little = SustainedDelay(BEHIND_S, BEHIND_FOR_S)
+        self._arrivals = Arrivals(SHARE_WINDOW_S)
+        self._turnover = Turnover()
+        self._unbegun: deque[Unbegun] = deque()
         self.count = 0
         """Requests refused here."""
 
+    @property
+    def delay_s(self) -> Seconds:
+        """How late the gateway is: the delay measured last, or that of a measurement that is overdue."""
+        return max(self._delay_s, self._clock() - self._due_s)
+
+    def came(self) -> bool:
+        """A request came. Returns whether it may have to be refused, which ``refusal`` says."""
+        self._asked_s = self._clock()
+        if self._due_s == float("inf"):
+            self._measure()
+        self._note(self.delay_s, self._asked_s)
+        return self._sustained.behind or self._asked_s < self._refuses_until_s
+
+    def let_in(self, sender: Tenant) -> None:
+        """The request is not refused here."""
+        now_s = self._clock()
+        self._arrivals.let_in(sender.name, sender.weight, now_s)
+        self._turnover.free(1, now_s)
+
     def refused(self, key: str, error: Overloaded, took_s: Seconds) -> None:
         """The router refused a request of ``key``, ``took_s`` after it was asked."""
-        self._latest_s = self._clock()
-        self._last[key] = _Refusal(self._latest_s, took_s, error.retry_after_s or RECENT_S)
-        if not self._measures:
-            self._measures = True
-            self._measure()
+        now_s = self._clock()
+        self._last[key] = _Refusal(now_s, error.retry_after_s or RECENT_S)
+        self._refuses_until_s = max(self._refuses_until_s, now_s + RECENT_S)
+        self._late_at_s.pop(key, None)
+        if took_s > LATE_S:
+            self.unanswered(key)
 
-    def check(self, key: str) -> None:
-        """Raises Overloaded if a new request of ``key`` is to be refused."""
+    def unanswered(self, key: str) -> None:
+        """The router said nothing of a request of ``key`` before its deadline, which is as late as a refusal can be."""
+        self._late_at_s[key] = self._clock()
+        self._refuses_until_s = self._clock() + LATE_RECENT_S
+
+    def accepted(self, key: str) -> None:
+        """The router has begun to answer a request of ``key``."""
+        self._probing_of(key).accepted(self._clock())
+        self._let_in_anyway.accepted(self._clock())
+
+    def refusal(self, sender: Tenant | None, timeout_s: Seconds) -> Overloaded | None:
+        """Why a new request is refused; None if it is not. ``sender`` is None for a request without a valid key."""
+        now_s, delay_s = self._clock(), self.delay_s
+        key, weight = (sender.name, sender.weight) if sender is not None else ("", 1.0)
+        retry_after_s = None
+        bears = URGENT_BEARS if timeout_s < URGENT_S else OTHERS_BEAR
+        if self._sustained.behind and delay_s > bears * timeout_s:
+            is_spared = sender is not None and self._arrivals.is_within_share(key, now_s)
+            if not is_spared and (sender is None or not self._let_in_anyway.take(now_s)):
+                retry_after_s = self._turnover.refuse(key, now_s)
+        elif sender is not None and self._is_refused_by_router(key, delay_s, now_s):
+            last = self._last.get(key)
+            retry_after_s = (RECENT_S if last is None else last.retry_after_s) * (1 + _SPREAD * self._rng.random())
+        if retry_after_s is None:
+            return None
+        self.count += 1
+        if sender is not None:
+            self._arrivals.refused(key, weight, now_s)
+        return Overloaded(
+            "requests are refused as they could not be answered in time, and more come than can be looked at",
+            retry_after_s=retry_after_s,
+        )
+
+    @contextmanager
+    def unbegun(self) -> Generator[Unbegun]:
+        """Work that waits for a thread, and says when it has begun."""
+        work = Unbegun(self._clock())
+        self._unbegun.append(work)
+        try:
+            yield work
+        finally:
+            work.begun = True
+
+    def _is_refused_by_router(self, key: str, delay_s: Seconds, now_s: Seconds) -> bool:
+        """Whether the router is not even asked, as it refuses this key."""
         last = self._last.get(key)
-        if last is None:
-            return
-        since_s = self._clock() - last.at_s
-        # What waits at the router becomes less by one second per second, as nothing is added.
-        if since_s < RECENT_S and max(self._lag_s, last.took_s - since_s) > BEHIND_S:
-            self.count += 1
-            raise Overloaded(
-                "requests are refused as they could not be answered in time, and more come than can be looked at",
-                retry_after_s=last.retry_after_s * (1 + _SPREAD * self._rng.random()),
-            )
+        is_recent = last is not None and now_s - last.at_s < RECENT_S
+        if is_recent and self._a_little.behind and delay_s > BEHIND_S:
+            return True
+        late_s = now_s - self._late_at_s.get(key, float("-inf"))
+        return late_s < LATE_RECENT_S and not self._probing_of(key).take(now_s)
+
+    def _probing_of(self, key: str) -> Probing:
+        return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))
+
+    def _note(self, delay_s: Seconds, now_s: Seconds) -> None:
+        self._a_little.measured(delay_s, now_s)
+        if self._sustained.measured(delay_s, now_s):
+            if self._sustained.behind:
+                logger.warning("the gateway is %.2f s behind: it refuses requests unread", delay_s)
+            else:
+                logger.info("the gateway is no longer behind; it has refused %d requests unread in all", self.count)
+                self._turnover.rest()
 
     def _measure(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + PROBE_S
-        loop.call_at(due_s, self._measured, due_s)
+        self._due_s = self._clock() + PROBE_S
+        asyncio.get_running_loop().call_later(PROBE_S, self._measured)
 
-    def _measured(self, due_s: Seconds) -> None:
-        self._lag_s = asyncio.get_running_loop().time() - due_s
-        if self._clock() - self._latest_s < RECENT_S:
+    def _measured(self) -> None:
+        now_s = self._clock()
+        while self._unbegun and self._unbegun[0].begun:
+            self._unbegun.popleft()
+        waits_s = now_s - self._unbegun[0].since_s if self._unbegun else 0.0
+        self._delay_s = max(0.0, now_s - self._due_s, waits_s)
+        self._note(self._delay_s, now_s)
+        if now_s - self._asked_s < RECENT_S or self._sustained.behind:
             self._measure()
         else:
-            self._measures = False
+            self._delay_s, self._due_s = 0.0, float("inf")

@@ -8,14 +8,17 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 def test_the_benchmark_of_overload_refuses_and_loses_no_request(tmp_path: Path) -> None:
-    (run,) = figures_of("overload", tmp_path)["runs"]
+    (run,) = figures_of("overload", tmp_path, "--busy", "1")["runs"]
     calm, crowded = run["rows"]
+    assert run["busy"] == 1
     assert run["capacity"] > 0
     assert (calm["broken"], crowded["broken"]) == (0, 0)
     for row in (calm, crowded):
         assert set(row["statuses"]) <= {"200", "429", "504"}
         assert row["answered_in_time"] + row["refused"] + row["late"] == row["sent"]
         assert row["encoded_in_vain"] >= 0
+        assert row["overdue_answers"] <= row["overdue"] <= row["late"] + row["refused"]
+        assert row["unread"] <= row["refused"]
         assert row["again"] is None
     assert crowded["refused"] > 0
     assert crowded["answered_in_time"] > 0

@@ -1,6 +1,7 @@
 """A scripted router that records its requests."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -78,3 +79,20 @@ class FakeRouter:
         if isinstance(self.readiness_answer, Exception):
             raise self.readiness_answer
         return self.readiness_answer
+
+
+class BusyRouter(FakeRouter):
+    """Keeps the event loop from everything else for ``busy_s`` with each request, as parsing and answering many at once does."""
+
+    def __init__(self, busy_s: float) -> None:
+        super().__init__()
+        self.busy_s = busy_s
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+        time.sleep(self.busy_s)  # noqa: ASYNC251 - the loop is to be late
+        async for events in super().chat(request):
+            yield events
+
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
+        time.sleep(self.busy_s)  # noqa: ASYNC251
+        return await super().tokenize(request, return_token_strs=return_token_strs)

@@ -71,14 +71,14 @@ async def test_the_official_client_raises_its_own_errors(router: FakeRouter) -> 
         with pytest.raises(openai.NotFoundError) as not_found:
             await client.chat.completions.create(**ASK)
         assert not_found.value.code == "model_not_found"
-        router.script = [Overloaded("full", retry_after_s=3)]
-        with pytest.raises(openai.RateLimitError) as overloaded:
-            await client.chat.completions.create(**ASK, stream=True)
-        assert overloaded.value.response.headers["retry-after"] == "3"
         router.script = [TokenChunk((1,), "x"), Overloaded("full")]
         with pytest.raises(openai.APIError, match="full"):
             async for _ in await client.chat.completions.create(**ASK, stream=True):
                 pass
+        router.script = [Overloaded("full", retry_after_s=3)]
+        with pytest.raises(openai.RateLimitError) as overloaded:
+            await client.chat.completions.create(**ASK, stream=True)
+        assert overloaded.value.response.headers["retry-after"] == "3"
 
 
 async def test_the_official_synchronous_client_works(router: FakeRouter) -> None:

@@ -444,7 +444,7 @@ async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRo
     async with rest(router) as client:
         document = (await client.get("/openapi.json")).json()
     gateway = make_gateway(router, InlineOffload(), monotonic)
-    routes = {route.path.replace(":path", "") for route in make_routes(gateway, Metrics())}
+    routes = {route.path.replace(":path", "") for route in make_routes(gateway, Metrics(), monotonic)}
     assert routes - {"/openapi.json"} == set(document["paths"])
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert {"n", "logprobs", "logit_bias", "response_format", "tools", "cache_salt"} <= set(fields)
