@@ -25,8 +25,10 @@ hypothesis.settings.register_profile("ci", derandomize=True, database=None, dead
 hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
 
-ENDING_S = 5.0
+ENDING_S = 60.0
 """Time for processes to end after their last use."""
+PATIENCE = 4
+"""How many times the stated limit a test may take. Limits are for a machine without other work, and end what hangs."""
 
 
 def pytest_configure() -> None:
@@ -36,6 +38,16 @@ def pytest_configure() -> None:
         del os.environ[name]  # noqa: TID251
     os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251  # read by huggingface_hub when it is imported
     _take_a_share_of_ports()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Multiplies the limit of every test, after other conftests have set theirs."""
+    usual_s = float(config.getini("timeout"))
+    for item in items:
+        stated = item.get_closest_marker("timeout")
+        limit_s = usual_s if stated is None else stated.args[0]
+        item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
 
 
 def _take_a_share_of_ports() -> None:

@@ -48,7 +48,7 @@ async def another_router(cluster: LocalCluster, log: Path) -> AsyncIterator[Rout
         finally:
             await router.close()
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await process.wait() == 0
 
 

@@ -36,7 +36,7 @@ def run(clone: Path, *, environment: int, tests: int = 0, index: str = "") -> tu
         env={**os.environ, "PATH": f"{clone / 'bin'}:{os.environ['PATH']}"},  # noqa: TID251 - a child gets all of it
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr, made.read_text().split()
