@@ -319,6 +319,7 @@ async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Re
         assert (await client.post(CHAT, json=ASK)).status_code == 200
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
 async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
