@@ -101,7 +101,7 @@ def test_each_turn_of_the_rotation_runs_one_command_and_says_which(tmp_path: Pat
     program(tmp_path / "bin" / "make", says)
     program(tmp_path / "scripts" / "vllm_ci.sh", says)
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TRIPTYCH_TEST_DAY": "1"}  # noqa: TID251
-    command = [tmp_path / ".ci" / "rotation", str(turn)]
+    command = [str(tmp_path / ".ci" / "rotation"), str(turn)]
     first, second = subprocess.check_output(command, env=environment, text=True).splitlines()
     assert first.startswith(f"rotation: {turn + 1} of 8: ")
     target = second.removeprefix("make ").removeprefix("vllm_ci.sh ").removesuffix(" day=")
