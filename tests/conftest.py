@@ -25,8 +25,14 @@ hypothesis.settings.register_profile("ci", derandomize=True, database=None, dead
 hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
 
-ENDING_S = 5.0
+DAYS = 3
+"""In so many days continuous integration runs every test that is marked ``rotating``."""
+DAY = os.environ.get("TRIPTYCH_TEST_DAY")  # noqa: TID251  # whoever runs the tests chooses the part
+UNIT = Path(__file__).parent / "unit"
+ENDING_S = 60.0
 """Time for processes to end after their last use."""
+PATIENCE = 4
+"""How many times the stated limit a test may take. Limits are for a machine without other work, and end what hangs."""
 
 
 def pytest_configure() -> None:
@@ -36,6 +42,45 @@ def pytest_configure() -> None:
         del os.environ[name]  # noqa: TID251
     os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251  # read by huggingface_hub when it is imported
     _take_a_share_of_ports()
+
+
+def pytest_report_header() -> str | None:
+    return (
+        None
+        if DAY is None
+        else f"of tests marked rotating, part {int(DAY) % DAYS + 1} of {DAYS} (TRIPTYCH_TEST_DAY={DAY})"
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks what `make check` runs."""
+    if UNIT in item.path.parents and not (item.get_closest_marker("slow") or item.get_closest_marker("process")):
+        item.add_marker("checked")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps what this day's part is, and multiplies limits, after other conftests have set theirs."""
+    if DAY is not None:
+        others = set(_of_other_days(items, int(DAY)))
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+    usual_s = float(config.getini("timeout"))
+    for item in items:
+        stated = item.get_closest_marker("timeout")
+        limit_s = usual_s if stated is None else stated.args[0]
+        item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
+
+
+def _of_other_days(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
+    """Cases with the same parameters, such as a family or a seed, have the same day. So have the tests of a file without parameters."""
+    places: dict[str, int] = {}
+    for item in items:
+        if item.get_closest_marker("rotating"):
+            parameters = getattr(item, "callspec", None)
+            case = item.path.name if parameters is None else parameters.id
+            if places.setdefault(case, len(places)) % DAYS != day % DAYS:
+                yield item
 
 
 def _take_a_share_of_ports() -> None:

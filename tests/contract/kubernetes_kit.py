@@ -106,7 +106,7 @@ def api_server(folder: Path) -> Iterator[tuple[str, Path]]:
     finally:
         for process in reversed(processes):
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def _binary(name: str) -> str:
@@ -234,7 +234,7 @@ async def namespace(
     settings = KubernetesSettings(server.url, name, folder / "token", server.ca_file)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(controllers.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sum(map(_is_ready, await controllers.pods())) < len(deployments):  # noqa: ASYNC110 - a real server
                 await asyncio.sleep(0.02)
         yield controllers, settings

@@ -64,7 +64,7 @@ class Kit:
             return found
 
     async def until_gone(self, instance: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.is_alive(instance):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 

@@ -199,7 +199,7 @@ async def test_a_scaler_that_is_away_is_unavailable_and_serves_again_when_it_is_
         with pytest.raises(Unavailable, match="the scaler cannot be reached"):
             await call
     async with served(scaler, port=port):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     (pool,) = await away.pools()

@@ -260,7 +260,7 @@ async def test_a_watcher_sees_all_entries_and_then_each_change(kit: Kit) -> None
     store, writer = kit.make(), kit.make()
     await writer.put("members", "b", b"1")
     await writer.put("members", "a", b"1")
-    async with asyncio.timeout(10), aclosing(store.watch("members")) as changes:
+    async with asyncio.timeout(60), aclosing(store.watch("members")) as changes:
         assert [entry.key for entry in (await anext(changes)).written] == ["a", "b"]
         await writer.put("profiles", "a", b"of another table")
         version = await writer.put("members", "a", b"2")
@@ -270,13 +270,13 @@ async def test_a_watcher_sees_all_entries_and_then_each_change(kit: Kit) -> None
 
 
 async def test_the_first_changes_of_an_empty_table_are_empty(store: Store) -> None:
-    async with asyncio.timeout(10), aclosing(store.watch("members")) as changes:
+    async with asyncio.timeout(60), aclosing(store.watch("members")) as changes:
         assert await anext(changes) == Changes()
 
 
 async def test_a_slow_watcher_gets_the_last_state_of_what_changed(kit: Kit) -> None:
     store, writer = kit.make(), kit.make()
-    async with asyncio.timeout(10), aclosing(store.watch("members")) as changes:
+    async with asyncio.timeout(60), aclosing(store.watch("members")) as changes:
         await anext(changes)
         for number in range(10):
             await writer.put("members", "a", str(number).encode())
@@ -288,7 +288,7 @@ async def test_a_slow_watcher_gets_the_last_state_of_what_changed(kit: Kit) -> N
 async def test_watchers_are_independent(kit: Kit) -> None:
     store = kit.make()
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         aclosing(store.watch("members")) as first,
         aclosing(kit.make().watch("members")) as second,
     ):

@@ -20,8 +20,8 @@ from triptych.demo import MODEL_DIR, MODEL_ID
 ROOT = Path(__file__).parents[2]
 BEFORE = "ad69bdbf7e3f3ed68668ebfde18a86c86e38202b"
 """The revision that this one is promised to work beside (docs/operations.md#upgrades). Each release names the one before it."""
-STARTED_WITHIN_S = 90.0
-ENDED_WITHIN_S = 90.0
+STARTED_WITHIN_S = 300.0
+ENDED_WITHIN_S = 300.0
 """Longer than the longest time to drain that a test sets."""
 
 

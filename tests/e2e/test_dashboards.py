@@ -74,7 +74,7 @@ async def prometheus(targets: dict[str, str], folder: Path) -> AsyncIterator[Pro
         try:
             async with rest(f"http://127.0.0.1:{port}") as client:
                 asking = Prometheus(client)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(240):
                     while not await up(asking):  # noqa: ASYNC110 - another process
                         await asyncio.sleep(0.1)
                 yield asking
@@ -137,7 +137,7 @@ async def test_every_panel_shows_data_of_a_cluster_that_serves_and_scales_and_no
         async with prometheus(admin, tmp_path) as asking:
             await serve(client, "0_a", "1_a", "2_a", "3_a")
             await manager.set_size(1)  # one of them drains
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while len(encoders(cluster)) != 1:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.1)
             await serve(client, "4_a", "5_a", "6_a", "7_a")

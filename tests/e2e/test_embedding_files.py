@@ -13,7 +13,7 @@ from triptych.cli.cluster import LocalCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-RESTARTED_S = 90.0
+RESTARTED_S = 300.0
 QUESTION = Question("Read the digits in order.", ("4_a", "9_b"))
 
 

@@ -18,9 +18,9 @@ from triptych.cli.cluster import LocalCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-CLEAR_ERROR_S = 5.0
+CLEAR_ERROR_S = 30.0
 """Of 100 requests at once, on a machine that may have other work; their own timeout is 100 s."""
-CHILDREN_END_S = 5.0
+CHILDREN_END_S = 60.0
 IDLE_S = 4.0
 IDLE_CORE_SHARE = 0.1
 """A loop that spins takes all of a core; what reports and looks after leases takes a few hundredths."""
@@ -56,7 +56,9 @@ async def ask_100(
     raise AssertionError("all requests have always ended already")
 
 
-async def test_an_encoder_killed_during_100_requests_loses_no_answer() -> None:
+async def test_a_killed_encoder_loses_no_answer_and_the_only_text_process_fails_each_request_clearly() -> None:
+    """During 100 requests each. The second kill finds one encoder, which is enough."""
+    loop = asyncio.get_running_loop()
     async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
         async with asyncio.TaskGroup() as group:
             asked = await ask_100(client, group, finished_first=5)
@@ -65,11 +67,6 @@ async def test_an_encoder_killed_during_100_requests_loses_no_answer() -> None:
             assert text_of(task.result()) == answer(question).text
         again = Question("What digits are shown?", ("9_c",))
         assert text_of(await post(client, again.body())) == answer(again).text
-
-
-async def test_killing_the_only_text_process_ends_each_request_with_one_clear_error() -> None:
-    loop = asyncio.get_running_loop()
-    async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
         async with asyncio.TaskGroup() as group:
             asked = await ask_100(client, group, finished_first=5)
             cluster.kill("text-1", signal.SIGSTOP)  # all may be answered by now; the next one is not
@@ -97,30 +94,20 @@ async def test_killing_the_only_text_process_ends_each_request_with_one_clear_er
         assert (await client.get("/ready")).status_code == 503
 
 
-async def test_an_idle_cluster_uses_no_cpu() -> None:
-    async with LocalCluster(roles="E:2,PD:1") as cluster, rest(cluster.url) as client:
-        question = Question("What digits are shown?", ("9_c", "9_c"))
-        assert text_of(await post(client, question.body())) == answer(question).text
+async def test_an_idle_cluster_uses_no_cpu_and_an_orderly_shutdown_leaves_nothing() -> None:
+    """No process, no port, no shared memory."""
+    async with LocalCluster(roles="E:2,PD:1") as cluster:
+        async with rest(cluster.url) as client:
+            question = Question("What digits are shown?", ("9_c", "9_c"))
+            assert text_of(await post(client, question.body())) == answer(question).text
         await asyncio.sleep(1)  # links and load reports settle
         before = _cpu_s(cluster)
         await asyncio.sleep(IDLE_S)
         used = {name: spent_s - before[name] for name, spent_s in _cpu_s(cluster).items()}
-    assert max(used.values()) < IDLE_CORE_SHARE * IDLE_S, f"CPU seconds in {IDLE_S:g} s without work: {used}"
-
-
-def _cpu_s(cluster: LocalCluster) -> dict[str, float]:
-    times = {name: psutil.Process(pid).cpu_times() for name, pid in cluster.processes.items()}
-    return {name: spent.user + spent.system for name, spent in times.items()}
-
-
-async def test_an_orderly_shutdown_leaves_no_process_no_port_and_no_shared_memory() -> None:
-    async with LocalCluster(roles="E:1,PD:1") as cluster:
-        async with rest(cluster.url) as client:
-            question = questions((2,), 1)[0]
-            assert text_of(await post(client, question.body())) == answer(question).text
         pids, targets = dict(cluster.processes), dict(cluster.targets)
         shared = {path for pid in pids.values() for path in shared_memory_of(pid)}
         logs = cluster.log_dir
+    assert max(used.values()) < IDLE_CORE_SHARE * IDLE_S, f"CPU seconds in {IDLE_S:g} s without work: {used}"
     assert not [name for name, pid in pids.items() if psutil.pid_exists(pid)]
     for target in targets.values():
         host, port = target.split(":")
@@ -128,6 +115,11 @@ async def test_an_orderly_shutdown_leaves_no_process_no_port_and_no_shared_memor
             assert probe.connect_ex((host, int(port))) != 0, f"something still listens at {target}"
     assert not [path for path in shared if path.exists()]
     assert not logs.exists()
+
+
+def _cpu_s(cluster: LocalCluster) -> dict[str, float]:
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in cluster.processes.items()}
+    return {name: spent.user + spent.system for name, spent in times.items()}
 
 
 def test_a_parent_killed_with_sigkill_leaves_no_children(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```sh\n(?P<commands>.*?)^```\n(?:\n^```text\n(?P<said>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
-START_S = 120
+START_S = 300
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -63,7 +63,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             yield _addresses(process, log)
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0, log.read_text()
+            assert process.wait(240) == 0, log.read_text()
 
 
 def _addresses(process: "subprocess.Popen[bytes]", log: Path) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_commands_of_the_guides_work(block: Block, addresses: dict[str, str]) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -131,7 +131,7 @@ def test_python_of_the_guides_runs(snippet: str, addresses: dict[str, str]) -> N
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

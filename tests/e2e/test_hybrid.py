@@ -75,7 +75,7 @@ async def test_its_own_embeddings_are_read_from_memory_and_released(
     timeline = await timeline_of(http, response)
     assert {item["encoder"] for item in timeline["items"]} == {timeline["text_instance"]} == {"hybrid-1"}
     assert {item["pull_backend"] for item in timeline["items"]} == {"memory"}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         while (got := await families(cluster, http))["triptych_arena_leases[]"]:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
     assert got["triptych_connections[('backend', 'memory')]"] == 1

@@ -51,7 +51,7 @@ async def test_an_encoder_takes_text_that_waits_and_lets_images_pass_it(tmp_path
 
 async def until_it_is_lent(cluster: LocalCluster, client: httpx.AsyncClient) -> None:
     """The encoder has computed a prompt and has more requests, none of which has an image."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             lines = (await client.get(f"{cluster.admin_urls['hybrid-1']}/metrics")).text.splitlines()
             if sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_")) > 1:

@@ -37,7 +37,7 @@ def watching_router(path: Path, port: int, admin_port: int, log: Path) -> Iterat
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(240) == 0
 
 
 async def instances(client: httpx.AsyncClient, admin: str) -> dict[str, float]:
@@ -54,7 +54,7 @@ async def instances(client: httpx.AsyncClient, admin: str) -> dict[str, float]:
 
 
 async def until(client: httpx.AsyncClient, admin: str, **wanted: float) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while not wanted.items() <= (await instances(client, admin)).items():  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.1)
 

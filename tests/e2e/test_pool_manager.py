@@ -51,13 +51,13 @@ async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer
 
             code, out = await triptych("drain", "encoder-2", "--pool-manager", cluster.manager_target)
             assert (code, "encoder-2" in out) == (0, True)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 while members(await manager.status())["encoder-2"].condition is not MemberCondition.DRAINED:  # noqa: ASYNC110 - asked over gRPC
                     await asyncio.sleep(0.1)
             code, out = await triptych("drain", "encoder-9", "--pool-manager", cluster.manager_target)
             assert (code, "knows no member 'encoder-9'" in out) == (2, True)
             cluster.kill("encoder-2", signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 while "encoder-2" in members(await manager.status()):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             shown = ("status", "--json", "--url", cluster.url, "--pool-manager", cluster.manager_target)

@@ -25,7 +25,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(tmp_path: Path) -> None:
         while first.poll() is None and not partial.exists():
             signal.sigtimedwait([], 0.05)
         first.send_signal(signal.SIGINT)
-        said, _ = first.communicate(timeout=60)
+        said, _ = first.communicate(timeout=240)
     finally:
         first.kill()
         first.wait()

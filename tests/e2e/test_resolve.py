@@ -26,7 +26,7 @@ from triptych.testing.media import png
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 IMAGES = [DIGITS / f"{digit}_a.png" for digit in range(4)]
-WAIT_S = 20.0
+WAIT_S = 40.0
 HOLDER = """
 import sys, time
 from triptych import Client

@@ -11,7 +11,7 @@ from triptych.cli.cluster import LocalCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-HEALED_S = 90.0
+HEALED_S = 300.0
 QUESTION = Question("What digits are shown?", ("9_c",))
 
 

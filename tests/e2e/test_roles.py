@@ -120,7 +120,7 @@ async def test_a_decode_pool_that_shrinks_hands_its_answers_over(
     await manager.close()
     for task in tasks:
         assert_equal(task.result(), whole)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             if len(left := DECODE & cluster.processes.keys()) == 1:
                 break

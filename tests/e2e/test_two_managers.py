@@ -40,7 +40,7 @@ def test_another_manager_leads_when_one_is_stopped(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=240,
         check=False,
     )
     said = done.stdout

@@ -48,7 +48,7 @@ ROOM_NBYTES = 1 << 30
 """Address space beyond that of a ready process; each thread may map 64 MiB of it."""
 GROWTH_NBYTES = 400 << 20
 """Of resident memory, over all that follows."""
-CALL_S = 20.0
+CALL_S = 60.0
 SERVICES = ("encoder-1", "text-1", "router", "pool-manager")
 PNG = (DIGITS / "9_c.png").read_bytes()
 DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -67,7 +67,7 @@ class Load:
     async def more(self) -> None:
         """Wait until some that were asked from now on are answered."""
         known = len(self.answers) + 2 * AT_LEAST
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while len(self.answers) < known:  # noqa: ASYNC110 - other tasks add them
                 await asyncio.sleep(0.05)
 
@@ -105,12 +105,12 @@ class Cluster:
     async def until_used(self, name: str) -> None:
         """Wait until the gateway's router says that an instance is ready for requests."""
         url = f"http://{self.now['gateway'].target}/ready"
-        async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as http:
+        async with asyncio.timeout(240), httpx.AsyncClient(trust_env=False) as http:
             while f"{name}: ready" not in (await http.get(url)).json()["instances"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.1)
 
     async def until(self, name: str, condition: MemberCondition) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while (await self.conditions()).get(name) is not condition:  # noqa: ASYNC110 - asked over gRPC
                 await asyncio.sleep(0.1)
 

@@ -51,7 +51,7 @@ def cluster(environment: Path, tmp_path: Path) -> Iterator[str]:
         yield _url(process, log)
         children = family.children(recursive=True)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
     finally:
         if process.poll() is None:
             process.kill()

@@ -18,7 +18,6 @@ def figures_of(name: str, directory: Path, *arguments: str) -> dict[str, Any]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S - 5,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

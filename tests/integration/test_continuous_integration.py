@@ -1,6 +1,7 @@
-"""What continuous integration makes of an environment for vLLM that cannot be made, and of tests that fail there."""
+"""What continuous integration runs, and what it makes of an environment for vLLM that cannot be made and of tests that fail there."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,22 +22,22 @@ def program(path: Path, *lines: str) -> None:
     path.chmod(0o755)
 
 
-def run(clone: Path, *, environment: int, tests: int = 0, index: str = "") -> tuple[int, str, list[str]]:
-    """Exit status, output and targets of ``scripts/vllm_ci.sh``, where make's targets end like this and pip says this."""
+def run(clone: Path, *given: str, environment: int, tests: int = 0, index: str = "") -> tuple[int, str, list[str]]:
+    """Exit status, output and targets of ``scripts/vllm_ci.sh`` with these arguments, where make's targets end like this and pip says this."""
     (clone / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "vllm_ci.sh", clone / "scripts")
     shutil.copy(ROOT / "pyproject.toml", clone)
     made = clone / "made"
     made.touch()
-    status = f"case $1 in vllm-environment) exit {environment};; test-vllm-quick) exit {tests};; esac"
+    status = f"case $1 in vllm-environment) exit {environment};; test-vllm-quick | vllm-client) exit {tests};; esac"
     program(clone / "bin" / "make", f"echo $1 >>{made}", status, "exit 99")
     program(clone / ".venv" / "bin" / "python", f"cat <<'END'\n{index}\nEND", f"exit {int(index == NO_NETWORK)}")
     done = subprocess.run(
-        [clone / "scripts" / "vllm_ci.sh"],
+        [clone / "scripts" / "vllm_ci.sh", *given],
         env={**os.environ, "PATH": f"{clone / 'bin'}:{os.environ['PATH']}"},  # noqa: TID251 - a child gets all of it
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr, made.read_text().split()
@@ -63,5 +64,46 @@ def test_an_environment_that_cannot_be_made_of_its_packages_fails(tmp_path: Path
     assert "NOT TESTED" not in said
 
 
+def test_another_target_of_that_environment_can_be_run(tmp_path: Path) -> None:
+    code, _, targets = run(tmp_path, "vllm-client", environment=0)
+    assert (code, targets) == (0, ["vllm-environment", "vllm-client"])
+
+
 def test_continuous_integration_runs_it() -> None:
     assert "\nscripts/vllm_ci.sh\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_target_is_run_by_continuous_integration_or_has_a_stated_cadence() -> None:
+    makefile, contributing = (ROOT / "Makefile").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
+    needs = dict(re.findall(r"^([a-z-]+):([^=#]*)(?:##.*)?$", makefile, re.MULTILINE))
+    scripts = [ROOT / ".ci" / "run", ROOT / ".ci" / "rotation", ROOT / "scripts" / "vllm_ci.sh"]
+    commands = "\n".join(script.read_text() for script in scripts)
+    runs = set(re.findall(r"\b(?:make|vllm_ci\.sh) ([a-z-]+)", commands)) | {"test-vllm-quick"}
+    runs |= {other for target in runs for other in needs[target].split() if other in needs}
+    stated = set(re.findall(r"`([a-z-]+)`", contributing.split("| target | when |")[1].split("\n\n")[0]))
+    assert needs.keys() - runs == stated, "name a new target in .ci/run, in .ci/rotation, or in that table"
+
+
+def test_every_benchmark_has_a_test_or_is_in_the_rotation() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = re.findall(r"^BENCHMARKS := (.*)$", makefile, re.MULTILINE)[0].split()
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*benchmark*.py"))
+    rotation = re.findall(r"BENCHMARKS='([^']*)'", (ROOT / ".ci" / "rotation").read_text())[0].split()
+    assert set(rotation) <= set(names)
+    assert set(names) - {name for name in names if f'figures_of("{name}"' in tests} == set(rotation)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_each_turn_of_the_rotation_runs_one_command_and_says_which(tmp_path: Path, turn: int) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "rotation", tmp_path / ".ci")
+    says = "echo $(basename $0) $1 day=$TRIPTYCH_TEST_DAY"
+    program(tmp_path / "bin" / "make", says)
+    program(tmp_path / "scripts" / "vllm_ci.sh", says)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TRIPTYCH_TEST_DAY": "1"}  # noqa: TID251
+    command = [str(tmp_path / ".ci" / "rotation"), str(turn)]
+    first, second = subprocess.check_output(command, env=environment, text=True).splitlines()
+    assert first.startswith(f"rotation: {turn + 1} of 8: ")
+    target = second.removeprefix("make ").removeprefix("vllm_ci.sh ").removesuffix(" day=")
+    assert f" {target} " in f"{first} "
+    assert second.endswith(" day="), "all cases of what it runs, not a third"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 def test_threads_are_compared_by_processes_and_by_how_they_wait(tmp_path: Path) -> None:

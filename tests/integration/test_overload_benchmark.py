@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 def test_the_benchmark_of_overload_refuses_and_loses_no_request(tmp_path: Path) -> None:

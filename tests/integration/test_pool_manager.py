@@ -96,7 +96,7 @@ def _has(service: PoolManagerService, members: int) -> bool:
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - other tasks change it
             await asyncio.sleep(0.02)
 
@@ -175,7 +175,7 @@ async def test_a_gateway_finds_routers_and_their_models_through_the_manager() ->
                 registered(told, instance, introduce, instance, telemetry=Telemetry(), tls=None)
             )
         await until(lambda: service.members_by_state() == {("", "active"): 2})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await models() != ["m1", "m2"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.05)
         metrics = (await http.get(f"http://127.0.0.1:{gateway.port}/metrics")).text

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.roles import verdict
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 def test_the_benchmark_of_roles_gives_every_placement_the_same_requests(tmp_path: Path) -> None:

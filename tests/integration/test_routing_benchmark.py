@@ -8,7 +8,7 @@ from benchmarks.routing import router_cpu, trace_directory
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 from triptych.machine.router.cluster import ClusterMachine
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.fixture

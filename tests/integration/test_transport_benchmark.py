@@ -5,7 +5,7 @@ import pytest
 from benchmarks.transport import available_backends
 from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:

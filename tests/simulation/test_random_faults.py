@@ -1,4 +1,4 @@
-"""The whole cluster under random faults of every kind: 300 seeds, or as many as ``SOAK_SEEDS`` says.
+"""The whole cluster under random faults of every kind: 300 seeds, or as many as ``SOAK_SEEDS`` says, from ``SOAK_FIRST`` on.
 
 Of each kind of instance at most one is in trouble at a time, and in some seeds one of two routers, so that there is always a spare
 one: then every request ends in its right answer, within its deadline. Nothing is left, invariants hold, and a seed runs the same
@@ -46,6 +46,7 @@ from triptych.testing.links import Fault, Link
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
+FIRST = int(os.environ.get("SOAK_FIRST", "0"))  # noqa: TID251 - and which
 _AT_ONCE = 10
 """Seeds of one test."""
 _EARLY = 3
@@ -380,7 +381,8 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         return simulate(world, scenario)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, _AT_ONCE))
+@pytest.mark.rotating
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, _AT_ONCE))
 def test_with_a_spare_instance_every_request_is_answered_whatever_happens(first: int) -> None:
     with checked():
         for seed in range(first, first + _AT_ONCE):

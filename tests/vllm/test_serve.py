@@ -241,7 +241,7 @@ def longer(item: ResolvedItem) -> ResolvedItem:
 
 async def until(served: Served, metric: str, value: float) -> None:
     """Wait for a metric of vLLM."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while samples((await served.vllm.get("/metrics")).text, metric) != value:  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.02)
 
@@ -257,6 +257,6 @@ async def still_answers(served: Served, known: Known) -> None:
 
 
 async def no_leases(served: Served) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await served.leases():  # noqa: ASYNC110
             await asyncio.sleep(0.1)

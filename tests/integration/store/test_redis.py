@@ -116,7 +116,7 @@ async def test_a_stopped_redis_costs_a_call_its_deadline_and_no_more(server: Red
         took_s = loop.time() - begun_s
         server.signal(signal.SIGCONT)
         assert {type(answer) for answer in answers} == {StoreUnavailable}
-        assert took_s < 2
+        assert took_s < 6, "one after the other they take 12 s"
         await put_when_it_answers(store)
 
 

@@ -19,7 +19,9 @@ from tests.contract.transport_kit import NIXL_IS_HERE
 
 ROOT = Path(__file__).parents[3]
 READY_S = 120.0
-ANSWER_S = 30.0
+ANSWER_S = 120.0
+LATE_S = 10.0
+"""How much later than its limit an error may come on a machine that has other work."""
 """Far beyond every deadline under test: a longer call hangs."""
 
 nixl = pytest.param(
@@ -181,7 +183,7 @@ async def pull(reader: Remote, peer: int, ticket: dict[str, Any], at: int) -> Pu
     return Pulled(arrived, None, loop.time() - began_s)
 
 
-async def quarantine_over(reader: Remote, *, within_s: float = 20.0) -> None:
+async def quarantine_over(reader: Remote, *, within_s: float = 60.0) -> None:
     """Polls the transport until no late write is possible."""
     async with asyncio.timeout(within_s):
         while await reader.call("quarantined"):  # noqa: ASYNC110 - as above

@@ -43,5 +43,5 @@ async def test_an_instance_ends_when_a_listening_socket_is_dead(
     async with opened as running:
         assert len(bound) == arenas
         bound[at].shutdown(socket.SHUT_RDWR)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await running.failed() == "the listening socket of tcp"

@@ -10,6 +10,7 @@ from _pytest.mark.structures import ParameterSet
 from tests.contract.transport_kit import NIXL_IS_HERE
 from tests.integration.transport.hosts import Cable, hosts, why_not
 from tests.integration.transport.remote import (
+    LATE_S,
     UCX_OVER_TCP,
     Pulled,
     Remote,
@@ -40,7 +41,7 @@ WAYS = {
     "nixl-preferred": Way(("nixl", "tcp"), {"UCX_TLS": "tcp"}, "tcp"),
 }
 MAX_PULL_S = 1.5
-HEALED_S = 10.0
+HEALED_S = 60.0
 """Time in which pulls must work again, including the deadline of a connection attempt begun during the fault."""
 LARGE, SMALL = 12 << 20, 4 << 10
 PLACES = (4096, 16 << 20, 32 << 20)
@@ -143,10 +144,10 @@ async def test_a_fault_during_pulls_ends_them_in_time_and_is_recovered_from(
         cable.slow(cable.a, mbit_per_s=MBIT_PER_S)
         ended = await _pulls_hit_by(pair, puts, lambda: FAULTS[fault](cable))
         for put, one in zip(puts, ended, strict=True):
-            one.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + 1.0)
+            one.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + LATE_S)
 
     in_the_dark = await pull(pair.reader, pair.peer, puts[2]["ticket"], PLACES[2])
-    in_the_dark.must_be_right_or_clear(puts[2]["digest"], within_s=MAX_PULL_S + 1.0)
+    in_the_dark.must_be_right_or_clear(puts[2]["digest"], within_s=MAX_PULL_S + LATE_S)
 
     free = [at for at, one in zip(PLACES, ended, strict=True) if one.error is not None and not await _claimed(pair, at)]
     for at in free:
@@ -171,7 +172,7 @@ async def test_connecting_to_an_unreachable_host_fails_in_time(pair: Pair, cable
     began_s = loop.time()
     with pytest.raises(Exception, match="TransferFailed"):
         await pair.reader.call("connect", offers=offers)
-    assert loop.time() - began_s < 2.0 + 1.0
+    assert loop.time() - began_s < 2.0 + LATE_S
     cable.heal()
     peer = await connect_in_time(pair.reader, pair.holder, within_s=HEALED_S)
     put = await pair.holder.call("put", key="aa", seed=1, nbytes=SMALL)

@@ -254,7 +254,7 @@ class World:
         self.happens(arena_events.Release(tuple(self.leases)))
         assert (self.memory.leases, self.memory.leased_bytes) == (0, 0)
         self.memory.validate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.set_aside:
                 await asyncio.sleep(0.01)
                 self.end_quarantine()

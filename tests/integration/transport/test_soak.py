@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.contract.transport_kit import NIXL_IS_HERE
-from tests.integration.transport.remote import CLEAR, READY_S, Gone, Remote, SiteError, site
+from tests.integration.transport.remote import CLEAR, LATE_S, READY_S, Gone, Remote, SiteError, site
 from triptych.machine.extents import Extents
 
 SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
@@ -161,7 +161,7 @@ class Soak:
         try:
             arrived = await self.reader.call("pull", peer=link, ticket=put["ticket"], at=at, patience_s=patience_s)
         except SiteError as error:
-            assert loop.time() - began_s < MAX_PULL_S + 3.0, "an error came late"
+            assert loop.time() - began_s < MAX_PULL_S + LATE_S, "an error came late"
             self.set_aside.add(at)
             await self.end_quarantine()
             self.note(error)
@@ -210,7 +210,7 @@ class Soak:
             await self.cut(place)
         for place in self.places[1:]:
             await self.replace(place)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.set_aside:
                 await self.end_quarantine()
                 await asyncio.sleep(0.1)
@@ -260,14 +260,14 @@ async def test_dying_holders_and_broken_links_leak_nothing() -> None:
         assert end[who]["rss"] <= warm[who]["rss"] + RSS_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
         assert end[who]["threads"] <= warm[who]["threads"] + 1, f"{who}: {warm[who]} then {end[who]}"
     assert not await _left_in_shared_memory(shared_before)
-    assert soak.ends["right"] > 5 * SOAK_S
+    assert soak.ends["right"] > SOAK_S
 
 
 async def _left_in_shared_memory(before: set[str]) -> set[str]:
     """Files that are new and stay. Tests that run at the same time have some for a moment, while two processes connect."""
     left = _shared_memory_files() - before
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while left:
                 await asyncio.sleep(0.1)
                 left &= _shared_memory_files()

@@ -211,6 +211,7 @@ def shake(*, listener: TlsIdentity, caller: TlsIdentity) -> None:
     assert not waiting
 
 
+@pytest.mark.process
 def test_a_certificate_of_another_tool_may_have_no_key_usages(tmp_path: Path) -> None:
     certs(tmp_path)
     folder = tmp_path / "other"
@@ -223,6 +224,6 @@ def test_a_certificate_of_another_tool_may_have_no_key_usages(tmp_path: Path) ->
         ],
         check=True,
         capture_output=True,
-        timeout=20,
+        timeout=60,
     )
     assert "other (a.host)" in certs(tmp_path)

@@ -64,7 +64,7 @@ class Stub:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

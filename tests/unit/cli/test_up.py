@@ -46,7 +46,7 @@ def test_closing_the_terminal_stops_the_cluster_in_order(tmp_path: Path, view: s
         terminal.close()
         if repeat:
             terminal.process.send_signal(signal.SIGHUP)
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     assert not any(child.is_running() for child in children)
     assert {path.name for path in tmp_path.iterdir()} == {"logs"}
     for port in ports:
@@ -118,7 +118,7 @@ def status(tmp_path: Path, url: str) -> dict[str, Any]:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     return cast("dict[str, Any]", json.loads(done.stdout))
@@ -146,7 +146,7 @@ def test_status_finds_the_admin_ports_of_local_clusters_only(tmp_path: Path) -> 
         note.parent.chmod(0o755)
         assert status(tmp_path, url)["admin"] == {}, "others could have written it"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,7 +171,7 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
         shown = started(process)
         told = [child.cmdline() for child in psutil.Process(process.pid).children()]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     if cores > 1:
         assert f"2 processes with {cores} threads each share {cores} cores" in shown
     assert [line[line.index("--torch-threads") + 1] for line in told if "--torch-threads" in line] == [str(cores)] * 2
@@ -188,7 +188,7 @@ def test_a_closed_output_pipe_does_not_stop_the_cluster(tmp_path: Path) -> None:
         while not list(tmp_path.glob("triptych-up-*/*.json")):  # the cluster continues to start
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,7 +202,7 @@ def test_a_signal_before_the_cluster_is_ready_is_no_success(tmp_path: Path, numb
         assert process.stdout is not None
         assert "starting" in process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(60) == code
         assert process.stdout.read().endswith("stopped\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +228,7 @@ def test_the_death_of_the_last_instance_of_a_kind_reports_the_consequence(tmp_pa
             while "processes continue" not in told[name]:
                 told[name] += process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert "requests with images, video or audio wait or fail until there is one" in told["encoder-1"]
     assert "until there is one" not in told["text-1"]
 
@@ -245,7 +245,7 @@ def test_a_taken_port_is_one_line_at_once(tmp_path: Path, flag: str, owner: str)
             env=environment(tmp_path),
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
     assert done.returncode == 1
@@ -264,7 +264,7 @@ def test_two_services_cannot_share_a_port(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (

@@ -80,7 +80,7 @@ def test_clients_share_one_loop_and_need_not_be_closed(target: str) -> None:
         "print(next(left).text, sum(thread.name == 'triptych-client' for thread in threading.enumerate()))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == ("demo Hello\nHel 1\n", "")
 
@@ -109,7 +109,7 @@ def test_a_forked_child_gets_an_error_of_the_tree(target: str, scenario: str, ch
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -136,6 +136,6 @@ def test_ctrl_c_ends_a_pending_call(target: str, router: ScriptedRouter) -> None
         while not router.requests:
             assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "interrupted demo\n"), err
     assert "Traceback" not in err

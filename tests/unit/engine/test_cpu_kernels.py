@@ -112,6 +112,7 @@ def test_rows_attend_to_their_own_blocks(window: int, scale: float) -> None:
             torch.testing.assert_close(attended[row, head], weights @ v, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [20, 33, 64, 80, 128])
 @pytest.mark.parametrize("group", [1, 3, 7, 8])
 @pytest.mark.parametrize(("block", "window"), [(16, 0), (5, 0), (16, 70)])

@@ -9,6 +9,8 @@ import pytest
 
 from triptych.engine import vectors
 
+pytestmark = pytest.mark.process
+
 KERNEL = """
 from changed import compiled, number
 def _asked(): return number()

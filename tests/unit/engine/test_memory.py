@@ -25,6 +25,8 @@ from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., EngineRequest]
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
 LAYOUTS = [KvOptions(4, contiguous=True), KvOptions(4, contiguous=False)]

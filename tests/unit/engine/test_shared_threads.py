@@ -43,11 +43,11 @@ class Another:
     def _run(self) -> None:
         with self._shared.computing(self._keeps_s):
             self._begun.set()
-            self._end.wait(20)
+            self._end.wait(60)
 
     def begin(self) -> int:
         self._thread.start()
-        assert self._begun.wait(20)
+        assert self._begun.wait(60)
         assert self._thread.ident is not None
         return self._thread.ident
 

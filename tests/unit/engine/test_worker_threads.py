@@ -28,7 +28,7 @@ def test_each_part_runs_once(threads: int, ends: list[int]) -> None:
 
 
 def test_parts_run_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=60)
 
     def part(begin: int, end: int) -> None:
         together.wait()

@@ -48,6 +48,7 @@ def real() -> Any:
     return _extractor()
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(257, 40_000_000))
 @example(257)

@@ -49,6 +49,7 @@ def test_published_files() -> None:
 SIDES = st.integers(1, 6000)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(SIDES, SIDES)
 @example(560, 560)

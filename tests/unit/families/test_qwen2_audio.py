@@ -54,6 +54,7 @@ def test_clips_are_counted_at_the_rate_of_the_model() -> None:
     assert count_tokens(family, clip(44_100 * 3, 44_100)) == count_tokens(family, clip(48_000)) == 75
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(321, 20_000))
 @example(16_000)

@@ -158,6 +158,7 @@ def check_video(name: str, width: int, height: int, frames: int, fps: float) -> 
         assert count_tokens(family, info) == -(-len(sampled) // 2) * rows * columns // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(width=sides, height=sides)
 @settings(max_examples=1000)
@@ -165,6 +166,7 @@ def test_images_have_as_many_tokens_as_in_transformers(name: str, width: int, he
     check_image(name, width, height)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(width=sides, height=sides, frames=lengths, fps=rates)
 @settings(max_examples=1000)

@@ -46,6 +46,7 @@ _ONE_SECOND = Voxtral.load(files({"max_source_positions": 50, "intermediate_size
 _REAL = _processor(_extractor(feature_size=8, chunk_length=1), tokenizer("[AUDIO]"))
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(1, 48_000))
 @example(16_000)

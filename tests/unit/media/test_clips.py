@@ -164,7 +164,7 @@ def test_a_header_with_false_table_sizes_costs_nothing() -> None:
     stts = video().index(b"stts") + 8
     with pytest.raises(InvalidMedia, match="overlap"):
         inspect_media(video()[:stts] + b"\xff\xff\xff\xff" + video()[stts + 4 :], LIMITS)
-    assert perf_counter() - began_s < 1.0
+    assert perf_counter() - began_s < 10, "four billion rows take minutes"
 
 
 def test_the_number_of_parts_of_a_file_is_bounded() -> None:

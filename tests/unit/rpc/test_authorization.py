@@ -93,7 +93,7 @@ async def refused(target: str, name: str, tls: TlsIdentity) -> bool:
     kind, call = CALLS[name]
     stub = kind(target, tls)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await call(stub)
     except PermissionDenied as error:
         return error.message.startswith(f"{name} needs a certificate for ")

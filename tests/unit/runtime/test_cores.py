@@ -52,7 +52,7 @@ async def test_each_thread_of_a_pool_is_pinned_to_one_node() -> None:
     """Nobody passes it before all four threads run."""
 
     def work() -> int:
-        together.wait(timeout=10)
+        together.wait(timeout=60)
         return threading.get_ident()
 
     def pin(_: int, place: Cores) -> None:

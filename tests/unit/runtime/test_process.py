@@ -57,7 +57,7 @@ def _start(
 def test_a_signal_drains_and_closes(number: int) -> None:
     process = _start(0.0, 5.0)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert out.split() == ["drain", "drained", "closed"]
     assert process.returncode == 0
     assert "test is down" in err
@@ -67,14 +67,14 @@ def test_as_many_files_may_be_open_as_the_hard_limit_allows() -> None:
     process = _start(0.0, 1.0, open_files=100)
     limits = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert limits == (1000, 1000)
 
 
 def test_the_drain_ends_at_its_deadline() -> None:
     process = _start(60.0, 0.1)
     process.terminate()
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out.split() == ["drain", "closed"]
     assert process.returncode == 0
 
@@ -86,15 +86,15 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
     assert process.stdout.readline() == "drain\n"
     started = time.perf_counter()
     os.kill(process.pid, signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out.split() == ["closed"]
     assert process.returncode == 0
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 50, "the drain takes 60 s"
 
 
 def test_a_failed_vital_task_ends_the_process_with_a_nonzero_status() -> None:
     process = _start(0.0, 5.0, fails_after_s=0.05)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert out.split() == ["drain", "drained", "closed"]
     assert process.returncode == 1
     assert "test ends: heart has failed" in err
@@ -125,7 +125,7 @@ HANGING_THREAD = (
 
 
 def test_a_failure_at_start_is_one_line_and_status_1() -> None:
-    done = subprocess.run([sys.executable, "-c", CANNOT_START], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", CANNOT_START], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "test: there is no model\n")
 
 
@@ -148,7 +148,7 @@ def test_a_signal_ends_a_process_during_its_start() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "starting\n"
         process.terminate()
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 def test_a_hanging_thread_does_not_block_the_exit() -> None:
@@ -157,4 +157,4 @@ def test_a_hanging_thread_does_not_block_the_exit() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0

@@ -22,7 +22,7 @@ def test_an_hour_of_sleep_takes_no_time(debug: bool) -> None:
 
     before = perf_counter()
     assert virtual_time.run(main()) == 3599
-    assert perf_counter() - before < 5
+    assert perf_counter() - before < 50
 
 
 def test_timers_fire_in_order_of_their_time() -> None:

@@ -78,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
         (directory / name).write_text(json.dumps(fields))
     python, *arguments = shlex.split(documented("sh").replace("MODEL", str(directory)))
     assert python == "python"
-    subprocess.run([sys.executable, *arguments], check=True, timeout=50)
+    subprocess.run([sys.executable, *arguments], check=True, timeout=60)
     (directory / "chat_template.jinja").write_text(documented("jinja"))
     return ModelFiles.load(directory)
 

@@ -26,7 +26,7 @@ async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
         async with asyncio.timeout(0.02):
             await pool.run(divmod, 7, 2)
     go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await pool.run(divmod, 7, 2) == (3, 1)
 
 
@@ -42,5 +42,5 @@ def test_a_hanging_call_does_not_block_the_exit() -> None:
 
         asyncio.run(main())
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "TimeoutError" in done.stderr

@@ -62,7 +62,7 @@ def read(peer: str = "a", nbytes: int = 100) -> Read:
 
 
 async def ended(*reads: Read) -> list[str | None]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return list(await asyncio.gather(*(one.over for one in reads)))
 
 

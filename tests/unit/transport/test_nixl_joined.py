@@ -178,7 +178,7 @@ async def reader() -> AsyncIterator[Reader]:
 
 
 async def results(*pulls: asyncio.Task[None]) -> list[BaseException | None]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await asyncio.gather(*pulls, return_exceptions=True)
 
 
@@ -190,7 +190,7 @@ def start(reader: Reader, peer: Peer, tickets: list[Ticket]) -> list[asyncio.Tas
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the driver's thread wakes no task
             await asyncio.sleep(0.001)
 

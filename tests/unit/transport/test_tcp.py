@@ -44,7 +44,7 @@ async def test_a_cancelled_close_of_a_reader_still_closes(complaints: list[dict[
         peer = await reader.transport.connect(holder.transport.offer())
         await peer.pull(ticket, reader.arena.base)
         await give_up_at_once(peer.close())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             again = await reader.transport.connect(holder.transport.offer())
             await again.pull(ticket, reader.arena.base)
             await reader.transport.close()
@@ -57,7 +57,7 @@ async def test_a_cancelled_close_of_a_holder_still_closes(complaints: list[dict[
         ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
         peer = await reader.transport.connect(holder.transport.offer())
         await give_up_at_once(holder.transport.close())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(TransferFailed):
                 await peer.pull(ticket, reader.arena.base)
             await peer.close()

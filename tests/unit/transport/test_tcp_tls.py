@@ -33,7 +33,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         ],
         check=True,
         capture_output=True,
-        timeout=20,
+        timeout=60,
     )
     return cert, key
 
@@ -144,7 +144,7 @@ def test_connections_that_never_finish_their_handshake_count_in_the_limit(
         async with (
             kit.site("holder", max_connections=most) as holder,
             kit.site("reader") as reader,
-            asyncio.timeout(30),
+            asyncio.timeout(60),
         ):
             port = TcpOffer.parse(holder.transport.offer()).port
             streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(opened)]

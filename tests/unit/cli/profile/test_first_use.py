@@ -151,11 +151,11 @@ def test_of_two_commands_at_once_one_measures_and_the_other_uses_that(tmp_path: 
     def first_measures(job: Job, console: Console) -> bool:
         if not measure.jobs:
             second.start()
-            assert waits.wait(20)
+            assert waits.wait(60)
         return measure(job, console)
 
     directory = demo_profiles(Console(), threads=1, cache=tmp_path, measure=first_measures)
-    second.join(20)
+    second.join(60)
     assert outcome == [directory]
     assert [job.parts for job in measure.jobs] == [(ModelPart.ENCODER,), (ModelPart.DECODER,)]
     assert said.getvalue() == "another command measures the demo model: waiting for it\n"

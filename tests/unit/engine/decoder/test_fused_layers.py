@@ -27,6 +27,8 @@ from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 
+pytestmark = pytest.mark.slow
+
 FUSED: dict[str, Callable[[], Any]] = {
     "llama": lambda: text_config(transformers.LlamaConfig),
     "windows": lambda: text_config(transformers.MistralConfig, sliding_window=12),

@@ -23,6 +23,7 @@ interpreted = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("multiprocessors", [1, 20], ids=["whole", "divided"])
 @pytest.mark.parametrize("window", [None, 20], ids=["all", "window"])

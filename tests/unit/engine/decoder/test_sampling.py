@@ -389,6 +389,7 @@ def logits_of(kind: str, generator: np.random.Generator) -> Logits:
     return (np.round(values) if kind == "coarse" else values).astype(np.float32)  # coarse: many are equal
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12), st.integers(0, 2**32))
 def test_a_mixed_batch_equals_its_rows_sampled_alone(

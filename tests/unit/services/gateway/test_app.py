@@ -112,7 +112,7 @@ async def test_tokens_are_streamed_as_they_are_generated(router: FakeRouter) -> 
 
 async def test_closing_the_connection_cancels_the_request(router: FakeRouter) -> None:
     router.script = [TokenChunk((1,), "x"), asyncio.Event()]
-    async with official(router) as client, asyncio.timeout(5):
+    async with official(router) as client, asyncio.timeout(60):
         stream = await client.chat.completions.create(**ASK, stream=True)
         await anext(aiter(stream))
         await stream.close()
@@ -121,7 +121,7 @@ async def test_closing_the_connection_cancels_the_request(router: FakeRouter) ->
 
 async def test_closing_the_connection_while_waiting_cancels_the_request(router: FakeRouter) -> None:
     router.script = [asyncio.Event()]
-    async with served(router) as url, httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(5):
+    async with served(router) as url, httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(60):
         with pytest.raises(httpx.ReadTimeout):
             await client.post(url + "/v1/chat/completions", json=ASK, timeout=0.2)
         await router.closed.wait()
@@ -146,7 +146,7 @@ REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-len
 async def test_a_connection_without_a_request_is_closed(router: FakeRouter, before: bytes, trickle: bytes) -> None:
     async with (
         served(router, head_timeout_s=1, keep_alive_s=1, max_body_bytes=1024) as url,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         asyncio.TaskGroup() as group,
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
@@ -168,7 +168,7 @@ async def test_a_connection_without_a_request_is_closed(router: FakeRouter, befo
         sending.cancel()
         writer.close()
         assert answer.startswith(b"HTTP/1.1 " if before else b"")
-        assert 0.9 < took_s < 5
+        assert 0.9 < took_s < 15, "the usual limit is 20 s"
 
 
 async def test_a_slow_answer_and_punctual_requests_keep_their_connection(router: FakeRouter) -> None:

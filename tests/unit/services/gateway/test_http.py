@@ -68,7 +68,7 @@ class Connection:
 async def connected(router: FakeRouter | None = None, **settings: object) -> AsyncGenerator[Connection]:
     async with (
         serve(GatewaySettings(port=0, **settings), router or FakeRouter()) as app,  # type: ignore[arg-type]
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         connection = Connection(*await asyncio.open_connection("127.0.0.1", app.port, limit=1 << 20))
         try:
@@ -204,7 +204,7 @@ async def test_a_disconnect_with_pipelined_requests_cancels_the_running_one() ->
 
 
 async def test_connections_far_beyond_the_limit_are_refused_before_their_request() -> None:
-    async with serve(GatewaySettings(port=0, max_connections=1), FakeRouter()) as app, asyncio.timeout(20):
+    async with serve(GatewaySettings(port=0, max_connections=1), FakeRouter()) as app, asyncio.timeout(60):
         opened = [
             Connection(*await asyncio.open_connection("127.0.0.1", app.port))
             for _ in range(1 + http.SPARE_CONNECTIONS + 1)
@@ -301,7 +301,7 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off() -> None:
     request = POST + b"x-request-timeout: 0.2\r\ncontent-length: %d\r\n\r\n" % len(ask) + ask
     router = FakeRouter([TokenChunk((1,), "x" * 100_000)] * 200)
     settings = GatewaySettings(port=0, head_timeout_s=1, max_connections=1)
-    async with serve(settings, router) as app, asyncio.timeout(20):
+    async with serve(settings, router) as app, asyncio.timeout(60):
         with socket.create_connection(("127.0.0.1", app.port)) as client:
             client.sendall(request)
             await router.closed.wait()
@@ -318,7 +318,7 @@ async def send_on(client: socket.socket) -> None:
 
 async def test_a_refused_client_that_keeps_sending_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_LINGER_S", 0.1)
-    async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(20):
+    async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(60):
         with socket.create_connection(("127.0.0.1", app.port)) as client:
             client.setblocking(False)
             await asyncio.get_running_loop().sock_sendall(client, b"garbage\r\n\r\n")
@@ -328,7 +328,7 @@ async def test_a_refused_client_that_keeps_sending_is_disconnected(monkeypatch: 
 
 def status_after_sending_all(port: int, request: bytes) -> bytes:
     """Reads the response only after sending the whole request, as blocking clients do."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(request)
         return client.recv(12).split()[1]
 
@@ -338,14 +338,14 @@ async def test_an_early_refusal_reaches_a_client_that_is_still_sending(head: byt
     (tmp_path / "keys.toml").write_text(new_key("bob")[1])
     nbytes = 4 << 20
     request = b"POST /v1/chat/completions " + head + b"content-length: %d\r\n\r\n" % nbytes + bytes(nbytes)
-    async with serve(GatewaySettings(port=0, keys=tmp_path / "keys.toml"), FakeRouter()) as app, asyncio.timeout(20):
+    async with serve(GatewaySettings(port=0, keys=tmp_path / "keys.toml"), FakeRouter()) as app, asyncio.timeout(60):
         for _ in range(3):
             assert await asyncio.to_thread(status_after_sending_all, app.port, request) == b"401"
 
 
 def answer_after_sending_slowly(port: int, request: bytes, lasts_s: float) -> bytes:
     """Everything that the gateway sent, read after sending a little of the body for ``lasts_s``."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(request)
         deadline_s = time.monotonic() + lasts_s  # noqa: TID251 - of a real socket
         while time.monotonic() < deadline_s:  # noqa: TID251
@@ -365,7 +365,7 @@ async def test_an_early_refusal_reaches_a_client_that_uploads_slowly(
     request = POST + connection + b"content-length: 1000000\r\n\r\n"
     async with (
         serve(GatewaySettings(port=0, head_timeout_s=2, max_body_bytes=1024), FakeRouter()) as app,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         answer = await asyncio.to_thread(answer_after_sending_slowly, app.port, request, lasts_s)
     assert answer.startswith(b"HTTP/1.1 413 ")

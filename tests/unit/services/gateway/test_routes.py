@@ -389,6 +389,7 @@ async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Re
         assert (await client.post(CHAT, json=ASK)).status_code == 200
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
 async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
@@ -405,7 +406,7 @@ async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
 @pytest.mark.parametrize("script", [[], [TokenChunk((1,), "x")]], ids=["waiting", "streaming"])
 async def test_a_disconnect_cancels_the_request_at_the_router(rest: Rest, script: list[Any]) -> None:
     router = FakeRouter([*script, asyncio.Event()])
-    async with rest(router) as client, asyncio.timeout(5):
+    async with rest(router) as client, asyncio.timeout(60):
         app = client._transport.app  # type: ignore[attr-defined]
         body = json.dumps({**ASK, "stream": True}).encode()
         leave, streaming = asyncio.Event(), asyncio.Event()

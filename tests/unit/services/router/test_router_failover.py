@@ -271,6 +271,7 @@ async def by_rest(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
     return (told, usage), usage["completion_tokens"]
 
 
+@pytest.mark.slow
 @virtual
 @pytest.mark.parametrize("through", [by_sdk, by_rest])
 @pytest.mark.parametrize("name", CASES)

@@ -79,13 +79,13 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
             assert set((await anext(loads)).stages) == set(Stage)
         health: Any = health_pb2_grpc.HealthStub(channel)
         for name in ("", "triptych.v1.Text", "triptych.v1.Encoder", "triptych.v1.Instance"):
-            status = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            status = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
             assert status.status == health_pb2.HealthCheckResponse.SERVING
         assert await running.missing() == ()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running.drain()
         assert await running.missing() == ("it is draining",)
-        status = await health.Check(health_pb2.HealthCheckRequest(service="triptych.v1.Encoder"), timeout=5)
+        status = await health.Check(health_pb2.HealthCheckRequest(service="triptych.v1.Encoder"), timeout=60)
         assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
         await stub.close()
 
@@ -107,5 +107,5 @@ async def test_the_process_fails_when_either_service_fails(side: str, monkeypatc
             monkeypatch.setattr(running.encoder.store, "sweep", broken)
         else:
             monkeypatch.setattr(type(running.text.service._receiver), "tick", lambda _: broken())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await running.failed() == f"{side}/sweep"
