@@ -80,7 +80,7 @@ def _placed(container: InputContainer, info: MediaInfo, nbytes: int) -> Iterator
         if packed_nbytes > 2 * nbytes:
             raise InvalidMedia(f"frames of the {info.format} video overlap")
     times = sorted(packet.pts for packet in packets if packet.pts is not None)
-    places = {time: index for index, time in enumerate(times)}
+    places: dict[int | None, int] = {time: index for index, time in enumerate(times)}
     if len(places) != info.frames:  # a time is missing or occurs twice: frames are placed in order
         places = {}
     index = -1
@@ -91,7 +91,7 @@ def _placed(container: InputContainer, info: MediaInfo, nbytes: int) -> Iterator
         yield index, frame
 
 
-def _decoded(packets: Iterable[av.Packet], info: MediaInfo) -> Iterator[av.VideoFrame]:
+def _decoded(packets: "Iterable[av.Packet[Any]]", info: MediaInfo) -> Iterator[av.VideoFrame]:
     stored = (info.height, info.width) if info.rotation_deg in (90, 270) else (info.width, info.height)
     for frame in chain.from_iterable(decoded(packet) or () for packet in packets):
         if (frame.width, frame.height) != stored:
@@ -125,7 +125,7 @@ def first_stream(streams: Sequence[AnyStream], decoders: str, what: str) -> AnyS
     return streams[0]
 
 
-def decoded(packet: av.Packet) -> Sequence[Any] | None:
+def decoded(packet: "av.Packet[Any]") -> Sequence[Any] | None:
     """The frames that are ready after this packet; None if the packet does not decode."""
     try:
         return packet.decode()
