@@ -101,7 +101,7 @@ def test_what_cannot_be_decoded_is_invalid_media(
     engine: AdapterEncoderEngine, damage: Callable[[bytes], bytes]
 ) -> None:
     media, info = item("3_a")
-    with pytest.raises(InvalidMedia, match=r"^the png image cannot be decoded$"):
+    with pytest.raises(InvalidMedia, match=r"^the png image (cannot be decoded|is cut off)$"):
         engine.prepare(damage(media), info)
 
 

@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.client import post, rest, text_of
-from tests.e2e.reference import Question, answer, data_url
+from tests.e2e.reference import DIGITS, Question, answer, data_url
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
-from triptych.testing.hostile import jpeg_of_many_scans
+from triptych.testing.hostile import chunk, jpeg_of_many_scans, with_chunks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -42,9 +42,19 @@ async def http(cluster: LocalCluster) -> AsyncIterator[httpx.AsyncClient]:
 
 def hostile(scans: int) -> dict[str, Any]:
     """A request with a JPEG of 64 million pixels; each scan has 10 bytes and costs about 10 ms of CPU."""
-    url = data_url(jpeg_of_many_scans(8000, 8000, scans=scans), "image/jpeg")
+    return asking(data_url(jpeg_of_many_scans(8000, 8000, scans=scans), "image/jpeg"))
+
+
+def asking(url: str) -> dict[str, Any]:
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
     return {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+
+
+async def test_metadata_that_cannot_be_read_changes_no_answer(http: httpx.AsyncClient) -> None:
+    plain = (DIGITS / "3_a.png").read_bytes()
+    odd = with_chunks(plain, chunk(b"eXIf", b"\1") + chunk(b"gAMA", b""))
+    answers = [text_of(await post(http, asking(data_url(media, "image/png")))) for media in (plain, odd)]
+    assert answers[0] == answers[1]
 
 
 def ordinary(number: int) -> Question:

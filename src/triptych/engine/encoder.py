@@ -129,6 +129,8 @@ class AdapterEncoderEngine:
             features = self._features(self._decoding.item(media, info, stop), shard)
         except (ValueError, OSError, ArithmeticError) as error:
             raise InvalidMedia(f"the {info.width}x{info.height} {info.modality.value} cannot be processed") from error
+        if not all(is_finite(tensor) for tensor in features.values()):  # else the engine would be blamed
+            raise InvalidMedia(f"the {info.modality.value} has values that the model cannot take: they are not finite")
         return PreparedMedia(features, tokens, outputs)
 
     def _features(self, item: MediaItem, shard: Shard | None) -> Features:

@@ -15,6 +15,7 @@ from triptych.errors import InvalidMedia
 MAX_PARTS = 262_144
 """Most boxes, blocks, pages or frames of a file: two hours of MP3."""
 
+_SAMPLE_RATES_HZ = range(1000, 768_001)
 _MAX_TRACKS = 64
 """Bounded because each part searches the tracks for its own."""
 
@@ -48,9 +49,15 @@ class Clip:
 
 
 def audio(form: str, samples: int, sample_rate_hz: int) -> Clip:
-    """An audio clip. Raises InvalidMedia when it is empty or has no sample rate."""
-    if not 0 < sample_rate_hz <= 768_000:
-        raise InvalidMedia(f"the {form} audio has {sample_rate_hz} samples per second")
+    """An audio clip. Raises InvalidMedia when it is empty or has no usual sample rate.
+
+    Resampling one of a few samples per second would make gigabytes of a few bytes.
+    """
+    if sample_rate_hz not in _SAMPLE_RATES_HZ:
+        raise InvalidMedia(
+            f"the {form} audio has {sample_rate_hz} samples per second; "
+            f"{_SAMPLE_RATES_HZ.start} to {_SAMPLE_RATES_HZ[-1]} are supported"
+        )
     if samples < 1:
         raise InvalidMedia(f"the {form} audio is empty, or does not say how long it is")
     return Clip(

@@ -4,7 +4,8 @@ The first bytes decide the format, and the rest must have its structure; names a
 loop over a file's parts is bounded. ``read_header`` raises InvalidMedia only.
 
 The orientation is read from EXIF, then from plain XMP. Compressed XMP and the textual EXIF profiles of old PNG writers
-are not unpacked; where the orientation matters, the encoder's count decides.
+are not unpacked. Metadata that cannot be read is ignored: this module alone reads it, for routers and for decoders, and
+``without_metadata`` is what decoders get.
 """
 
 import re
@@ -18,36 +19,36 @@ FORMATS = ("png", "jpeg", "webp", "gif", "bmp")
 
 _MAX_PARTS = 65_536
 """Most chunks, segments or blocks of a file."""
-_MAX_EXIF_SEGMENTS = 64
-"""Most EXIF segments of a JPEG (4 MiB); decoders append them one by one, copying each time."""
-_MAX_UNPACKED_BYTES = 64 << 20
-"""Limit of a PNG's inflated metadata."""
-_MAX_INFLATION = 1032
-"""Largest expansion of deflate."""
-_MAX_INFLATED_CHUNK_BYTES = 1 << 20
-"""Pillow's own limit for a chunk of metadata."""
-_COMPRESSED_METADATA = frozenset({b"iCCP", b"zTXt", b"iTXt"})
+_PNG_PIXELS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
+"""The chunks that pixels depend on."""
 _RLE_PASSES = 256
 """Pillow decodes run-length BMP in Python: a pixel costs as much as this many passes of JPEG."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_PREFIX = b"Exif\x00\x00"
+_EXIF_PREFIXES = re.compile(rb"(?:Exif\x00\x00){0,8}")
+"""Some writers repeat it."""
 _XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\x00"
 _XMP_KEYWORD = b"XML:com.adobe.xmp\x00"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _TIFF_BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
 _ORIENTATION_TAG = 0x0112
-_TIFF_INTEGERS = {3: "H", 4: "I", 8: "h", 9: "i"}
+_TIFF_INTEGERS = {3: ("H", 2), 4: ("I", 1), 8: ("h", 2), 9: ("i", 1)}
+"""By type: the first value's form, and how many values a field holds itself."""
 
 # Start-of-frame markers: all of 0xC0 to 0xCF but DHT (C4), JPG (C8) and DAC (CC). Lossless, hierarchical and
 # arithmetic-coded images are refused: no browser shows them, and scans and pixels do not bound their cost.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_FRAMES_TAKEN = frozenset({0xC0, 0xC1, 0xC2})
 _JPEG_PROGRESSIVE = 0xC2
-_JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_JPEG_STANDALONE = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})
 _JPEG_START_OF_SCAN, _JPEG_END, _JPEG_APP1 = 0xDA, 0xD9, 0xE1
+_JPEG_METADATA = frozenset({*range(0xE0, 0xF0), 0xFE})
+_JPEG_COLOURS = {0xE0: (b"JFIF\x00", 14), 0xEE: (b"Adobe", 12)}
+"""The application segments that colours depend on: how they begin, and the bytes below which decoders ignore them."""
+_JPEG_FILL = re.compile(rb"[^\xff]*\xff*")
+"""Decoders skip bytes between segments, and any number of bytes 0xFF in front of a marker."""
 _BMP_RUN_LENGTHS = (1, 2)
-_JPEG_FILL = re.compile(rb"\xff*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,29 @@ def read_header(data: bytes) -> Header | None:
         raise InvalidMedia(f"the {name} image is cut off") from error
 
 
+def without_metadata(data: bytes) -> bytes:
+    """The image with what its pixels depend on only, where others' readers fail on metadata: PNG and JPEG.
+
+    Other images are returned as they are. Raises InvalidMedia as ``read_header``, which has to accept ``data`` first.
+    """
+    if data.startswith(_PNG_SIGNATURE):
+        kept = [data[start:end] for kind, start, end in _png_chunks(data) if kind in _PNG_PIXELS]
+        return b"".join([_PNG_SIGNATURE, *kept])
+    if not data.startswith(b"\xff\xd8"):
+        return data
+    pieces, start_of_pixels = [data[:2]], 2
+    for marker, segment, end in _jpeg_segments(data):
+        if marker not in _JPEG_METADATA or _decides_on_colours(marker, segment):
+            pieces.append(struct.pack(">BBH", 0xFF, marker, len(segment) + 2) + segment)
+        start_of_pixels = end
+    return b"".join([*pieces, data[start_of_pixels:]])
+
+
+def _decides_on_colours(marker: int, segment: bytes) -> bool:
+    begins, least_nbytes = _JPEG_COLOURS.get(marker, (b"", 1 << 16))
+    return segment.startswith(begins) and len(segment) >= least_nbytes
+
+
 def _parts(format_name: str) -> Iterator[int]:
     """Count a file's parts up to the limit, then raise InvalidMedia."""
     yield from range(_MAX_PARTS)
@@ -99,25 +123,26 @@ def _read_png(data: bytes) -> Header:
         raise InvalidMedia("the png image does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
     exif, xmp = b"", b""
-    unpacked_nbytes = 0
+    for kind, start, end in _png_chunks(data):
+        if kind == b"eXIf":
+            exif = data[start + 8 : end - 4]
+        elif kind == b"iTXt" and data.startswith(_XMP_KEYWORD, start + 8):
+            xmp = data[start + 8 : end - 4]
+    return Header("png", width, height, _orientation(exif, xmp))
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, start and end of each chunk, from its length to its checksum, up to IEND."""
     position = len(_PNG_SIGNATURE)
     for _ in _parts("png"):
         nbytes, kind = struct.unpack_from(">I4s", data, position)
-        content = position + 8
-        position = content + nbytes + 4
-        if position > len(data):
+        end = position + 12 + nbytes
+        if end > len(data):
             raise InvalidMedia("the png image is cut off")
-        if kind in _COMPRESSED_METADATA:
-            unpacked_nbytes += min(nbytes * _MAX_INFLATION, _MAX_INFLATED_CHUNK_BYTES)
-            if unpacked_nbytes > _MAX_UNPACKED_BYTES:
-                raise InvalidMedia(f"the png image's metadata may unpack to more than {_MAX_UNPACKED_BYTES} bytes")
-        if kind == b"eXIf":
-            exif = data[content : content + nbytes]
-        elif kind == b"iTXt" and data.startswith(_XMP_KEYWORD, content):
-            xmp = data[content : content + nbytes]
-        elif kind == b"IEND":
-            break
-    return Header("png", width, height, _orientation(exif, xmp))
+        yield kind, position, end
+        if kind == b"IEND":
+            return
+        position = end
 
 
 def _read_jpeg(data: bytes) -> Header:
@@ -143,8 +168,6 @@ def _read_jpeg(data: bytes) -> Header:
             components, progressive = frame[2], marker == _JPEG_PROGRESSIVE
         elif marker == _JPEG_APP1 and segment.startswith(_EXIF_PREFIX):
             exif.append(segment[len(_EXIF_PREFIX) :])  # large EXIF data continues in the next segment
-            if len(exif) > _MAX_EXIF_SEGMENTS:
-                raise InvalidMedia(f"the jpeg image has more than {_MAX_EXIF_SEGMENTS} segments of EXIF data")
         elif marker == _JPEG_APP1 and segment.startswith(_XMP_PREFIX):
             xmp = segment
     if frame is None:
@@ -159,12 +182,10 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes, int]]:
     for _ in _parts("jpeg"):
         if marker == _JPEG_START_OF_SCAN:
             return
-        if data[position] != 0xFF:
-            raise InvalidMedia("the jpeg image has no marker where one has to be")
         end_of_fill = _JPEG_FILL.match(data, position).end()  # type: ignore[union-attr]  # the pattern also matches the empty string
         fill_nbytes += end_of_fill - position
         if fill_nbytes > 2 * _MAX_PARTS:  # decoders skip them one by one
-            raise InvalidMedia(f"the jpeg image has more than {2 * _MAX_PARTS} fill bytes")
+            raise InvalidMedia(f"the jpeg image has more than {2 * _MAX_PARTS} bytes between its segments")
         marker = data[end_of_fill]
         position = end_of_fill + 1
         if marker == _JPEG_END:
@@ -202,7 +223,7 @@ def _read_webp(data: bytes) -> Header:
             xmp = data[content : content + nbytes]
     if size is None:
         raise InvalidMedia("the webp image has no image data")
-    return Header("webp", *size, _orientation(exif.removeprefix(_EXIF_PREFIX), xmp))
+    return Header("webp", *size, _orientation(exif, xmp))
 
 
 def _webp_size(data: bytes, kind: bytes, content: int) -> tuple[int, int]:
@@ -227,8 +248,11 @@ def _read_gif(data: bytes) -> Header:
         if data[position] == 0x2C:
             left, top, width, height = struct.unpack_from("<HHHH", data, position + 1)
             return Header("gif", max(screen_width, left + width), max(screen_height, top + height))
-        if data[position] != 0x21:
-            raise InvalidMedia("the gif image has no frame where one has to be")
+        if data[position] == 0x3B:
+            raise InvalidMedia("the gif image has no frame")
+        if data[position] != 0x21:  # decoders skip what begins no part
+            position += 1
+            continue
         position += 2  # an extension: its label, then blocks of a length byte and data up to an empty one
         for _ in parts:
             nbytes = data[position]
@@ -268,6 +292,7 @@ def _orientation(exif: bytes, xmp: bytes) -> int:
 
 def _exif_orientation(exif: bytes) -> int | None:
     """The orientation field of the first directory of a TIFF structure (TIFF 6.0, section 2)."""
+    exif = exif[_EXIF_PREFIXES.match(exif).end() :]  # type: ignore[union-attr]  # the pattern also matches the empty string
     order = _TIFF_BYTE_ORDERS.get(exif[:4])
     if order is None:
         return None
@@ -277,8 +302,9 @@ def _exif_orientation(exif: bytes) -> int | None:
         for entry in range(entries):
             place = start + 2 + 12 * entry
             tag, kind, count = struct.unpack_from(order + "HHI", exif, place)
-            if tag == _ORIENTATION_TAG and count == 1 and kind in _TIFF_INTEGERS:
-                return int(struct.unpack_from(order + _TIFF_INTEGERS[kind], exif, place + 8)[0])
+            form, most = _TIFF_INTEGERS.get(kind, ("", 0))
+            if tag == _ORIENTATION_TAG and 1 <= count <= most:
+                return int(struct.unpack_from(order + form, exif, place + 8)[0])
     except struct.error:
         return None
     return None

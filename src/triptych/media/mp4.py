@@ -25,6 +25,8 @@ _VIDEO_CODECS = {
     b"av01": VideoCodec.AV1,
 }
 _AUDIO_CODECS = (b"mp4a", b"Opus", b"fLaC", b"alac")
+_LEAST_NBYTES = 8
+"""Of a box."""
 _ROTATIONS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 """Clockwise degrees by a track header's matrix; other matrices (mirrored, distorted) are not applied."""
 
@@ -111,6 +113,8 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             ends.pop()
             if not ends:
                 return
+        if len(ends) == 1 and ends[0] - position < _LEAST_NBYTES:
+            return  # padding behind the last box
         nbytes, kind = struct.unpack_from(">I4s", data, position)
         content = position + 8
         if nbytes == 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
-from triptych.media.audio_headers import is_mp3, read_flac, read_mp3, read_ogg, read_wav
+from triptych.media.audio_headers import is_flac, is_mp3, is_wav, read_flac, read_mp3, read_ogg, read_wav
 from triptych.media.clips import Clip
 from triptych.media.headers import FORMATS, Header, read_header
 from triptych.media.mp4 import is_mp4, read_mp4
@@ -134,9 +134,9 @@ def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     """Choose by the first bytes; MP3 is tried last, since its are the least distinctive."""
     if name := unsupported_format(data):
         raise InvalidMedia(f"the item is {name}, which is not supported; accepted are {_KNOWN}")
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+    if is_wav(data):
         return "wav", read_wav
-    if data[:4] == b"fLaC":
+    if is_flac(data):
         return "flac", read_flac
     if data[:4] == b"OggS":
         return "ogg", read_ogg

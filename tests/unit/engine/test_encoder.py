@@ -15,6 +15,7 @@ from tests.unit.engine.tiny import TOKENS_PER_IMAGE, Reference, encoder_engine, 
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.tensors import from_bytes
 from triptych.errors import EngineFailure, InvalidMedia
 from triptych.families.model_files import BadModel
@@ -162,6 +163,7 @@ def test_the_error_for_a_damaged_image_has_no_details(encoder: TransformersEncod
         encoder.prepare(media, info)
     assert str(caught.value) in {
         f"the {fmt} image cannot be decoded",
+        f"the {fmt} image is cut off",
         f"image of format {fmt!r} is not supported",
     }
 
@@ -227,3 +229,13 @@ def test_a_directory_without_processor_is_refused(model_dir: Path, tmp_path: Pat
     (bare / "processor_config.json").unlink()
     with pytest.raises(BadModel):
         encoder_engine(bare)
+
+
+def test_features_that_are_not_finite_are_the_items_fault(
+    encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused before the engine sees them, whose failure would be tried again elsewhere."""
+    features = {"pixel_values": torch.full((1, 3, 32, 32), torch.inf)}
+    monkeypatch.setattr(ImagePreparer, "process", lambda *_: features)
+    with pytest.raises(InvalidMedia, match="the image has values that the model cannot take"):
+        encoder.prepare(png(photo()), info_of(png(photo())))

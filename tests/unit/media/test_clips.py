@@ -95,9 +95,18 @@ def test_samples_at_another_rate() -> None:
 def test_a_wav_of_unknown_length_ends_with_the_file() -> None:
     data = audio()
     place = data.index(b"data") + 4
-    for said in (0, 0xFFFFFFFF):
+    for said in (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0x80000000, 0xFFFFFFDB, 32_001):
         streamed = data[:place] + struct.pack("<I", said) + data[place + 4 :]
         assert inspect_media(streamed, LIMITS).samples == 16_000
+
+
+@pytest.mark.parametrize("rate_hz", [1, 999, 768_001, 1 << 31])
+def test_sample_rates_that_no_audio_has_are_refused(rate_hz: int) -> None:
+    data = audio()
+    place = data.index(b"fmt ") + 12
+    data = data[:place] + struct.pack("<I", rate_hz) + data[place + 4 :]
+    with pytest.raises(InvalidMedia, match=f"{rate_hz} samples per second; 1000 to 768000 are supported"):
+        inspect_media(data, LIMITS)
 
 
 def test_an_mp3_may_start_and_end_with_tags() -> None:
@@ -115,7 +124,7 @@ def test_an_mp3_may_start_and_end_with_tags() -> None:
         (video().replace(b"vide", b"text"), "neither video nor audio"),
         (video()[:-500], "the mp4 file is cut off"),
         (video(form="webm")[:-20], "the webm video is cut off"),
-        (audio()[:-20], "the wav audio is cut off"),
+        (audio()[:-20], "the wav audio is cut off: it has 31980 of 32000 bytes of samples"),
         (audio(form="ogg", sample_rate_hz=48_000)[:-20], "the ogg audio is cut off"),
         (audio(form="ogg", sample_rate_hz=48_000) * 2, "the ogg file has more than one stream"),
         (audio(form="m4a").replace(b"mp4a", b"enca"), "the m4a audio's codec is not supported"),

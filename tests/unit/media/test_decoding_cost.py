@@ -9,9 +9,11 @@ from io import BytesIO
 from random import Random
 from time import process_time
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from triptych.engine.media.images import decode_image
 from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.hostile import chunk, jpeg_of_many_scans, with_chunks
@@ -81,15 +83,19 @@ def test_a_jpeg_with_two_frame_headers_is_refused() -> None:
     refused(data[:place] + data[place : place + 19] + data[place:], "more than one frame header")
 
 
-def test_exif_in_very_many_segments_is_refused() -> None:
+def test_exif_in_very_many_segments_costs_nothing() -> None:
     data = saved(photo(64, 64), "jpeg")
     segment = b"\xff\xe1" + struct.pack(">H", 308) + b"Exif\0\0" + bytes(300)
-    refused(data[:2] + segment * 60_000 + data[2:], "more than 64 segments of EXIF")
+    started_s = process_time()
+    many = data[:2] + segment * 60_000 + data[2:]
+    assert inspect_media(many, LIMITS).width == 64
+    assert decode_image(many, inspect_media(many, LIMITS)).shape == (64, 64, 3)
+    assert process_time() - started_s < MAX_INSPECT_S
 
 
 def test_very_many_fill_bytes_are_refused() -> None:
     data = saved(photo(64, 64), "jpeg")
-    refused(data[:2] + b"\xff" * (16 << 20) + data[2:], "more than 131072 fill bytes")
+    refused(data[:2] + b"\xff" * (16 << 20) + data[2:], "more than 131072 bytes between its segments")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +106,15 @@ def test_very_many_fill_bytes_are_refused() -> None:
         (b"iTXt", b"name\0\1\0\0\0"),
     ],
 )
-def test_png_metadata_that_inflates_too_much_is_refused(content: tuple[bytes, bytes]) -> None:
+def test_png_metadata_is_not_inflated(content: tuple[bytes, bytes]) -> None:
     kind, prefix = content
-    bomb = chunk(kind, prefix + zlib.compress(bytes((1 << 20) - 1), 9)[:-4])  # damaged at its end: Pillow ignores it
-    refused(with_chunks(png(8, 8), bomb * 200), "metadata may unpack to more than 67108864 bytes")
-    assert inspect_media(with_chunks(png(8, 8), bomb), LIMITS).width == 8
+    bomb = chunk(kind, prefix + zlib.compress(bytes((1 << 20) - 1), 9)[:-4])
+    data = with_chunks(png(8, 8), bomb * 2000)
+    started_s = process_time()
+    assert np.array_equal(
+        decode_image(data, inspect_media(data, LIMITS)), decode_image(png(8, 8), inspect_media(png(8, 8), LIMITS))
+    )
+    assert process_time() - started_s < MAX_INSPECT_S
 
 
 @pytest.mark.parametrize("mode", ["P", "L"])

@@ -15,6 +15,7 @@ from PIL import Image
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
+from triptych.media.headers import read_header, without_metadata
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that Pillow may decode, in its names; each image only as the format found by its header."""
@@ -29,7 +30,6 @@ _SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I"})
 _BAND_PIXELS = 1 << 20
 """Pixels converted at a time, which bounds intermediate memory."""
 
-_ORIENTATION_TAG = 0x0112
 _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -46,19 +46,23 @@ def decode_image(media: bytes, info: MediaInfo) -> Pixels:
     """The first frame, upright (EXIF orientation applied), in RGB over white.
 
     ``info`` is the header against which all limits were checked, so an image that opens with another size is refused
-    before its pixels are decoded. Raises InvalidMedia; its text never quotes the decoder.
+    before its pixels are decoded. Its metadata is read as the router reads it, and never by Pillow. Raises
+    InvalidMedia; its text never quotes the decoder.
     """
     name = info.format.upper()
     if info.modality is not Modality.IMAGE or name not in FORMATS:
         raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
+    header = read_header(media)
+    if header is None or header.format != info.format:
+        raise InvalidMedia(f"the {info.format} image cannot be decoded")
     try:
-        image: Image.Image = Image.open(BytesIO(media), formats=(name,))
+        image: Image.Image = Image.open(BytesIO(without_metadata(media)), formats=(name,))
         width, height = image.size
         if (width, height) in ((info.width, info.height), (info.height, info.width)):
             image.load()
             pixels = to_rgb(image, info.format, *_png_depth(media, info.format))
-            orientation = image.getexif().get(_ORIENTATION_TAG)
-            pixels = _UPRIGHT[orientation](pixels) if orientation in _UPRIGHT else pixels
+            if header.orientation in _UPRIGHT:
+                pixels = _UPRIGHT[header.orientation](pixels)
             height, width = pixels.shape[:2]
     except (InvalidMedia, MemoryError):
         raise

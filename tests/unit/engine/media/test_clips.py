@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.media import odd_audio
 from triptych.domain.media import MediaInfo, Modality
 from triptych.engine.media.audio import decode_audio
 from triptych.engine.media.videos import Frame, decode_video
@@ -72,7 +75,7 @@ def test_frames_are_rotated_upright(degrees: int) -> None:
     ("change", "message"),
     [
         ({"frames": 11}, "more than the 11 frames"),
-        ({"frames": 13}, "has 12 frames, its header says 13"),
+        ({"frames": 17}, "12 frames of the mp4 video can be decoded, its header says 17"),
         ({"width": 62}, "a frame of the video is 64x48, its header says 62x48"),
         ({"rotation_deg": 90}, "its header says 48x64"),
         ({"format": "webm"}, "cannot be decoded"),
@@ -161,6 +164,58 @@ def test_audio_that_differs_from_its_header_is_refused(form: str, samples: int) 
         decode_audio(data, replace(info, samples=samples), 16_000)
     with pytest.raises(InvalidMedia, match="cannot be decoded"):
         decode_audio(data, replace(info, format="ogg"), 16_000)
+
+
+def float_wav(value: float, *, bits: int = 32) -> bytes:
+    """A tone of which one sample has this value."""
+    values = clips.tone(0.5, 16_000)[0]
+    values[77] = value
+    return odd_audio.wav(bits=bits, tag=3, samples=values.astype(f"<f{bits // 8}").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"), [(np.nan, 32), (np.inf, 32), (-np.inf, 32), (3e38, 32), (-3e38, 32), (1e300, 64), (np.nan, 64)]
+)
+def test_samples_that_are_not_finite_or_far_out_of_range_are_refused(value: float, bits: int) -> None:
+    data = float_wav(value, bits=bits)
+    with pytest.raises(InvalidMedia, match="the wav audio has samples that are not finite, or far beyond -1 to 1"):
+        decode_audio(data, inspect_media(data, LIMITS), 16_000)
+
+
+@pytest.mark.parametrize("value", [1.5, -32_768.0, float(1 << 31), 1e-44])
+def test_samples_a_little_out_of_range_are_taken_as_they_are(value: float) -> None:
+    """Floats from integers that nobody scaled; features are normalized."""
+    data = float_wav(value)
+    assert decode_audio(data, inspect_media(data, LIMITS), 16_000)[77] == np.float32(value)
+
+
+def test_a_wav_of_24_bits_in_32_is_not_taken_for_floats() -> None:
+    """FFmpeg reads such a file as floats of an old editor."""
+    data = odd_audio.wav(bits=32, extra=odd_audio.extensible(24))
+    samples = decode_audio(data, inspect_media(data, LIMITS), odd_audio.RATE_HZ)
+    wanted = 0.5 * np.sin(np.arange(odd_audio.SAMPLES) / 9)
+    assert np.abs(samples - wanted).max() < 1e-6
+
+
+def test_audio_of_which_a_packet_does_not_decode_is_silent_there() -> None:
+    data = bytearray(clips.audio(2.0, form="m4a"))
+    with av.open(BytesIO(bytes(data))) as container:
+        packets = [bytes(packet) for packet in container.demux(container.streams.audio[0]) if packet.size]
+    place = bytes(data).index(packets[12])
+    data[place : place + len(packets[12])] = b"\xff" * len(packets[12])
+    info = inspect_media(bytes(data), LIMITS)
+    samples = decode_audio(bytes(data), info, 16_000)
+    assert samples.shape == (info.samples_at(16_000),)
+    loudness = np.abs(samples[: len(samples) // 64 * 64]).reshape(-1, 64).max(axis=1)
+    assert (loudness[20:-20] == 0).sum() in range(8, 33)  # a packet has 1024 samples, and overlaps its neighbours
+
+
+def test_audio_of_which_much_does_not_decode_is_refused() -> None:
+    data = bytearray(clips.audio(2.0, form="m4a"))
+    start = data.index(b"mdat") + 4
+    data[start + 300 : start + 9000] = b"\xff" * 8700
+    with pytest.raises(InvalidMedia, match="more than a quarter of the m4a audio cannot be decoded"):
+        decode_audio(bytes(data), inspect_media(bytes(data), LIMITS), 16_000)
 
 
 _MATRICES = {2: (0.299, 0.114), 1: (0.2126, 0.0722), 6: (0.299, 0.114), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
