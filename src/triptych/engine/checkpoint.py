@@ -15,7 +15,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
-from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel, ModelFiles
 from triptych.families.registry import load_family
 
 DTYPES: Mapping[str, DType] = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
@@ -29,7 +29,8 @@ DECIDING_FILES = (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     "added_tokens.json",
-    "chat_template.jinja",
+    DEFAULT_TEMPLATE,
+    TOOLS_TEMPLATE,
     "chat_template.json",
     "config.json",
     "generation_config.json",
