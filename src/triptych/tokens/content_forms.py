@@ -133,15 +133,17 @@ class ContentForms:
         names: dict[str, str] = {}
         for at, (message, place) in enumerate(zip(messages, _places(messages), strict=True)):
             param = f"messages[{at}]"
-            if (message.tool_calls or message.role == "tool") and self.calls is None:
+            calls = self.calls
+            if (message.tool_calls or message.role == "tool") and calls is None:
                 param += ".tool_calls" if message.tool_calls else ".role"
                 raise InvalidRequest(
                     f"{param}: the model's chat template does not support tool calls and their results", param=param
                 )
             turn = _Object(role=message.role)
-            if message.tool_calls:
+            if calls is not None and message.tool_calls:
                 names |= {call.call_id: call.name for call in message.tool_calls}
-                turn |= self._called(message, param)
+                made = [_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
+                turn |= _turn_of_calls(calls, made)
             if message.parts or not message.tool_calls:
                 turn["content"] = self._content(message, self._form(message, place, param))
             if message.role == "tool":
@@ -175,12 +177,6 @@ class ContentForms:
             for part in message.parts
         )
         return text if form is Form.STRING else _List([_text(text)])
-
-    def _called(self, message: Message, param: str) -> dict[str, Any]:
-        """The calls, and content for a message without any. Raises InvalidRequest."""
-        assert self.calls is not None
-        calls = [_call(call, f"{param}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
-        return _turn_of_calls(self.calls, calls)
 
 
 def find_forms(

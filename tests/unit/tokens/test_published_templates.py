@@ -155,9 +155,8 @@ def test_prompts_equal_those_of_transformers(name: str, tools: str) -> None:
                         break
         except RefusedError:
             right = []
-        try:
-            ours = template.render(messages, 10_000, tools)
-        except InvalidRequest as error:
-            assert not right, (what, error, right[0])
-        else:
-            assert ours in right, (what, ours, right)
+        if right:
+            assert template.render(messages, 10_000, tools) in right, what
+            continue
+        with pytest.raises(InvalidRequest):
+            template.render(messages, 10_000, tools)
