@@ -15,7 +15,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
-from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.files import read_json
 
@@ -30,7 +30,8 @@ DECIDING_FILES = (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     "added_tokens.json",
-    "chat_template.jinja",
+    DEFAULT_TEMPLATE,
+    TOOLS_TEMPLATE,
     "chat_template.json",
     "config.json",
     "generation_config.json",

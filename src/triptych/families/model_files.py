@@ -9,6 +9,7 @@ from triptych.files import BadFile, read_json, read_text
 
 Json = Mapping[str, Any]
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
+DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 
 
 class BadModel(ValueError):
@@ -21,7 +22,8 @@ class ModelFiles:
 
     ``image_processor`` is the section of ``processor_config.json``, or else ``preprocessor_config.json``, in
     transformers' order. ``video_processor`` is its section, or ``video_preprocessor_config.json``, or else like for
-    images. ``chat_template`` is the template's source, or None.
+    images. ``chat_template`` is the template's source, or None. ``tools_template`` is that for requests with tools, where
+    a model has several.
     """
 
     directory: Path
@@ -32,6 +34,7 @@ class ModelFiles:
     generation_config: Json
     chat_template: str | None
     video_processor: Json = field(default_factory=dict)
+    tools_template: str | None = None
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
@@ -47,6 +50,7 @@ class ModelFiles:
         tokenizer_config = _read_json(root / "tokenizer_config.json")
         preprocessor = _read_json(root / "preprocessor_config.json")
         videos = _read_json(root / "video_preprocessor_config.json") or preprocessor
+        templates = _chat_templates(root, processor, tokenizer_config)
         return cls(
             directory=root,
             config=config,
@@ -55,7 +59,8 @@ class ModelFiles:
             video_processor=processor.get("video_processor") or videos,
             tokenizer_config=tokenizer_config | _missing_special_tokens(root, tokenizer_config),
             generation_config=_read_json(root / "generation_config.json"),
-            chat_template=_chat_template(root, processor, tokenizer_config),
+            chat_template=templates.get("default"),
+            tools_template=templates.get("tool_use"),
         )
 
     @property
@@ -96,22 +101,34 @@ def _read_text(path: Path) -> str | None:
         raise BadModel(f"{path.name} {error}") from None
 
 
-def _chat_template(root: Path, processor: Json, tokenizer_config: Json) -> str | None:
-    """In transformers' order: processor_config.json, chat_template.json, chat_template.jinja, tokenizer_config.json."""
+def _chat_templates(root: Path, processor: Json, tokenizer_config: Json) -> Mapping[str, str]:
+    """The named templates. Raises BadModel.
+
+    In transformers' order: processor_config.json, chat_template.json, chat_template.jinja with
+    additional_chat_templates/, tokenizer_config.json.
+    """
     candidates = (
         processor.get("chat_template"),
         _read_json(root / "chat_template.json").get("chat_template"),
-        _read_text(root / "chat_template.jinja"),
+        _jinja_files(root),
         tokenizer_config.get("chat_template"),
     )
-    template = next((candidate for candidate in candidates if candidate), None)
-    if isinstance(template, list):  # several named templates: [{"name": ..., "template": ...}]
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template is not None and not isinstance(template, str):
+    found = next((candidate for candidate in candidates if candidate), {})
+    if isinstance(found, str):
+        found = {"default": found}
+    if isinstance(found, list):  # [{"name": ..., "template": ...}]
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)} or None
+    if not isinstance(found, dict) or not all(isinstance(template, str) for template in found.values()):
         raise BadModel("the chat template is not a string")
-    return template
+    if found and "default" not in found:
+        raise BadModel("none of the model's chat templates is named 'default'")
+    return found
+
+
+def _jinja_files(root: Path) -> dict[str, str]:
+    names = {"default": DEFAULT_TEMPLATE, "tool_use": TOOLS_TEMPLATE}
+    texts = {name: _read_text(root / file) for name, file in names.items()}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _missing_special_tokens(root: Path, tokenizer_config: Json) -> dict[str, Any]:

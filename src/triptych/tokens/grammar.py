@@ -3,6 +3,7 @@
 Without torch; bounded in time and memory.
 """
 
+import json
 import re
 from collections import OrderedDict
 from threading import Lock
@@ -12,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.errors import InvalidRequest
+from triptych.tokens.schema_limits import check_schema
 from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
@@ -88,14 +90,16 @@ class Grammars:
         if self._tokenizer is None:
             raise InvalidRequest(f"this model's tokenizer does not support a {_WHAT[param]}", param=param)
         try:
+            if response_format.grammar is Grammar.JSON_SCHEMA:
+                _check(response_format.schema)
             matcher = LLMatcher(self._tokenizer, _grammar(response_format), log_level=0, limits=self._limits)
         except ValueError as error:
             raise _refusal(str(error), param) from None
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()
         if matcher.is_error():
             raise _refusal(matcher.get_error(), param)
-        return TokenMatcher(matcher, param)
+        grammar = TokenMatcher(matcher, param)
+        grammar.fork().allowed()  # what fails at the first token is refused now
+        return grammar
 
 
 def _grammar(response_format: ResponseFormat) -> str:
@@ -116,6 +120,15 @@ def _grammar(response_format: ResponseFormat) -> str:
                     "lenient": False,
                 },
             )
+
+
+def _check(schema: str) -> None:
+    """Raises ValueError for what the library would not keep, or not survive."""
+    try:
+        document = json.loads(schema)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    check_schema(document, len(schema))
 
 
 def _refusal(reason: str, param: str) -> InvalidRequest:

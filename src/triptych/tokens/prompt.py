@@ -60,7 +60,11 @@ class PromptBuilder:
         if files.chat_template is None:
             raise BadModel("the model directory has no chat template")
         template = ChatTemplate(
-            files.chat_template, tokenizer.special_tokens, placeholders=targets, strftime_now=strftime_now
+            files.chat_template,
+            tokenizer.special_tokens,
+            tools_source=files.tools_template,
+            placeholders=targets,
+            strftime_now=strftime_now,
         )
         return cls(family=family, tokenizer=tokenizer, template=template, targets=targets, placeholders=placeholders)
 

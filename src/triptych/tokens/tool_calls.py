@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from triptych.errors import InvalidRequest
+from triptych.tokens.schema_limits import check_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OTHER_TAGGED = ("<function=", "<arg_key>")
@@ -74,7 +75,11 @@ def _tool(given: object, param: str) -> Tool:
 
 
 def call_grammar(syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> str:
-    """A Lark grammar, for llguidance, of one call of one of the tools; or several with ``parallel``."""
+    """A Lark grammar, for llguidance, of one call of one of the tools; or several with ``parallel``.
+
+    Raises InvalidRequest for parameters beyond ``schema_limits``, which all the tools share.
+    """
+    chars = 0
     opening, closing, between = (f"{_OPEN}\n", f"\n{_CLOSE}", "\n") if syntax is CallSyntax.TAGGED else ("", "", "; ")
     lines = [
         f"start: call ({json.dumps(between)} call)*" if parallel else "start: call",
@@ -82,9 +87,14 @@ def call_grammar(syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -
     ]
     for number, tool in enumerate(tools):
         before = f'{opening}{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{syntax.value}": '
-        schema = {**tool.parameters, "x-guidance": _GUIDANCE}
+        schema = json.dumps({**tool.parameters, "x-guidance": _GUIDANCE})
+        chars += len(schema)
+        try:
+            check_schema(tool.parameters, chars)
+        except ValueError as error:
+            raise InvalidRequest(f"tools: the parameters of {tool.name[:64]!r}: {error}", param="tools") from error
         lines.append(f"call{number}: {json.dumps(before)} arguments{number} {json.dumps('}' + closing)}")
-        lines.append(f"arguments{number}: %json {json.dumps(schema)}")
+        lines.append(f"arguments{number}: %json {schema}")
     return "\n".join(lines) + "\n"
 
 

@@ -84,3 +84,24 @@ def test_the_error_for_an_unknown_architecture_lists_the_known_ones(tmp_path: Pa
     files = ModelFiles.load(write(tmp_path, config={"model_type": "qwen9"}))
     with pytest.raises(BadModel, match=r"'qwen9' is not known; known are: .*\bllava\b.*\. To add one, write a class"):
         load_family(files)
+
+
+def test_a_template_for_tools_is_found_beside_the_default_one(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    write(tmp_path, tokenizer_config={"chat_template": named})
+    files = ModelFiles.load(tmp_path)
+    assert (files.chat_template, files.tools_template) == ("d", "t")
+    (tmp_path / "chat_template.jinja").write_text("e")
+    assert (ModelFiles.load(tmp_path).chat_template, ModelFiles.load(tmp_path).tools_template) == ("e", None)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("u")
+    assert (ModelFiles.load(tmp_path).chat_template, ModelFiles.load(tmp_path).tools_template) == ("e", "u")
+
+
+@pytest.mark.parametrize(
+    "found", [{"rag": "x"}, [{"name": "tool_use", "template": "x"}], {"default": 5}, [["default", "x"]]]
+)
+def test_named_templates_without_a_usable_default_are_refused(tmp_path: Path, found: object) -> None:
+    write(tmp_path, tokenizer_config={"chat_template": found})
+    with pytest.raises(BadModel, match="chat template"):
+        ModelFiles.load(tmp_path)

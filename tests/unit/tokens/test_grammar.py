@@ -1,10 +1,14 @@
 """Answers constrained by a response format parse and validate, for any logits."""
 
 import json
+import re
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -227,3 +231,89 @@ def test_a_sentencepiece_tokenizer_follows_a_schema(llama_dir: Path) -> None:
     answer = random_answer(Grammars(tokenizer).start(schema(ANSWER)), tokenizer, Random(1))
     assert answer is not None
     check(json.loads(answer))
+
+
+def test_a_schema_that_the_library_would_not_keep_is_refused_by_name(grammars: Grammars) -> None:
+    bounds = {"type": "integer", "minimum": 10**20, "maximum": 10**21}
+    with pytest.raises(InvalidRequest, match=r"supported: #: minimum 10{20} is beyond ±9007199254740991") as caught:
+        grammars.start(schema(bounds))
+    assert caught.value.param == "response_format"
+    tool = Tool("f", {"type": "object", "properties": {"n": bounds}})
+    with pytest.raises(InvalidRequest, match="tools: the parameters of 'f': #/properties/n: minimum") as caught:
+        call_grammar(CallSyntax.BARE, [tool], parallel=False)
+    assert caught.value.param == "tools"
+
+
+def test_a_schema_that_fails_at_the_first_token_is_refused_at_once(grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequest, match="too complex"):
+        grammars.start(schema({"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 10**12}))
+
+
+class SchemaMaker:
+    """Makes random schemas of what the library supports."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+
+    def make(self, depth: int = 0) -> dict[str, Any]:
+        rng, kind = self.rng, self.rng.random()
+        if depth < 3 and kind < 0.12:
+            below = [self.make(depth + 1) for _ in range(rng.randrange(1, 4))]
+            return {rng.choice(["anyOf", "allOf"]): below, **(self.make(3) if rng.random() < 0.4 else {})}
+        if kind < 0.25:
+            constants = [self._value() for _ in range(rng.randrange(1, 4))]
+            return {"enum": constants} if kind < 0.2 else {"const": constants[0]}
+        named = rng.choice(["integer", "number", "string", "boolean", "null", *(["array", "object"] * 2 * (depth < 3))])
+        made: dict[str, Any] = {"type": sorted({named, "null"}) if rng.random() < 0.1 else named}
+        match named:
+            case "integer" | "number":
+                self._some(made, 0.35, minimum=self._number, maximum=self._number)
+                self._some(made, 0.35, exclusiveMinimum=self._number, exclusiveMaximum=self._number)
+                self._some(made, 0.25, multipleOf=lambda: rng.choice([1, 2, 3, 7, 10, 100, 0.5, 0.25, 1.5, 12, 60]))
+            case "string":
+                self._some(made, 0.5, minLength=lambda: rng.randrange(4), maxLength=lambda: rng.randrange(6))
+                self._some(made, 0.4, pattern=lambda: rng.choice(PATTERNS))
+            case "array":
+                self._some(made, 0.7, items=lambda: self.make(depth + 1), maxItems=lambda: rng.randrange(4))
+                self._some(made, 0.3, prefixItems=lambda: [self.make(depth + 1)], minItems=lambda: rng.randrange(3))
+            case "object":
+                names = rng.sample(["a", "b", "é", "x y", 'q"'], rng.randrange(4))
+                made["properties"] = {name: self.make(depth + 1) for name in names}
+                made["required"] = rng.sample([*names, "zz"], rng.randrange(len(names) + 1))
+                self._some(made, 0.7, additionalProperties=lambda: rng.choice([False, self.make(depth + 1)]))
+                self._some(made, 0.2, maxProperties=lambda: rng.randrange(4), minProperties=lambda: rng.randrange(3))
+        return made
+
+    def _some(self, made: dict[str, Any], share: float, **keywords: Callable[[], object]) -> None:
+        made |= {name: value() for name, value in keywords.items() if self.rng.random() < share}
+
+    def _number(self) -> float:
+        rng = self.rng
+        near = rng.choice([0, 10**6, 2**53 - 1, -(2**53) + 1, 2**63, -(2**63), 10**20])
+        return rng.choice([rng.randrange(-20, 20), rng.randrange(-20, 20) + 0.5, near, 1e-7, -1e-7, 0.1, 10**15])
+
+    def _value(self) -> object:
+        return self.rng.choice(["a", "", "é\n", True, None, [1, "a"], {"a": self._number()}, [], {}, self._number()])
+
+
+HUGE_EXPONENT = re.compile(r"\d[eE][+-]?\d{7}")
+"""Beyond what Python's decimals hold."""
+PATTERNS = ["^a", "b$", "^[a-z]+$", r"^\d{2,3}$", r"^\w*$", "^(foo|bar)$", "^[^a]$", "^é*$", r"\s", "a|b", r"^\u0041$"]
+
+
+def test_random_answers_of_random_schemas_validate(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """What ends validates; numbers are compared as decimals, as floats of an answer may round to a bound."""
+    checked = 0
+    for seed in range(400):
+        document = SchemaMaker(seed).make()
+        try:
+            grammar = grammars.start(schema(document))
+            answers = [random_answer(grammar.fork(), tokenizer, Random(number), limit=80) for number in range(2)]
+        except InvalidRequest:
+            continue
+        validator = jsonschema_rs.validator_for(json.dumps(document))
+        for answer in answers:
+            if answer is not None and not HUGE_EXPONENT.search(answer):
+                assert validator.is_valid(json.loads(answer, parse_float=Decimal)), (seed, document, answer)
+                checked += 1
+    assert checked > 200

@@ -8,6 +8,7 @@ from PIL import Image
 from transformers import LlavaProcessor
 
 import triptych
+from tests.unit.tokens.published_templates import TEMPLATES
 from triptych.domain.chat import MediaPart, Message, SpeakerRole, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
@@ -54,6 +55,27 @@ def builders(byte_level_dir: Path, llama_dir: Path) -> list[tuple[PromptBuilder,
         (PromptBuilder.load(ModelFiles.load(path)), LlavaProcessor.from_pretrained(path, backend="pil"))
         for path in directories
     ]
+
+
+@pytest.mark.parametrize("name", ["llava_next", "llava_onevision", "idefics3", "internvl", "qwen2_vl", "gemma3"])
+def test_token_ids_equal_those_of_transformers_for_published_templates(
+    name: str, byte_level_dir: Path, tmp_path: Path
+) -> None:
+    for path in byte_level_dir.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name])
+    builder = PromptBuilder.load(ModelFiles.load(tmp_path))
+    processor = LlavaProcessor.from_pretrained(tmp_path, backend="pil")
+    for messages in (
+        [user("why? Ünïcödé")],
+        [
+            user("Be brief.", role="system"),
+            user(IMAGE, "the digits", IMAGE),
+            user("four", role="assistant"),
+            user(IMAGE),
+        ],
+    ):
+        assert list(builder.build(messages, images_of(messages)).token_ids) == reference(processor, messages)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda value: "<image>" not in value)

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall
+from tests.unit.tokens.published_templates import LLAMA_VISION
+from triptych.domain.chat import MediaPart, Message, SpeakerRole, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
@@ -12,6 +13,7 @@ from triptych.tokens.tool_calls import CallSyntax
 
 IMAGE = MediaPart(Modality.IMAGE, b"")
 QUESTION = [Message("user", (TextPart("a"), IMAGE, TextPart("b")))]
+SHORT = [Message("user", (TextPart("hi"),))]
 STRINGS = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
 PARTS = (
     "{% for m in messages %}{% for c in m.content %}{{ '*' if c.type == 'image' else c.text }}{% endfor %}{% endfor %}"
@@ -34,6 +36,84 @@ def as_transformers(source: str) -> str:
     return str(rendered[0][0])
 
 
+def ask(role: SpeakerRole, *texts: str) -> Message:
+    return Message(role, tuple(map(TextPart, texts)))
+
+
+def test_each_role_gets_the_form_that_the_template_takes_from_it() -> None:
+    """Llama 3.2 Vision trims a system prompt, and with tools also a user's first message, but takes users' parts."""
+    template = ChatTemplate(LLAMA_VISION, {"bos_token": "<b>"}, placeholders={Modality.IMAGE: "<image>"})
+    messages = [ask("system", " Be", "brief. "), ask("user", "one", "two")]
+    assert template.render(messages, 1000) == (
+        "<b><head>system</head>Be\nbrief.<eot><head>user</head>onetwo<eot><head>assistant</head>"
+    )
+    with_tools = template.render([*QUESTION, ask("assistant", "x"), *QUESTION], 1000, "[]")
+    assert with_tools.endswith(
+        "\na\n<image>\nb<eot><head>assistant</head>x<eot><head>user</head>a<image>b<eot><head>assistant</head>"
+    )
+
+
+def test_a_single_text_is_a_string_where_strings_are_taken() -> None:
+    """As clients send it: the template may treat a string otherwise."""
+    source = "{% for m in messages %}{{ '[' + m.content | trim + ']' if m.content is string else PARTS }}{% endfor %}"
+    source = source.replace("PARTS", "m.content | map(attribute='text') | join")
+    assert render(source, [ask("user", " a ")]) == "[a]"
+    assert render(source, [ask("user", " a ", "b ")]) == " a b "
+
+
+def test_texts_are_joined_where_the_template_shows_only_the_first_part() -> None:
+    assert render("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", [ask("user", "a", "b")]) == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("source", "at"),
+    [
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", 0),
+        ("{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}", 2),
+        ("{% for m in messages if loop.first or m.role != 'system' %}{{ m.content }}{% endfor %}", 3),
+    ],
+)
+def test_a_message_that_the_template_would_drop_is_refused_by_name(source: str, at: int) -> None:
+    messages = [ask("system", "s"), ask("user", "u"), ask("assistant", "a"), ask("system", "s2"), ask("user", "u2")]
+    source = source.replace(
+        "messages if loop.first or m.role != 'system'",
+        "messages[:1] + messages[1:] | rejectattr('role', 'equalto', 'system') | list",
+    )
+    with pytest.raises(InvalidRequest, match=rf"messages\[{at}\]: .* does not show the text of") as caught:
+        render(source, messages)
+    assert caught.value.param == f"messages[{at}]"
+    empty = [Message(message.role, (TextPart("" if message.role != "user" else "u"),)) for message in messages]
+    assert render(source, empty)
+
+
+def test_a_list_that_the_template_prints_after_all_is_refused() -> None:
+    source = "{% for m in messages %}{{ m.content if loop.index == 7 else m.content[0].text }}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="cannot render these messages"):
+        render(source, [ask("user", "a")] * 7)
+
+
+def test_a_call_has_no_content_as_in_transformers_and_its_arguments_the_form_that_is_taken() -> None:
+    shown = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ 'content' in m }}{{ m.tool_calls[0].function.name }} ARGUMENTS"
+    )
+    shown += "{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+    for arguments, expected in (
+        ("{{ m.tool_calls[0].function.arguments }}", '{"a": [1, "é"]}'),
+        ("{{ m.tool_calls[0].function.arguments | tojson }}", '{"a": [1, "é"]}'),
+        ("{{ m.tool_calls[0].function.arguments | dictsort | map('join', '=') | join }}", "a=[1, 'é']"),
+    ):
+        template = ChatTemplate(shown.replace("ARGUMENTS", arguments), {})
+        assert template.render(CALLED, 1000) == f"qFalsef {expected}42None"
+
+
+def test_a_template_of_its_own_is_used_for_requests_with_tools() -> None:
+    plain, with_tools = STRINGS, "{{ tools | tojson }}<tool_call></tool_call>" + PARTS
+    template = ChatTemplate(plain, {}, tools_source=with_tools)
+    assert template.render(SHORT, 1000) == "[hi]"
+    assert template.render(SHORT, 1000, "[]") == "[]<tool_call></tool_call>hi"
+    assert template.call_syntax is CallSyntax.TAGGED
+
+
 def test_content_parts_keep_the_clients_order() -> None:
     assert render(PARTS) == "a*b"
 
@@ -48,15 +128,15 @@ def test_a_template_that_calls_string_methods_gets_strings() -> None:
 
 
 def test_special_tokens_and_the_generation_prompt_are_rendered() -> None:
-    assert render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}") == "<s>go"
+    assert render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}" + STRINGS, SHORT) == "<s>go[hi]"
 
 
 def test_json_is_not_escaped_for_html() -> None:
-    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ {'a': '<é>'} | tojson }}" + STRINGS, SHORT) == '{"a": "<é>"}[hi]'
 
 
 def test_the_time_is_injected() -> None:
-    assert render("{{ strftime_now('%Y') }}") == "time in %Y"
+    assert render("{{ strftime_now('%Y') }}" + STRINGS, SHORT) == "time in %Y[hi]"
 
 
 def test_loop_controls_blocks_and_namespaces_work_as_in_transformers() -> None:
@@ -67,14 +147,21 @@ def test_loop_controls_blocks_and_namespaces_work_as_in_transformers() -> None:
         {%- set state.n = state.n + x %}
     {%- endfor %}
     {% generation %}
+    {%- set inner = 1 %}
     {{- state.n }}
-    {%- endgeneration %}"""
-    assert render(source) == as_transformers(source)
+    {%- endgeneration %}{{ inner }}{{ dict.fromkeys([1]) }}{{ messages[0].content[0].text }}"""
+    assert render(source, [Message("user", (TextPart("a"),))]) == as_transformers(source)
+
+
+def test_the_time_has_no_zone_as_in_transformers() -> None:
+    source = "{{ strftime_now('%d %b %Y %Z%z') }}{{ messages[0].content[0].text }}"
+    template = ChatTemplate(source, {})
+    assert template.render([Message("user", (TextPart("a"),))], 1000) == as_transformers(source)
 
 
 def test_a_refusal_of_the_template_reaches_the_caller() -> None:
     with pytest.raises(InvalidRequest, match="refuses the messages: roles must alternate") as error:
-        render("{{ raise_exception('roles must alternate') }}")
+        render("{{ raise_exception('roles must alternate') if 'hi' in messages[0].content }}" + STRINGS, SHORT)
     assert error.value.param == "messages"
 
 
@@ -92,12 +179,12 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
 )
 def test_an_error_in_rendering_is_an_invalid_request_without_details(source: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot render these messages"):
-        render(source)
+        render("{% if 'hi' in messages[0].content %}" + source + "{% endif %}" + STRINGS, SHORT)
 
 
 def test_output_is_bounded_during_rendering() -> None:
     with pytest.raises(InvalidRequest, match="more than 1000 characters"):
-        render("{% for x in range(99999) %}{% for y in range(99999) %}xxxx{% endfor %}{% endfor %}")
+        render(STRINGS + "{% for x in range(99999) if 'hi' in messages[0].content %}xxxx{% endfor %}", SHORT)
 
 
 def test_input_is_bounded_before_rendering() -> None:
@@ -110,6 +197,15 @@ def test_input_is_bounded_before_rendering() -> None:
 def test_a_template_with_an_error_is_a_bad_model() -> None:
     with pytest.raises(BadModel, match="error in line 2"):
         ChatTemplate("\n{% if %}", {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "{{ bos_token }}", "{% for m in messages %}{{ m.text }}{% endfor %}", "{{ 1 / 0 }}", "{{ messages }}"],
+)
+def test_a_template_that_does_not_show_a_users_text_is_a_bad_model(source: str) -> None:
+    with pytest.raises(BadModel, match="does not show the text of a user's message"):
+        ChatTemplate(source, {})
 
 
 def test_tools_are_rendered_by_templates_that_support_them() -> None:
