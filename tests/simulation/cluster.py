@@ -752,7 +752,7 @@ class SimMembership:
 
     fault = ""
 
-    def __init__(self, names: Iterable[str], has_left: Callable[[str], None]) -> None:
+    def __init__(self, names: Iterable[str], has_left: Callable[[str], None] = lambda _: None) -> None:
         self.members = {name: Member(name) for name in names}
         self._has_left = has_left
         self.version = 1
