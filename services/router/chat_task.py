@@ -205,8 +205,8 @@ class ChatTask(RequestTask):
         try:
             with self._cluster.call(effect.name) as text:
                 async with aclosing(text.generate(request)) as stream:
-                    async for _ in stream:
-                        pass
+                    async for events in stream:
+                        self._take_hand_over(effect, events)  # nobody waits for one
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
         else:
@@ -238,18 +238,26 @@ class ChatTask(RequestTask):
             began = handed_over = False
             async for events in stream:
                 if answer.over or handed_over or not events:
-                    continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
+                    # Wait for the end of the call, which is cheaper for both sides than cancelling it.
+                    self._take_hand_over(effect, events)
+                    continue
                 leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     by_itself = finished.reason is not FinishReason.LENGTH
                     self._cluster.feed(AnswerEnded(effect.credit, finished.completion_tokens, by_itself))
                     self.feed(TextReported(effect.credit, finished))
-                if isinstance(last := events[-1], HandedOver):
-                    handed_over = True
-                    self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments, last.prefill_s))
+                handed_over = self._take_hand_over(effect, events)
         if not (answer.over or handed_over):
             raise InstanceLost("the text instance's stream ended early")
+
+    def _take_hand_over(self, effect: Generate | PrefillEarly, events: Sequence[TextEvent]) -> bool:
+        """Whether these events end with a hand-over. The machine gets it whether or not it waits for one, to release its leases."""
+        last = events[-1] if events else None
+        if not isinstance(last, HandedOver):
+            return False
+        self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments, last.prefill_s))
+        return True
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
         """Whether these events contain the first part of the answer from this text instance."""

@@ -37,7 +37,15 @@ from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.lenders import LendingCounts
-from triptych.machine.router.shared_events import CreditReturned, Granted, Moved, Refused, TextPoolLost
+from triptych.machine.router.shared_events import (
+    CreditReturned,
+    Granted,
+    LeasesReturned,
+    LeasesTaken,
+    Moved,
+    Refused,
+    TextPoolLost,
+)
 from triptych.policy.policies import Policies
 from triptych.policy.routing import Pool
 from triptych.ports import Clock, InstanceClient, Membership, Rng
@@ -105,6 +113,8 @@ class Cluster:
         """Leases on segments of prompts' prefixes that were asked for, by whether they were there in time."""
         self._releases: dict[str, _Unreleased] = {}
         """By instance: what waits for a running call."""
+        self._all_released = asyncio.Event()
+        self._all_released.set()
         self._text_back = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
@@ -149,6 +159,11 @@ class Cluster:
     def outstanding_credits(self) -> int:
         """Credits of items and dispatches not yet returned; 0 when nothing runs."""
         return self._machine.outstanding
+
+    @property
+    def outstanding_leases(self) -> int:
+        """Leases without a credit that may be held; 0 when nothing runs."""
+        return self._machine.leases
 
     @property
     def waiting_for_credits(self) -> int:
@@ -276,27 +291,35 @@ class Cluster:
     def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Release leases in the background, then return their credits.
 
-        There is one call per instance at a time; leases that come meanwhile go with the next one.
+        There is one call per instance at a time; leases that come meanwhile go with the next one. The instance counts as in use
+        until its call has ended.
         """
         if not lease_ids:
             self._return(credits_)
-        elif (unreleased := self._releases.get(name)) is None:
-            self._releases[name] = _Unreleased(list(lease_ids), list(credits_))
+            return
+        if not credits_:
+            self.feed(LeasesTaken(name, lease_ids))
+        if (unreleased := self._releases.get(name)) is None:
             try:
                 self._scope.spawn(self._release_all(name), name="release")
+                self._releases[name] = _Unreleased(list(lease_ids), list(credits_))
+                self._all_released.clear()
             except RuntimeError:
                 # The process is ending: the leases expire.
-                del self._releases[name]
-                self._leave_to_expire(name, len(lease_ids), credits_)
+                self._leave_to_expire(name, lease_ids, credits_)
         elif len(unreleased.lease_ids) + len(lease_ids) > _MAX_UNRELEASED:
-            self._leave_to_expire(name, len(lease_ids), credits_)
+            self._leave_to_expire(name, lease_ids, credits_)
         else:
             unreleased.lease_ids += lease_ids
             unreleased.credits += credits_
 
-    def _leave_to_expire(self, name: str, leases: int, credits_: tuple[int, ...]) -> None:
-        logger.info("%d leases at %s are left to expire", leases, name)
-        self._return(credits_)
+    async def released(self) -> None:
+        """Return once no lease is being released. A call to release some takes ``control_timeout_s`` at most."""
+        await self._all_released.wait()
+
+    def _leave_to_expire(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+        logger.info("%d leases at %s are left to expire", len(lease_ids), name)
+        self._give_back(name, lease_ids, credits_)
 
     async def _release_all(self, name: str) -> None:
         try:
@@ -304,7 +327,10 @@ class Cluster:
                 self._releases[name] = _Unreleased([], [])
                 await self._release(name, unreleased.lease_ids, unreleased.credits)
         finally:
-            self._return(self._releases.pop(name).credits)
+            unreleased = self._releases.pop(name)
+            if not self._releases:
+                self._all_released.set()
+            self._give_back(name, unreleased.lease_ids, unreleased.credits)
 
     async def _release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
         try:
@@ -316,7 +342,11 @@ class Cluster:
         except TriptychError as error:
             logger.info("%s did not release %d leases (%s); they expire", name, len(lease_ids), error.code)
         finally:
-            self._return(credits_)
+            self._give_back(name, lease_ids, credits_)
+
+    def _give_back(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
+        self.feed(LeasesReturned(name, tuple(lease_ids)))
+        self._return(credits_)
 
     def _return(self, credits_: Sequence[int]) -> None:
         for credit in credits_:

@@ -10,6 +10,7 @@ from triptych.domain.encoding import LeaseRequest
 from triptych.domain.resolving import ResolvedItem
 from triptych.errors import InternalError, LeaseLost, NotFound, TriptychError, Unavailable
 from triptych.machine.router.cluster_events import KeyGone, KeysTold
+from triptych.machine.router.shared_events import LeasesTaken
 
 from .cluster import Cluster
 from .held_share import HeldShare
@@ -75,6 +76,7 @@ class KeyLeases:
             raise gone
         request = LeaseRequest(key, slot.generation, self._new_lease(), lease_s, self._timeout_s)
         held.append((slot.name, request.lease_id))
+        self._cluster.feed(LeasesTaken(slot.name, (request.lease_id,)))
         try:
             async with asyncio.timeout(self._timeout_s):
                 with self._cluster.call(slot.name) as encoder:

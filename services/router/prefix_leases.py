@@ -9,6 +9,7 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment, KvPlacement
 from triptych.errors import TriptychError
+from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
 from triptych.ports import Rng
 
 from .cluster import Cluster
@@ -36,6 +37,8 @@ class PrefixLeases:
         lease_ids = [self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little") for _ in segments]
         for one, lease_id in zip(segments, lease_ids, strict=True):
             self._asked[one.name].append(lease_id)
+        for name, asked in self._asked.items():
+            self._cluster.feed(LeasesTaken(name, tuple(asked)))
         tickets: list[Ticket | None] = [None] * len(segments)
 
         async def lease(place: int, one: KnownSegment) -> None:
@@ -68,6 +71,8 @@ class PrefixLeases:
 
     def read(self) -> None:
         """The reader has released what it got."""
+        for name, lease_ids in self._asked.items():
+            self._cluster.feed(LeasesReturned(name, tuple(lease_ids)))
         self._asked.clear()
 
     def release(self) -> None:

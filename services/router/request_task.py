@@ -45,6 +45,7 @@ from triptych.machine.router.shared_events import (
     FirstToken,
     HedgeWanted,
     ItemEncoded,
+    LeasesTaken,
     Overtaken,
     Release,
     TextWanted,
@@ -223,6 +224,7 @@ class RequestTask(ABC):
                     | EmbeddingsRead()
                     | HedgeWanted()
                     | Overtaken()
+                    | LeasesTaken()
                 ):
                     self._cluster.feed(effect)
                 case TextWanted():

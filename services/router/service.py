@@ -137,11 +137,12 @@ class RouterService:
         self._cluster.start()
 
     async def drain(self) -> None:
-        """Refuse new requests, and return once the running ones have ended."""
+        """Refuse new requests, and return once the running ones have ended, and what they held is given back."""
         self._draining = True
         for listener in self._listeners:
             listener()
         await self._idle.wait()
+        await self._cluster.released()
 
     def load(self) -> InstanceLoad:
         """Without stages, as a router serves none; it says whether it drains."""
@@ -235,6 +236,7 @@ class RouterService:
             lease_s = min(self._check_keys(request), self._settings.attempts.max_lease_s)
         code = "cancelled"
         self._reading += 1
+        self._idle.clear()
         try:
             async with aclosing(self._keys.resolve(request.keys, lease_s)) as held:
                 async for items in held:
@@ -245,6 +247,7 @@ class RouterService:
             raise
         finally:
             self._reading -= 1
+            self._rest()
             self._record.keys_resolved(len(request.keys), code)
 
     @contextmanager
@@ -406,6 +409,11 @@ class RouterService:
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
+    def _rest(self) -> None:
+        """Note if nothing runs and nothing is held for a caller."""
+        if not (self._tasks or self._reading):
+            self._idle.set()
+
     def _over(self, task: RequestTask) -> None:
         del self._tasks[task.number]
         self._media_bytes -= task.media_bytes
@@ -417,8 +425,7 @@ class RouterService:
         self._of_tenant[task.tenant.name] -= 1
         if not self._of_tenant[task.tenant.name]:
             del self._of_tenant[task.tenant.name]
-        if not self._tasks:
-            self._idle.set()
+        self._rest()
         timeline = task.timeline()
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]

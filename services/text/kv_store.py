@@ -61,6 +61,11 @@ class KvStore:
         """Positions that fit into the arena."""
         return self.store.memory.capacity_bytes // self.kind.position_nbytes
 
+    @property
+    def leases(self) -> int:
+        """Leases on what lies here; 0 where the arena is shared with an encoder, which waits for all of them when it drains."""
+        return 0 if self._shared else self.store.memory.leases
+
     async def reserve(self, segments: Sequence[KvSegment], turn: Turn) -> list[Slot]:
         """Slots for all segments, once there is room and it is this one's turn. Where nothing waits, or they can never all have
         room: slots for the first of them. When cancelled, nothing is reserved.

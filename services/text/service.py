@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -48,6 +49,8 @@ from .kv_store import KvStore
 from .record import NO_RECORD, Record
 from .sequences import Sequences, Tokens
 from .settings import TextSettings
+
+logger = logging.getLogger(__name__)
 
 _SETTLES_S = 0.1
 """How long a hand-over may be taken back after it has been given to the transport: a caller that left meanwhile does not get it, and so cannot
@@ -289,9 +292,11 @@ class TextService:
         )
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        """On a segment of keys and values."""
+        """On a segment of keys and values. One without a generation is on the prefix of another prompt: no drain waits for those."""
         if self._kv is None:
             raise LeaseLost("this instance holds nothing")
+        if request.generation is None and self._draining and not self._jobs:
+            raise LeaseLost("this instance is about to end")
         return self._kv.store.lease(request)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -373,7 +378,8 @@ class TextService:
         return ("it is draining",) if self._draining else ()
 
     async def drain(self) -> None:
-        """Refuse new requests. Returns once the running ones have ended, and nobody needs what they handed over.
+        """Refuse new requests. Returns once the running ones have ended and returned the leases of others, and then once nobody needs
+        what they handed over, or after ``handed_over_wait_s``.
 
         If the settings say so, those that have not begun end with Unavailable, and answers are handed over.
         """
@@ -382,9 +388,15 @@ class TextService:
         if self._settings.hand_over_on_drain and self._kv is not None:
             for job in self._jobs:
                 self._leave(job, "drain")
-        await self._watched_load.wait_until(
-            lambda _: not self._jobs and (self._kv is None or not self._kv.store.memory.leases)
-        )
+        await self._watched_load.wait_until(lambda _: not self._jobs)
+        await self._receiver.releases.released()
+        if self._kv is not None:
+            kv = self._kv
+            try:
+                async with asyncio.timeout(self._settings.handed_over_wait_s):
+                    await self._watched_load.wait_until(lambda _: not kv.leases)
+            except TimeoutError:
+                logger.warning("drained with %d leases on what was handed over: what was not pulled is lost", kv.leases)
 
     def _leave(self, job: Job, why: str) -> None:
         """It ends with Unavailable if it has not begun, else it is handed over if that can be."""

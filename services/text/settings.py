@@ -81,6 +81,8 @@ class TextSettings(InstanceSettings):
     hand_over_on_drain: bool = False
     """When the instance drains, its answers go on elsewhere, with their keys and values, and what it has not begun is refused; else,
     and where the arena has no room, they end here. For pools in which another instance goes on: alone, it would lose them."""
+    handed_over_wait_s: float = Field(default=10.0, ge=0, le=600)
+    """How long a drain waits after the last request for others to pull what was handed over to them. They compute the rest."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)

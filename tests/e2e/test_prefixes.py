@@ -9,9 +9,14 @@ import pytest
 from tests.e2e.client import rest, stream
 from tests.e2e.reference import Question, answer
 from tests.e2e.test_answers import assert_no_stacks
-from tests.e2e.test_continuations import timeline
+from tests.e2e.test_continuations import BODY, SEEN, timeline
+from tests.e2e.test_continuations import stream as sampled
 from triptych.cli.cluster import LocalCluster
-from triptych.rpc.stubs import RouterStub
+from triptych.demo import MODEL_ID
+from triptych.domain.pool import ManualSize
+from triptych.domain.stage import Role
+from triptych.machine.router.request import RequestLimits
+from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio]
 
@@ -52,3 +57,41 @@ async def test_a_beginning_is_pulled_instead_of_computed(tmp_path: Path) -> None
         assert prefixes == [0, tokens, 0, 0], "the second instance pulls it, then both have it"
         assert await pulled_segments(cluster, instances[1]) == tokens // SEGMENT
     assert_no_stacks(tmp_path / "logs")
+
+
+async def test_a_drain_hands_over_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
+    """Segments are handed over, and kept for prompts that begin alike."""
+    logs = tmp_path / "logs"
+    options = {
+        "text": ("--kv-prefixes", "--hand-over-on-drain"),
+        "router": ("--prefixes", "always", "--text-routing", "round-robin"),
+    }
+    ordered = asyncio.Event()
+    async with (
+        LocalCluster(roles="E:1,PD:2", restart=True, log_dir=logs, options=options) as cluster,
+        rest(cluster.url) as client,
+    ):
+        manager = PoolManagerStub(cluster.manager_target)
+
+        async def shrink(request_id: str, tokens: int) -> None:
+            del request_id
+            if tokens >= SEEN and not ordered.is_set():
+                ordered.set()
+                await manager.set_size(ManualSize(MODEL_ID, Role.PD, 1, 600.0))
+
+        async def ended() -> None:
+            await ordered.wait()
+            async with asyncio.timeout(RequestLimits().max_lease_s / 2):
+                while {"text-1", "text-2"} <= cluster.processes.keys():  # noqa: ASYNC110 - of processes
+                    await asyncio.sleep(0.1)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ended())
+            answers = [group.create_task(sampled(client, shrink, BODY | {"max_tokens": 300})) for _ in range(2)]
+        await manager.close()
+    assert all(answer.result().texts == answers[0].result().texts for answer in answers), "the seed is the same"
+    told = (logs / "router.log").read_text()
+    assert "leaving" in told
+    assert "did not release" not in told
+    assert "left to expire" not in told
+    assert_no_stacks(logs)

@@ -27,6 +27,7 @@ from services.text.service import TextService
 from services.text.settings import TextSettings
 from services.text.switching import Switching
 from tests.router_client import LocalRouter
+from tests.simulation.held import HeldLeases, WatchedInstance
 from tests.simulation.scaling import (
     DRAIN_S,
     OrderBook,
@@ -670,6 +671,7 @@ class RouterNode(LocalRouter):
     def _start(self) -> None:
         self.is_up, self.drained, self._scope, self._outbound = True, False, TaskScope(self.name), []
         self._epoch += 1
+        self.holds = HeldLeases()
         self.service = self._cluster.make_router(
             self._cluster.source, self._connect, name=f"{self.name}.{self._epoch}", scope=self._scope, clock=self.clock
         )
@@ -680,8 +682,9 @@ class RouterNode(LocalRouter):
         return self._cluster.clock() + self.clock_ahead_s
 
     def _connect(self, address: str) -> LinkedInstance:
-        self._outbound.append(self._cluster.link(f"{self.name}->{address}", self._cluster.processes[address]))
-        return LinkedInstance(self._outbound[-1])
+        node = self._cluster.processes[address]
+        self._outbound.append(self._cluster.link(f"{self.name}->{address}", node))
+        return self._cluster.watched(self._outbound[-1], node, self.holds, self)
 
     @property
     def links(self) -> list[Link[Any]]:
@@ -749,8 +752,9 @@ class SimMembership:
 
     fault = ""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], has_left: Callable[[str], None] = lambda _: None) -> None:
         self.members = {name: Member(name) for name in names}
+        self._has_left = has_left
         self.version = 1
         self._changed = asyncio.Event()
 
@@ -759,6 +763,8 @@ class SimMembership:
         self.members.pop(name, None)
         if state is not None:
             self.members[name] = Member(name, state)
+        if state is MemberState.LEFT:
+            self._has_left(name)
         self.version += 1
         self._changed.set()
 
@@ -812,7 +818,9 @@ class SimCluster:
                 names = tuple(node.name for node in nodes)
                 self.scaled.scaler.adopt(str(PoolName(FAKE_MODEL.model_id, role)), names)
             self.scope.spawn(self.scaled.scaler.run(), name="scaler", vital=True)
-        self.membership = SimMembership(self.processes)
+        self.holds = HeldLeases()
+        """What the router that is always there has to release."""
+        self.membership = SimMembership(self.processes, self.lose)
         source: ports.Membership = self.membership
         if self.managers:
             source = ManagedMembership(
@@ -901,8 +909,26 @@ class SimCluster:
 
     def connect(self, name: str) -> LinkedInstance:
         """The router's link to an instance."""
-        name = self.name_at(name)
-        return LinkedInstance(self.link(f"router->{name}", self.processes[name]))
+        node = self.processes[self.name_at(name)]
+        return self.watched(self.link(f"router->{node.name}", node), node, self.holds)
+
+    def watched(
+        self, link: Link[Any], node: EncoderNode | TextNode, holds: HeldLeases, router: "RouterNode | None" = None
+    ) -> WatchedInstance:
+        """The way of a router, by default the one that is always there, to an instance."""
+        membership = self.membership
+
+        def epoch() -> int | None:
+            member = membership.members.get(node.name)
+            has_left = member is not None and member.state is MemberState.LEFT
+            return None if has_left or not node.is_up or not (router is None or router.is_up) else node.epoch
+
+        return WatchedInstance(link, node.name, holds, epoch)
+
+    def lose(self, name: str) -> None:
+        """Routers forget this instance at once."""
+        for holds in (self.holds, *(router.holds for router in self.routers)):
+            holds.lose(name)
 
     def name_at(self, address: str) -> str:
         """The instance with this address: its name, or its name and a port for those that register."""
@@ -995,6 +1021,7 @@ class SimCluster:
         for name, router in self._live_routers().items():
             held[f"{name} requests"] = router.running
             held[f"{name} credits"] = router.cluster.outstanding_credits
+            held[f"{name} leases"] = router.cluster.outstanding_leases
             held[f"{name} media bytes"] = router.media_bytes
         for node in filter(lambda node: node.is_up, self.encoders):
             load = node.service.load().at(Stage.ENCODE)
@@ -1022,6 +1049,8 @@ class SimCluster:
         """Checks the invariants of all machines."""
         for router in self._live_routers().values():
             router.cluster.validate()
+        for holds in (self.holds, *(router.holds for router in self.routers)):
+            assert not holds.forgotten, holds.forgotten
         for node in self.encoders:
             node.service.validate()
         for text in self.texts:

@@ -60,6 +60,10 @@ class Link(Generic[S]):
     def in_flight(self) -> int:
         return len(self._calls)
 
+    @property
+    def stalled(self) -> bool:
+        return not self._runs.is_set()
+
     def kill(self) -> None:
         """Kill the process: running calls are lost, and nothing answers."""
         self._target = None

@@ -23,6 +23,8 @@ class Releases:
         self._scope = scope
         self._timeout_s = timeout_s
         self._pending: dict[HolderRef, list[LeaseId]] = {}
+        self._all_released = asyncio.Event()
+        self._all_released.set()
 
     def add(self, ticket: Ticket) -> None:
         holder = ticket.held_by
@@ -30,8 +32,13 @@ class Releases:
         if pending is None:
             pending = self._pending[holder] = []
             self._scope.spawn(self._flush(holder), name="release-leases")
+            self._all_released.clear()
         if len(pending) < _MAX_PENDING:
             pending.append(ticket.lease_id)
+
+    async def released(self) -> None:
+        """Return once no lease is being released. A call to a holder takes ``timeout_s`` at most."""
+        await self._all_released.wait()
 
     async def _flush(self, holder: HolderRef) -> None:
         try:
@@ -40,6 +47,8 @@ class Releases:
                 await self._release(holder, lease_ids)
         finally:
             del self._pending[holder]
+            if not self._pending:
+                self._all_released.set()
 
     async def _release(self, holder: HolderRef, lease_ids: list[LeaseId]) -> None:
         try:

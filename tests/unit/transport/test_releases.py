@@ -46,9 +46,10 @@ def test_leases_released_during_a_call_are_batched_in_the_next() -> None:
                 back.add(result.ticket)
                 if number == 4:
                     await asyncio.sleep(0.25)
-            await asyncio.sleep(1.0)
+            await back.released()
             assert encoder.calls == [5, 15]
             assert instance.store.memory.leases == 0
+            await asyncio.sleep(0.1)
             assert len(scope) == 0
 
     under_virtual_time(scenario)
@@ -75,7 +76,9 @@ def test_an_unresponsive_holder_delays_no_other_and_its_leases_expire(*, gone: b
             back.add(kept.ticket)
             await asyncio.sleep(0.2)
             assert good.store.memory.leases == 0
-            await asyncio.sleep(3.0)
+            async with asyncio.timeout(3.0):
+                await back.released()
+            await asyncio.sleep(0.1)
             assert len(scope) == 0
             await asyncio.sleep(lost.ticket.lease_s + 5.0)
             assert bad.store.memory.leases == 0

@@ -1,7 +1,8 @@
 """The router's state of its instances: membership, load, and the credits that it has granted.
 
-Members join and leave at any time. A leaving member gets no new work and is forgotten once it has no credits; one that
-has left is forgotten at once, with its credits. Events about forgotten members are ignored.
+Members join and leave at any time. A leaving member gets no new work and is forgotten once nothing is held there: neither
+credits nor leases. One that has left is forgotten at once, with all that is held there; so is a leaving one without calls
+that has not been reached for a while, as nothing can be released there. Events about forgotten members are ignored.
 
 Load reports lag, so everything that the router has assigned since the last report is added: bursts between two reports
 spread evenly (ModServe section 4.3). Arena bytes are granted as *credits*, for all items of a request at once or for
@@ -56,6 +57,7 @@ from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
+from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import ENCODE, Instances
 from triptych.machine.router.lenders import LendingCounts, LendingLimits
 from triptych.machine.router.pool_health import PoolHealth
@@ -73,6 +75,8 @@ from triptych.machine.router.shared_events import (
     Granted,
     HedgeWanted,
     ItemEncoded,
+    LeasesReturned,
+    LeasesTaken,
     Overtaken,
     Refused,
     TextPoolLost,
@@ -93,6 +97,8 @@ class ClusterLimits:
     """Most requests that wait for room in the encoders' arenas."""
     max_embedding_hints: Count = 65_536
     """Most items whose encoder the router remembers, to reuse cached embeddings."""
+    lost_after_s: Seconds = 5.0
+    """A leaving instance that has not been reached for so long is forgotten once no call to it runs, whatever is held there."""
     pool_grace_s: Seconds = 1.0
     """How long requests wait for a pool without any instance before they fail."""
     first_backoff_s: PositiveSeconds = 1.0
@@ -239,6 +245,11 @@ class ClusterMachine:
         return len(self._credits.by_number)
 
     @property
+    def leases(self) -> int:
+        """Number of leases that no credit covers and that may be held."""
+        return sum(map(len, self._credits.leases.values()))
+
+    @property
     def credits(self) -> AbstractSet[int]:
         """The credits not yet returned."""
         return self._credits.by_number.keys()
@@ -304,6 +315,13 @@ class ClusterMachine:
                 self._texts.waiting.remove(request)
             case CallFailed():
                 effects = self._failed(event, now_s)
+            case LeasesTaken(name, lease_ids):
+                self._credits.take_leases(name, lease_ids)
+                return []
+            case LeasesReturned(name, lease_ids):
+                self._credits.give_back_leases(name, lease_ids)
+                if not (effects := self._forget_if_over(self._instances.by_name.get(name), now_s)):
+                    return []  # it makes no room
             case EmbeddingGone():
                 effects = self._embedding_gone(event, now_s)
             case HedgeWanted():
@@ -313,6 +331,8 @@ class ClusterMachine:
                     effects = self._health.overtaken(credit, placed, now_s)
             case Tick():
                 self._wake_at_s = None
+                for instance in [one for one in self._instances.by_name.values() if one.leaving]:
+                    effects += self._forget_if_over(instance, now_s)
         if self._waiting.in_order:
             effects += self._serve_waiting(now_s)
         if self._texts.waiting.in_order and isinstance(event, _MAKES_KV_ROOM):
@@ -334,11 +354,26 @@ class ClusterMachine:
         instance = self._instances.by_name.get(name)
         if instance is None or instance.leaving:
             return []
-        if not instance.credits:
+        if not self._credits.holds(instance):
             return self._forget(name, "has left", now_s)
         self._instances.leave(instance)
         self._review(now_s)
-        return [Logged(name, f"leaving, {instance.credits} credits in use")]
+        leases = len(self._credits.leases.get(name, ()))
+        leaving = Logged(name, f"leaving, {instance.credits} credits and {leases} other leases in use")
+        return [leaving, *self._forget_if_over(instance, now_s)]
+
+    def _forget_if_over(self, instance: Instance | None, now_s: float) -> list[ClusterEffect]:
+        """Forget a leaving instance at which nothing is held, or nothing that could still be released."""
+        if instance is None or not instance.leaving:
+            return []
+        if not self._credits.holds(instance):
+            return self._forget(instance.name, "has left", now_s)
+        if instance.reachable or instance.calls:
+            return []
+        until_s = instance.lost_s + self._limits.lost_after_s
+        if now_s < until_s:
+            return self._wake(until_s, "a leaving instance may be reached again")
+        return self._forget(instance.name, "is lost, with all that was held there", now_s)
 
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
         if not self._instances.forget(name):
@@ -383,9 +418,9 @@ class ClusterMachine:
         instance = self._instances.by_name.get(name)
         if instance is None or not instance.reachable:
             return []
-        instance.reachable = False
+        instance.reachable, instance.lost_s = False, now_s
         self._review(now_s)
-        return [Logged(name, instance.state)]
+        return [Logged(name, instance.state), *self._forget_if_over(instance, now_s)]
 
     def _review(self, now_s: float) -> None:
         self._instances.review(now_s)
@@ -573,10 +608,7 @@ class ClusterMachine:
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._texts.lenders.gone(number)
         credit = self._credits.give_back(number)
-        instance = None if credit is None else self._instances.by_name[credit.name]
-        if instance is None or not instance.leaving or instance.credits:
-            return []
-        return self._forget(instance.name, "has left", now_s)
+        return [] if credit is None else self._forget_if_over(self._instances.by_name[credit.name], now_s)
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         effects: list[ClusterEffect] = []

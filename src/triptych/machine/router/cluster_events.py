@@ -18,6 +18,8 @@ from triptych.machine.router.shared_events import (
     FirstToken,
     HedgeWanted,
     ItemEncoded,
+    LeasesReturned,
+    LeasesTaken,
     Overtaken,
     TextStarted,
     TextWanted,
@@ -110,6 +112,8 @@ ClusterEvent = (
     | HedgeWanted
     | Overtaken
     | CreditReturned
+    | LeasesTaken
+    | LeasesReturned
     | Tick
 )
 

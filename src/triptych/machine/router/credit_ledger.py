@@ -1,11 +1,14 @@
-"""The credits that a router has granted: what it counts as given to instances, until it is returned."""
+"""What a router holds at instances: the credits that it has granted there, and leases that no credit covers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from triptych.domain.embedding import LeaseId
 from triptych.domain.item_plan import Content
 from triptych.domain.stage import Stage
 from triptych.machine.router.expected_output import AnswerClass
+from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.shared_events import Grant
 from triptych.policy.routing import Why
@@ -47,13 +50,16 @@ class Credit:
 class CreditLedger:
     """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it. It counts credits in their instances.
 
-    A credit's work ends before its bytes are given back, as leases on them last until then.
+    A credit's work ends before its bytes are given back, as leases on them last until then. Leases without a credit are those
+    on segments of keys and values, those by key, and those that are released after their credit.
     """
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
         self.by_number: dict[int, Credit] = {}
         """Those that have not been returned, for reading."""
+        self.leases: dict[str, set[LeaseId]] = {}
+        """Leases without a credit, by instance, for reading."""
         self.promised_kv_tokens = 0
         """KV memory for answers that will be handed over, to an instance that is not chosen yet."""
         self._last = 0
@@ -107,8 +113,25 @@ class CreditLedger:
             self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes, here_tokens, credit.report)
         return credit
 
+    def take_leases(self, name: str, lease_ids: Iterable[LeaseId]) -> None:
+        """Count leases at an instance, unless it has been forgotten."""
+        if name in self._instances.by_name:
+            self.leases.setdefault(name, set()).update(lease_ids)
+
+    def give_back_leases(self, name: str, lease_ids: Iterable[LeaseId]) -> None:
+        """End these leases. Those that are not counted are ignored."""
+        if (held := self.leases.get(name)) is not None:
+            held.difference_update(lease_ids)
+            if not held:
+                del self.leases[name]
+
+    def holds(self, instance: Instance) -> bool:
+        """Whether anything is held at an instance."""
+        return instance.credits > 0 or instance.name in self.leases
+
     def forget(self, name: str) -> None:
-        """End those of an instance that has been forgotten."""
+        """End all that is held at an instance that has been forgotten."""
+        self.leases.pop(name, None)
         for number in [number for number, credit in self.by_number.items() if credit.name == name]:
             credit = self.by_number.pop(number)
             self._call_ended(credit)
@@ -125,7 +148,7 @@ class CreditLedger:
             out = {number: credit for number, credit in self.by_number.items() if credit.name == name}
             working = {number: credit for number, credit in out.items() if credit.working}
             assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
-            assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
+            assert self.holds(instance) or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
             prepare_us = sum(round(1e6 * credit.prepare_s) for credit in working.values())
             assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
             kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.hands_over)
@@ -144,3 +167,5 @@ class CreditLedger:
         assert self.promised_kv_tokens == promised, "promises of KV memory"  # noqa: S101
         known = self._instances.by_name.keys()
         assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"  # noqa: S101
+        assert self.leases.keys() <= known, "leases at an unknown instance"  # noqa: S101
+        assert all(self.leases.values()), "no lease is counted as some"  # noqa: S101

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from triptych.domain.embedding import KEY_NBYTES, LeaseId, Ticket
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.machine.router.request_events import Abort, RenewSegments, RequestEffect
-from triptych.machine.router.shared_events import Grant, Release
+from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
 
 @dataclass(slots=True)
 class HeldSegments:
     """Part of ``machine.router.request.RequestMachine``, which alone changes it.
 
-    Their leases are not extended, as the answer goes on at once, but renewed before they are sent to another reader.
+    Their leases are not extended, as the answer goes on at once, but renewed before they are sent to another reader. No credit
+    covers them, as that of the call that sealed them is returned at its end.
     """
 
     grant: Grant | None = None
@@ -55,13 +56,14 @@ class HeldSegments:
             self.grant, self._until_s, self._sent = grant, until_s, False
             self._lease_ids = leases_of(segments)
             self.placements = _beginning([one.placement for one in segments], grant.instance_id)
+            effects.append(LeasesTaken(grant.name, self._lease_ids))
         return effects
 
     def stale(self, needed_until_s: float) -> bool:
         """Whether a reader needs new leases, if it is to have them until then."""
         return bool(self.placements) and (self._sent or self._until_s < needed_until_s)
 
-    def renew(self, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float, reason: str) -> RenewSegments:
+    def renew(self, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float, reason: str) -> list[RequestEffect]:
         """Request new leases for another reader."""
         if self.grant is None:
             raise AssertionError("nothing was handed over")
@@ -69,7 +71,9 @@ class HeldSegments:
         self._lease_ids += self._asked
         self.renewing, self._requested_until_s = True, now_s + lease_s
         tickets = tuple([one.ticket for one in self.placements])
-        return RenewSegments(self.grant.credit, self.grant.name, tickets, self._asked, lease_s, reason)
+        name = self.grant.name
+        renew = RenewSegments(self.grant.credit, name, tickets, self._asked, lease_s, reason)
+        return [LeasesTaken(name, self._asked), renew]
 
     def renewed(self, credit: int, tickets: Sequence[Ticket | None]) -> bool:
         """Keep the segments up to the first that is lost. Returns whether these leases are those that were requested last."""

@@ -56,6 +56,8 @@ class Instance:
     member: Member
     info: InstanceInfo | None = None
     reachable: bool = False
+    lost_s: float = -inf
+    """When it was last found not to be."""
     leaving: bool = False
     draining: bool = False
     duplicate: bool = False
@@ -221,6 +223,11 @@ class Instance:
         one.own_bytes -= nbytes
         one.new_bytes -= nbytes
         self._changed()
+
+    @property
+    def calls(self) -> int:
+        """Credits whose work has not ended."""
+        return sum([one.own_pending for one in self.stages.values()])
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

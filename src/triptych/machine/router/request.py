@@ -508,7 +508,7 @@ class RequestMachine:
         reason = "a further attempt" if self._text.sent else "the lease is running out"
         effects = self._renew(stale, now_s, reason)
         if stale_segments:
-            effects.append(self._segments.renew(self._new_lease, now_s, self._lease_s(now_s), reason))
+            effects += self._segments.renew(self._new_lease, now_s, self._lease_s(now_s), reason)
         return effects
 
     def _hold(self, now_s: float) -> list[RequestEffect]:

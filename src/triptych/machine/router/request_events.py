@@ -22,6 +22,7 @@ from triptych.machine.router.shared_events import (
     FirstToken,
     HedgeWanted,
     ItemEncoded,
+    LeasesTaken,
     Overtaken,
     Release,
     TextWanted,
@@ -257,7 +258,16 @@ class End:
     error: TriptychError | None
 
 
-ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone | EmbeddingsRead | HedgeWanted | Overtaken
+ToCluster = (
+    CreditsWanted
+    | CreditsAbandoned
+    | TextWanted
+    | EmbeddingGone
+    | EmbeddingsRead
+    | HedgeWanted
+    | Overtaken
+    | LeasesTaken
+)
 """Effects that are events of the cluster machine."""
 
 RequestEffect = (

@@ -242,6 +242,22 @@ class CreditReturned:
 
 
 @record
+class LeasesTaken:
+    """Leases at the instance ``name`` that may be held from now on, and that no credit covers."""
+
+    name: str
+    lease_ids: tuple[LeaseId, ...]
+
+
+@record
+class LeasesReturned:
+    """These leases are released, or left to expire, or another one releases them."""
+
+    name: str
+    lease_ids: tuple[LeaseId, ...]
+
+
+@record
 class Release:
     """Release leases at the instance ``name``, then return the credit. ``credit`` is None if already returned."""
 

@@ -56,6 +56,8 @@ from triptych.machine.router.shared_events import (
     Granted,
     HedgeWanted,
     ItemEncoded,
+    LeasesReturned,
+    LeasesTaken,
     Overtaken,
     Refused,
     TextPoolLost,
@@ -968,6 +970,50 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
     assert machine.outstanding == 0
 
 
+def test_a_leaving_member_is_not_forgotten_while_it_has_leases_that_no_credit_covers() -> None:
+    machine = cluster("a", "t")
+    assert machine.handle(LeasesTaken("t", (b"1", b"2")), 0) == []
+    assert Logged("t", "leaving, 0 credits and 2 other leases in use") in machine.handle(MemberLeaving("t"), 0)
+    assert machine.handle(LeasesReturned("t", (b"1", b"another")), 0) == []
+    assert machine.leases == 1
+    machine.validate()
+    assert Disconnect("t") in machine.handle(LeasesReturned("t", (b"2",)), 0)
+    assert machine.handle(LeasesTaken("t", (b"3",)), 0) == [], "of no instance"
+    assert machine.leases == 0
+    machine.validate()
+
+
+def test_a_leaving_member_that_is_not_reached_is_forgotten_with_all_that_is_held_there() -> None:
+    """Nothing can be released there."""
+    machine = cluster("a", "t")
+    (held,) = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants
+    machine.handle(encoded(held), 0)
+    machine.handle(LeasesTaken("t", (b"1",)), 0)
+    for name in ("a", "t"):
+        machine.handle(MemberLeaving(name), 0)
+        assert Disconnect(name) not in machine.handle(InstanceSuspected(name), 1)
+    machine.handle(InstanceSeen("t", info("t")), 2)
+    assert Disconnect("a") not in machine.handle(Tick(), 5.9)
+    assert Disconnect("a") in machine.handle(Tick(), 6)
+    machine.validate()
+    assert (machine.outstanding, machine.leases) == (0, 1), "the other one has been reached again"
+    assert not any(isinstance(effect, Disconnect) for effect in machine.handle(Tick(), 60))
+    assert WakeAt in [type(effect) for effect in machine.handle(InstanceSuspected("t"), 60)]
+    assert Disconnect("t") in machine.handle(Tick(), 65)
+    assert machine.handle(CreditReturned(held.credit), 65) == []
+
+
+def test_calls_to_a_leaving_member_are_waited_for_whether_it_is_reached_or_not() -> None:
+    machine = cluster("a", "t")
+    held, running = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
+    machine.handle(encoded(held), 0)
+    machine.handle(MemberLeaving("a"), 0)
+    machine.handle(InstanceSuspected("a"), 0)
+    assert Disconnect("a") not in machine.handle(Tick(), 60)
+    assert Disconnect("a") in machine.handle(CreditReturned(running.credit), 60)
+    assert machine.outstanding == 0
+
+
 def test_a_member_that_stops_leaving_gets_work_again() -> None:
     machine = cluster("a", "t")
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
@@ -1400,6 +1446,13 @@ class Traffic(RuleBasedStateMachine):
         if ended_first:
             self.feed(self.machine.handle(CallFailed(credit, "a", InvalidRequest("bad")), self.now_s))
         self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
+
+    @rule(
+        name=st.sampled_from(ENCODERS + TEXTS), leases=st.sets(st.sampled_from((b"1", b"2", b"3"))), taken=st.booleans()
+    )
+    def count_leases(self, name: str, leases: set[bytes], taken: bool) -> None:
+        event = (LeasesTaken if taken else LeasesReturned)(name, tuple(leases))
+        self.feed(self.machine.handle(event, self.now_s))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

@@ -82,3 +82,24 @@ def test_credits_that_an_instance_counts_otherwise_are_noticed() -> None:
     pool.by_name["e"].stages[Stage.ENCODE].own_tokens = 9
     with pytest.raises(AssertionError, match="e: tokens"):
         ledger.validate()
+
+
+def test_leases_without_a_credit_hold_their_instance() -> None:
+    pool = instances()
+    ledger, text = CreditLedger(pool), pool.by_name["t"]
+    ledger.take_leases("t", (b"1", b"2"))
+    ledger.take_leases("t", (b"2", b"3"))
+    ledger.take_leases("nobody", (b"4",))
+    ledger.validate()
+    assert ledger.leases == {"t": {b"1", b"2", b"3"}}
+    ledger.give_back_leases("t", (b"1", b"2", b"of another"))
+    assert ledger.holds(text)
+    ledger.give_back_leases("t", (b"3",))
+    assert not ledger.holds(text)
+    ledger.give_back_leases("t", (b"3",))
+    ledger.take_leases("t", (b"5",))
+    pool.forget("t")
+    with pytest.raises(AssertionError, match="leases at an unknown instance"):
+        ledger.validate()
+    ledger.forget("t")
+    ledger.validate()

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.machine.router.test_request import World, failed, finished
 from triptych.domain.generation import KvReport, Ready
 from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded, TransferFailed, Unavailable
+from triptych.machine.router.held_segments import leases_of
 from triptych.machine.router.request import Phase
 from triptych.machine.router.request_events import (
     AnswerHandedOver,
@@ -22,6 +23,7 @@ from triptych.machine.router.shared_events import (
     CreditsWanted,
     FirstToken,
     Granted,
+    LeasesTaken,
     Release,
     TextPoolLost,
     TextWanted,
@@ -68,6 +70,10 @@ def test_an_answer_goes_on_at_once_with_all_that_the_next_one_may_need() -> None
 
 def test_what_is_held_is_held_until_the_next_ones_first_token() -> None:
     world, second = handed_over()
+    (taken,) = [effect for effect in world.effects if isinstance(effect, LeasesTaken)]
+    assert taken.name == "t1", "it is not forgotten before they are released"
+    assert set(taken.lease_ids) <= world.leases.keys()
+    assert len(taken.lease_ids) == 4
     assert len(world.leases) == 2 * 3 + 2 * 2
     world.feed(TextReported(second.credit, Ready((), 0.0, 0.0, KvReport(20, 0, 30, 640))))
     assert len(world.credits) == 2
@@ -84,6 +90,19 @@ def test_what_is_held_is_held_until_the_next_ones_first_token() -> None:
     assert (timeline.kv_pulled_tokens, timeline.kv_computed_tokens, timeline.kv_pull_bytes) == (20, 30, 640)
     assert (timeline.queue_s, timeline.pull_s) == (0.1, 0.2), "of the one that prefilled"
     assert (timeline.text_attempts, timeline.continuations) == (1, 0)
+
+
+def test_what_is_handed_over_to_nobody_is_released() -> None:
+    """The answer is over, as the router needs no more of it; or it is handed over twice."""
+    for ends in (True, False):
+        world, first = prefilled()
+        if ends:
+            world.feed(TextReported(first.credit, finished()))
+        else:
+            world.hand_over(first)
+        segments = world.sealed(first, 2)
+        (released,) = world.feed(AnswerHandedOver(first.credit, first.name, segments))
+        assert released == Release(first.name, None, leases_of(segments), "came too late")
 
 
 def test_an_answer_that_ends_with_the_prefill_is_done() -> None:

@@ -7,7 +7,7 @@ from triptych.domain.embedding import KEY_NBYTES, DType, TensorSpec, Ticket
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.machine.router.held_segments import HeldSegments, leases_of
 from triptych.machine.router.request_events import Abort, RenewSegments
-from triptych.machine.router.shared_events import Grant, Release
+from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
 GRANT = Grant(7, None, "prefill:1", "p")
 NBYTES = 40
@@ -32,7 +32,7 @@ def sealed(first: int, tokens: int, choices: tuple[int, ...] = (), holder: str =
 
 def held(*segments: SealedSegment) -> HeldSegments:
     one = HeldSegments()
-    assert one.take(GRANT, segments, 5.0) == []
+    assert one.take(GRANT, segments, 5.0) == [LeasesTaken(GRANT.name, leases_of(segments))], "no credit covers them"
     one.validate()
     return one
 
@@ -43,7 +43,10 @@ def new_leases() -> list[bytes]:
 
 def renewing(one: HeldSegments) -> RenewSegments:
     leases = iter(new_leases())
-    return one.renew(lambda: next(leases), 1.0, 9.0, "a further attempt")
+    taken, renew = one.renew(lambda: next(leases), 1.0, 9.0, "a further attempt")
+    assert isinstance(renew, RenewSegments)
+    assert taken == LeasesTaken(GRANT.name, renew.lease_ids), "before they are asked for"
+    return renew
 
 
 def answered(asked: RenewSegments, count: int) -> list[Ticket | None]:
@@ -122,6 +125,7 @@ def test_others_replace_them() -> None:
     one = held(sealed(0, 10))
     other = replace(GRANT, credit=8, name="decode:1", instance_id="d")
     segments: Sequence[SealedSegment] = [sealed(0, 12, holder="d")]
-    (released,) = one.take(other, segments, 5.0)
+    released, taken = one.take(other, segments, 5.0)
     assert isinstance(released, Release)
+    assert taken == LeasesTaken("decode:1", leases_of(segments))
     assert (released.name, one.name, one.tokens) == ("prefill:1", "decode:1", 12)

@@ -205,6 +205,8 @@ class FakeText(KillableInstance):
         self.segments: dict[LeaseId, Ticket] = {}
         """Leases on what it has handed over."""
         self.seals = True
+        self.hands_over_at_the_end = False
+        """Although nothing is left to go on with."""
         self.drain_after: int | None = None
         """It hands over after so many tokens."""
         self.seal_s = 0.001
@@ -247,6 +249,8 @@ class FakeText(KillableInstance):
                     return
             if self.finishes:
                 yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in begun]
+            if self.hands_over_at_the_end:
+                yield [await self._hand_over(request, self.tokens)]
         finally:
             self.running -= 1
 
@@ -258,7 +262,7 @@ class FakeText(KillableInstance):
         for first in range(0, positions, 2):
             tokens = min(2, positions - first)
             tensors = (TensorSpec("kv", DType.F32, (2, 1, tokens, 1, 4)),)
-            key, router, reader = bytes([first]) * 32, token_bytes(16), token_bytes(16)
+            key, router, reader = first.to_bytes(32, "big"), token_bytes(16), token_bytes(16)
             ticket = Ticket(
                 key, self.instance_id, self.epoch, 0, 32 * tokens, 1, 0, tensors, tokens, reader, request.kv_lease_s
             )
@@ -319,6 +323,7 @@ class Bench:
         return (
             self.router.running == 0
             and self.router.cluster.outstanding_credits == 0
+            and self.router.cluster.outstanding_leases == 0
             and not any(encoder.leases or encoder.working for encoder in self.encoders)
             and not any(text.running or text.segments for text in self.texts)
         )

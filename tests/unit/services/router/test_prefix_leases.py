@@ -14,6 +14,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
+from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
 from triptych.testing import virtual_time
 
 SEGMENTS = tuple(KnownSegment(name, f"i-{name}", b"key %d" % at, 64 * at, 64) for at, name in enumerate("aabb"))
@@ -34,6 +35,7 @@ class Holders:
     ) -> None:
         self.prefix_leases = {"granted": 0, "refused": 0}
         self.held: dict[str, set[LeaseId]] = {"a": set(), "b": set()}
+        self.counted: set[tuple[str, LeaseId]] = set()
         self._answer = answer
         self._wait_s = wait_s
 
@@ -44,6 +46,7 @@ class Holders:
         class Holder:
             async def lease(self, request: LeaseRequest) -> Ticket:
                 assert request.generation is None
+                assert (name, request.lease_id) in holders.counted, "before it may be held"
                 holders.held[name].add(request.lease_id)
                 await asyncio.sleep(holders._wait_s)
                 place = next(at for at, one in enumerate(SEGMENTS) if one.key == request.key)
@@ -54,9 +57,14 @@ class Holders:
 
         yield Holder()
 
+    def feed(self, event: LeasesTaken | LeasesReturned) -> None:
+        leases = {(event.name, lease_id) for lease_id in event.lease_ids}
+        self.counted = self.counted | leases if isinstance(event, LeasesTaken) else self.counted - leases
+
     def release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
         assert not credits_
         self.held[name] -= set(lease_ids)
+        self.feed(LeasesReturned(name, tuple(lease_ids)))
 
     @property
     def leases(self) -> int:
@@ -76,6 +84,7 @@ def taken(holders: Holders, *, read: bool) -> tuple[int, int]:
             leases.read()
         leases.release()
         assert holders.leases == (held if read else 0), "the reader releases what it has read"
+        assert not holders.counted
         return len(placements), held
 
     return virtual_time.run(scenario(), seed=1, limit_s=10)

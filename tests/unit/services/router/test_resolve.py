@@ -269,9 +269,14 @@ async def test_a_draining_router_still_finds_keys_and_waits_for_what_is_held() -
             assert not draining.done()
             with pytest.raises(Unavailable):
                 await anext(made.router.resolve(of_media([image(2)], "r2")))
-            async with held(made.router, of_keys(items[0].ticket.key)) as found:
-                assert len(found) == 1
+            reading = held(made.router, of_keys(items[0].ticket.key))
+            assert len(await reading.__aenter__()) == 1
+        await asyncio.sleep(1.0)
+        assert not draining.done()
+        assert leases(made) == 1
+        await reading.__aexit__(None, None, None)
         await draining
+        assert leases(made) == 0, "it does not end before they are released"
 
 
 @virtual

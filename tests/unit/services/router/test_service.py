@@ -648,6 +648,7 @@ async def test_a_draining_router_refuses_new_requests_and_finishes_running_ones(
             await collect(made.router, ask("late"))
         assert isinstance((await answer)[-1], ChatFinished)
         await draining
+        assert made.idle, "what it held is released"
 
 
 @virtual

@@ -572,6 +572,34 @@ def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: i
     under_virtual_time(scenario)
 
 
+@pytest.mark.parametrize("wait_s", [3.0, 0.0])
+def test_a_drained_instance_waits_a_bounded_time_for_leases_on_what_it_handed_over(
+    wait_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a router that has died, whose leases last much longer."""
+
+    async def scenario() -> None:
+        told = {"role": Role.PD, "hand_over_on_drain": True, "handed_over_wait_s": wait_s}
+        async with apart(prefill=told) as p:
+            first = await events_of(p.prefill, prefill_call((await p.asked("what is this?")).request))
+            last = first[-1]
+            assert isinstance(last, HandedOver)
+            ticket, loop = last.segments[0].placement.ticket, asyncio.get_running_loop()
+            began_s = loop.time()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(p.prefill.service.drain())
+                await asyncio.sleep(0)
+                own = await p.prefill.service.lease(lease_request(ticket, b"another reader's"))
+                with pytest.raises(LeaseLost, match="about to end"):
+                    await p.prefill.service.lease(replace(lease_request(ticket, b"of a prefix"), generation=None))
+            assert wait_s <= loop.time() - began_s < wait_s + 0.5 < LEASE_S
+            await p.prefill.service.release([own.lease_id, *(one.placement.ticket.lease_id for one in last.segments)])
+            await release_routers(p.prefill, first)
+
+    under_virtual_time(scenario)
+    assert "leases on what was handed over" in caplog.text
+
+
 def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
     async def scenario() -> None:
         slow = FakeTextEngine(vocabulary=VOCABULARY, max_running=1)
