@@ -18,7 +18,8 @@ from benchmarks.random_qwen import Shape, image_tokens, make
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder import AdapterEncoderEngine, PreparedMedia, TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe, image
+from triptych.engine.measuring import EncoderProbe
+from triptych.engine.probe_media import image
 from triptych.integrations.vllm.encoder import VllmEncoderEngine
 
 FULL = Shape()

@@ -18,8 +18,10 @@ from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.first_pass import encode_first
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
+from triptych.families.base import Family
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
@@ -64,6 +66,7 @@ class _LoadedEngine:
     """An engine, and what it runs: one that sleeps runs what its profile is of."""
 
     engine: EncoderEngine[Any]
+    family: Family
     identity: ProfileIdentity
     close: Callable[[], None] | None = None
     """Ends what the engine has started, in the thread that loaded it."""
@@ -147,6 +150,10 @@ async def opened(
             stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
             await prepare.run(decoders.start)
+        try:
+            await encode_first(loaded.engine, loaded.family, prepare=prepare, compute=compute)
+        except BadModel as error:
+            raise CannotStart(f"engine {settings.engine.engine}: {error}") from error
         settings = settings.model_copy(update={"batches": await compute.run(_batches, settings, loaded.engine)})
 
         record = EncoderRecord(telemetry.metrics)
@@ -228,7 +235,8 @@ def _load(
         if settings.delay_profile is not None:
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
             costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
-            return _LoadedEngine(DelayEncoderEngine(info, checkpoint.family, costs), costs.profile.identity)
+            engine = DelayEncoderEngine(info, checkpoint.family, costs)
+            return _LoadedEngine(engine, checkpoint.family, costs.profile.identity)
         if settings.engine.engine == "vllm":
             return _load_vllm(settings, checkpoint, model_id, decoding)
         from triptych.engine.encoder import TransformersEncoderEngine
@@ -237,7 +245,8 @@ def _load(
         engine = TransformersEncoderEngine(
             checkpoint, model_id=model_id, compute=settings.compute, decoding=decoding, can_unload=can_unload
         )
-        return _LoadedEngine(engine, part_identity(checkpoint, ModelPart.ENCODER, settings.compute))
+        identity = part_identity(checkpoint, ModelPart.ENCODER, settings.compute)
+        return _LoadedEngine(engine, checkpoint.family, identity)
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None
 
@@ -270,4 +279,4 @@ def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str,
         compute=settings.compute,
         decoding=decoding,
     )
-    return _LoadedEngine(engine, engine.identity, engine.close)
+    return _LoadedEngine(engine, checkpoint.family, engine.identity, engine.close)

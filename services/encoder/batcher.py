@@ -21,6 +21,7 @@ from triptych.errors import (
     InvalidRequest,
     Overloaded,
     TriptychError,
+    Unavailable,
 )
 from triptych.machine.encoder import batch_queue
 from triptych.machine.encoder.arena_events import Slot
@@ -106,7 +107,7 @@ class Batcher(Generic[PreparedT]):
     async def encode(self, key: bytes, request: EncodeRequest) -> EncodeResult:
         """Raises Overloaded or ArenaFull instead of waiting for memory; InvalidMedia, InvalidRequest, EngineFailure, InstanceLost."""
         if self._is_lost:
-            raise InstanceLost("the engine has failed")
+            raise _ending()
         waiter_id, waiter = next(self._waiter_ids), _Waiter(request, self._clock())
         self._join(key, waiter_id, waiter)
         try:
@@ -156,17 +157,17 @@ class Batcher(Generic[PreparedT]):
     async def turn(self, budget: ImageBudget | None = None) -> bool:
         """Encode one batch within ``budget``. Returns whether there was one. Not reentrant.
 
-        Raises InstanceLost when the engine cannot go on; then all items have failed with it.
+        Raises InstanceLost when the engine cannot go on. The batch's items have failed with it, the others with Unavailable.
         """
         batch = self._handle(batch_queue.Take(budget))
         if batch:
             try:
                 await self._encode(batch)
-            except InstanceLost as error:
-                self._is_lost = True
-                for flight in self._flights.values():
+            except InstanceLost:
+                self._is_lost, ending = True, _ending()
+                for flight in self._flights.values():  # those have no part in it
                     for waiter in flight.waiters.values():
-                        waiter.resolve(error)
+                        waiter.resolve(ending)
                 raise
         return bool(batch)
 
@@ -306,7 +307,7 @@ class Batcher(Generic[PreparedT]):
         lost: InstanceLost | None = None
         for flight in batch:
             if lost is not None:
-                self._fail(flight, lost)
+                self._fail(flight, _ending())
             elif flight.waiters:
                 try:
                     await self._encode([flight])
@@ -374,6 +375,11 @@ class Batcher(Generic[PreparedT]):
         self._published.over(flight.key, held=self._store.tokens(flight.key) is not None)
         self._handle(batch_queue.Done(flight.key))
         self._on_change()
+
+
+def _ending() -> Unavailable:
+    """Why what was not being encoded fails."""
+    return Unavailable("the encoder is shutting down")
 
 
 def too_many_tokens(tokens: int, request: EncodeRequest) -> InvalidRequest:

@@ -201,20 +201,20 @@ class ChatTask(RequestTask):
         )
 
     async def _prefill_early(self, effect: PrefillEarly) -> None:
-        request = self._text_request(effect, _ONE_TOKEN)
+        request, epoch = self._text_request(effect, _ONE_TOKEN), self._cluster.epoch_of(effect.name)
         try:
             with self._cluster.call(effect.name) as text:
                 async with aclosing(text.generate(request)) as stream:
                     async for events in stream:
                         self._take_hand_over(effect, events)  # nobody waits for one
         except TriptychError as error:
-            self._failed(effect.credit, effect.name, error)
+            await self._failed(effect.credit, effect.name, error, epoch)
         else:
             self.feed(PrefilledEarly(effect.credit))
 
     async def _generate(self, effect: Generate) -> None:
         answer = self._answer = self._answer or self._new_answer()
-        leases = PrefixLeases(self._cluster, self._rng)
+        leases, epoch = PrefixLeases(self._cluster, self._rng), self._cluster.epoch_of(effect.name)
         try:
             prefix = await leases.take(effect.prefix, effect.kv_lease_s)
             request = self._text_request(effect, self._sampling, answer.continued() if effect.continues else ())
@@ -223,7 +223,7 @@ class ChatTask(RequestTask):
             with self._cluster.call(effect.name) as text:
                 await self._stream(text, effect, request, answer, leases)
         except TriptychError as error:
-            self._failed(effect.credit, effect.name, error)
+            await self._failed(effect.credit, effect.name, error, epoch)
         finally:
             leases.release()
 

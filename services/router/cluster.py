@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,6 +37,7 @@ from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.lenders import LendingCounts
+from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
     CreditReturned,
     Granted,
@@ -55,6 +56,8 @@ from .settings import RouterSettings
 
 logger = logging.getLogger(__name__)
 
+_SAYS_IT_LIVES_S = 0.5
+"""How long an instance may take to say that it has not ended, of which a request was lost with two."""
 _ASK_S = 0.25
 """How long a request waits for unreachable text instances to answer a retry."""
 _MAX_UNRELEASED = 16_384
@@ -259,6 +262,26 @@ class Cluster:
         if connection is None:
             raise Unavailable("the instance has left")
         return connection.call()
+
+    def epoch_of(self, name: str) -> int:
+        """The epoch under which an instance is known; 0 if it is not."""
+        instance = self._machine.instances.by_name.get(name)
+        return 0 if instance is None or instance.info is None else instance.info.epoch
+
+    async def surviving(self, lost: Iterable[Loss]) -> frozenset[Loss]:
+        """Those that still answer: only the connection to them had broken. An instance that says nothing has ended."""
+
+        async def survives(loss: Loss) -> bool:
+            try:
+                async with asyncio.timeout(_SAYS_IT_LIVES_S):
+                    with self.call(loss.name) as instance:
+                        return (await instance.describe()).epoch == loss.epoch
+            except (TimeoutError, TriptychError):
+                return False
+
+        asked = sorted(lost, key=lambda loss: (loss.name, loss.epoch))
+        answers = await asyncio.gather(*map(survives, asked))
+        return frozenset(loss for loss, lives in zip(asked, answers, strict=True) if lives)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from triptych.errors import InstanceLost
 from triptych.ports import InstanceClient
 
+STOPPED_RESPONDING = "the instance stopped responding"
+"""What calls that are given up fail with: nothing says that the instance has ended."""
+
 
 class Connection:
     """Every call runs in a task, within ``call``."""
@@ -41,7 +44,7 @@ class Connection:
             if task not in self._given_up:
                 raise
             task.uncancel()
-            raise InstanceLost("the instance stopped responding") from None
+            raise InstanceLost(STOPPED_RESPONDING) from None
         finally:
             self._calls.discard(task)
             self._given_up.discard(task)

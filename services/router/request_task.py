@@ -5,17 +5,27 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.instance import ModelInfo
+from triptych.domain.reasons import shown
 from triptych.domain.resolving import ResolveRequest
 from triptych.domain.tenant import NOBODY, Tenant
 from triptych.domain.timeline import Timeline
-from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
+from triptych.errors import (
+    Cancelled,
+    InstanceLost,
+    InternalError,
+    InvalidRequest,
+    RequestTooLarge,
+    TriptychError,
+    Unavailable,
+)
+from triptych.machine.router.losses import Loss
 from triptych.machine.router.request import Phase, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
@@ -54,6 +64,7 @@ from triptych.ports import Clock
 from triptych.runtime import tracing
 
 from .cluster import Cluster
+from .connection import STOPPED_RESPONDING
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +81,7 @@ _REASONED = (
     | Release
 )
 
+_LOST = "an instance was lost while it worked on the request"
 _LAST_CALL_S = 1.0
 """How long a text instance may take to end its call after the answer's end."""
 
@@ -112,6 +124,8 @@ class RequestTask(ABC):
         """By credit: the calls that the machine may abort."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        self._lost_with: list[str] = []
+        """Instances that ended while they worked on the request, and why, as far as is known: for the log."""
 
     @abstractmethod
     async def _prepare(self) -> None:
@@ -206,7 +220,7 @@ class RequestTask(ABC):
     def _feed_after(self, delay_s: float, event: RequestEvent) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self.feed, event))
 
-    def _feed_both(self, event: ItemEncoded | CallFailed | FirstToken) -> None:
+    def _feed_both(self, event: ItemEncoded | FirstToken) -> None:
         self._cluster.feed(event)
         self.feed(event)
 
@@ -247,6 +261,9 @@ class RequestTask(ABC):
                 case After(delay_s, event):
                     self._feed_after(delay_s, event)
                 case End(error):
+                    if self._machine.losses.too_many:
+                        lost_with = "; ".join(self._lost_with)
+                        logger.error("request %s fails alone, lost with %s", self.request.request_id, lost_with)
                     self._ended(error)
                     self._over.set()
         for name, group in releases.items():
@@ -285,11 +302,25 @@ class RequestTask(ABC):
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _failed(self, credit: int, name: str, error: TriptychError) -> None:
-        self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error), self._cluster.drains(name)))
+    async def _failed(self, credit: int, name: str, error: TriptychError, epoch: int | None = None) -> None:
+        """``epoch``: of an instance that worked on the request, and may have ended by it."""
+        ends = type(error) is Unavailable and error.sent_by_peer  # it says so, before its load report does
+        event = CallFailed(credit, name, _lost_if_cancelled(error), ends or self._cluster.drains(name))
+        self._cluster.feed(event)
+        lost = isinstance(error, InstanceLost) and not event.drains and error.message != STOPPED_RESPONDING
+        if epoch is not None and lost:
+            loss, told = Loss(name, epoch), error.sent_by_peer
+            survivors = frozenset[Loss]()
+            if doubtful := self._machine.losses.doubtful(loss, certain=told):
+                survivors = await self._cluster.surviving(doubtful)
+            if loss not in survivors:
+                self._lost_with.append(f"{name}: {shown(error.message)}")
+                logger.warning("request %s was lost with %s", self.request.request_id, self._lost_with[-1])
+            event = replace(event, error=InstanceLost(_LOST), loss=loss, has_ended=told, survivors=survivors)
+        self.feed(event)
 
     async def _encode(self, effect: Encode) -> None:
-        plan, now_s = effect.plan, self._clock()
+        plan, now_s, epoch = effect.plan, self._clock(), self._cluster.epoch_of(effect.name)
         request = EncodeRequest(
             request_id=self.request.request_id,
             item=effect.index,
@@ -315,7 +346,7 @@ class RequestTask(ABC):
         except TriptychError as error:
             if isinstance(error, InvalidRequest | RequestTooLarge):
                 error.param = error.param or plan.param
-            self._failed(effect.credit, effect.name, error)
+            await self._failed(effect.credit, effect.name, error, epoch)
         else:
             self._feed_both(ItemEncoded(effect.credit, effect.name, result))
 
@@ -325,7 +356,7 @@ class RequestTask(ABC):
             with self._cluster.call(effect.name) as encoder:
                 ticket = await encoder.lease(request)
         except TriptychError as error:
-            self._failed(effect.credit, effect.name, error)
+            await self._failed(effect.credit, effect.name, error)
         else:
             self.feed(LeaseGranted(effect.credit, effect.name, ticket))
 

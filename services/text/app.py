@@ -19,6 +19,7 @@ from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.stage_states import StageStates
@@ -167,11 +168,8 @@ async def opened(
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        loaded = await engine_thread.run(partial(_load, settings, model, can_unload=unloads))
+        loaded = await _loaded(settings, model, engine_thread, stack, can_unload=unloads)
         engine = loaded.engine
-        if loaded.close is not None:
-            stack.push_async_callback(engine_thread.run, loaded.close)
-
         _check_role(settings, engine)
         record = TextRecord(telemetry.metrics, engine.model, counts_tokens=loaded.metrics is None)
         own_store = None
@@ -411,6 +409,20 @@ def _published(settings: TextSettings, mounted: MountedEncoder | None) -> Publis
     if not settings.kv_prefixes:
         return None
     return PublishedEmbeddings(MOST_PUBLISHED) if mounted is None else mounted.published
+
+
+async def _loaded(
+    settings: TextSettings, model: Path | Checkpoint, engine_thread: Offload, stack: AsyncExitStack, *, can_unload: bool
+) -> LoadedEngine:
+    """An engine that has answered. Raises CannotStart."""
+    loaded = await engine_thread.run(partial(_load, settings, model, can_unload=can_unload))
+    if loaded.close is not None:
+        stack.push_async_callback(engine_thread.run, loaded.close)
+    try:
+        await engine_thread.run(answer_first, loaded.engine)
+    except BadModel as error:
+        raise CannotStart(f"engine {settings.engine.engine}: {error}") from error
+    return loaded
 
 
 def _load(settings: TextSettings, model: Path | Checkpoint, *, can_unload: bool = False) -> LoadedEngine:

@@ -149,6 +149,10 @@ class EngineLoop:
         them. ``on_over``: the request has left the engine, whether its tokens were read or not.
         """
         sequences = Sequences(request.begun, on_over, self._on_gap)
+        if self._has_ended:
+            on_copied()
+            sequences.fail(_ending())
+            return sequences
         self._joining[request.request_id] = _Joining(request, sequences, on_copied)
         self._wake.set()
         return sequences
@@ -166,7 +170,7 @@ class EngineLoop:
         Calls run in order; cancelling one that runs does not interrupt it. Raises Unavailable if the loop has ended.
         """
         if self._has_ended:
-            raise Unavailable("the instance is shutting down")
+            raise _ending()
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._copies.append(_Copy(call, nbytes, result))
         self._wake.set()
@@ -199,7 +203,7 @@ class EngineLoop:
     async def run(self) -> None:
         """Drive the engine until cancelled; then every request fails with Unavailable.
 
-        Raises InstanceLost when the engine cannot go on; its requests have failed with it.
+        Raises InstanceLost when the engine cannot go on. The requests that it had begun have failed with it, the others with Unavailable.
         """
         try:
             while True:
@@ -223,7 +227,7 @@ class EngineLoop:
                 # Let readers run between steps even if the engine runs on this thread (virtual time).
                 await asyncio.sleep(0)
         finally:
-            error = Unavailable("the instance is shutting down")
+            error = _ending()
             for sequences in (*self._live.values(), *(one.sequences for one in self._joining.values())):
                 sequences.fail(error)
             self._has_ended = True
@@ -338,11 +342,14 @@ class EngineLoop:
         began_s = self._clock()
         try:
             outputs, load = await self._thread.run(self._step_once, iteration)
-        except Exception as error:
+        except InstanceLost as error:
+            waiting, ending = await self._thread.run(lambda: self._engine.waiting), _ending()
+            for request_id in list(self._live):
+                self._fail(request_id, ending if request_id in waiting else error)  # those have no part in it
+            raise
+        except Exception as error:  # noqa: BLE001 - reported to the callers
             for request_id in list(self._live):
                 self._fail(request_id, error)
-            if isinstance(error, InstanceLost):
-                raise
             return
         now_s = self._clock()
         self._told(load)
@@ -415,6 +422,11 @@ def handing_engine(engine: TextEngine) -> HandingTextEngine | None:
 def most_tokens(request: EngineRequest) -> int:
     """Most tokens that may be generated for each choice."""
     return 1 if request.pauses else request.sampling.max_tokens or 0
+
+
+def _ending() -> Unavailable:
+    """Why what has not begun fails."""
+    return Unavailable("the instance is shutting down")
 
 
 def _fail_copy(copy: _Copy, error: Exception) -> None:

@@ -141,6 +141,9 @@ class SimProcesses:
     async def serves(self, processes: Sequence[str]) -> list[str]:
         return [one for one in processes if (node := self._find(one)) is not None and node.is_up]
 
+    async def answered(self, processes: Sequence[str]) -> list[str]:
+        return await self.serves(processes)  # what runs works
+
     async def lose(self, process: str, reason: str) -> None:
         """The process dies."""
         if (node := self._find(process)) is not None and node.is_up:

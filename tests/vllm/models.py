@@ -133,6 +133,15 @@ class _Qwen2VL(_QwenVL, TinyQwen2VL):
     encoder: ClassVar[Mapping[str, Any]] = {**TinyQwen2VL.encoder, "embed_dim": 64, "hidden_size": 128}
 
 
+class _NarrowHeads(_QwenVL, TinyQwen2VL):
+    """Heads of 16: vLLM loads it, and its attention on CPUs does not have that size."""
+
+    text: ClassVar[Mapping[str, Any]] = {}
+
+    def _rope(self) -> dict[str, Any]:
+        return TinyQwen2VL._rope(self)
+
+
 class _Qwen25VL(_QwenVL, TinyQwen25VL):
     encoder: ClassVar[Mapping[str, Any]] = {**TinyQwen25VL.encoder, **_VISION}
 
@@ -243,4 +252,5 @@ TINIES: Mapping[str, Tiny] = {
         Tiny(_SmolVlm(), _IMAGES),
     )
 }
+NARROW_HEADS = Tiny(_NarrowHeads("qwen2_vl", seed=2), _IMAGES)
 MODELS: Mapping[str, ServedModel] = {"demo": Demo(), "qwen2_5_vl": TINIES["qwen2_5_vl"], "qwen3_vl": TINIES["qwen3_vl"]}

@@ -178,7 +178,7 @@ def test_a_step_that_fails_ends_the_engine(engine: VllmTextEngine, monkeypatch: 
     engine.add(request("one", TWO))
     with monkeypatch.context() as patch:
         patch.setattr(engine._engine, "step", fail)
-        with pytest.raises(InstanceLost, match=r"^the engine has failed$"):
+        with pytest.raises(InstanceLost, match=r"^the engine has failed: RuntimeError: secret$"):
             engine.step()
     with pytest.raises(InstanceLost):
         engine.step()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import tempfile
@@ -27,7 +28,9 @@ from triptych.cli.plan import (
     front_first,
     name_pattern,
 )
+from triptych.domain.reasons import shown
 from triptych.domain.scaling import ProcessPhase
+from triptych.domain.stage import Role
 from triptych.errors import Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
@@ -47,6 +50,9 @@ _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """Time after the drain for processes to close."""
 _LOG_TAIL_LINES = 12
+_LOG_TAIL_NBYTES = 1 << 16
+_ANSWERED = 'triptych_rpc_server_seconds_count{{code="OK",method="{}"}}'
+"""In an instance's metrics, once a call of this method has succeeded."""
 _MAX_PROCESSES = 1024
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -57,6 +63,8 @@ class Exit:
 
     plan: ProcessPlan
     code: int
+    reason: str = ""
+    """What it said last; empty if it could say nothing."""
 
     @property
     def name(self) -> str:
@@ -65,7 +73,8 @@ class Exit:
     def __str__(self) -> str:
         if self.code < 0:
             return f"{self.name} was killed by {signal.Signals(-self.code).name}"
-        return f"{self.name} ended with status {self.code}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.name} ended with status {self.code}{why}"
 
 
 Event = Exit | Done | ProcessEnded
@@ -76,6 +85,8 @@ Event = Exit | Done | ProcessEnded
 class _Child:
     plan: ProcessPlan
     process: asyncio.subprocess.Process
+    logs_from: int
+    """Where its log begins in the file, which has those of earlier processes too."""
 
 
 class LocalCluster:
@@ -87,7 +98,7 @@ class LocalCluster:
     Children die with this process, however it ends.
 
     With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
-    times in a row while starting; and ``scaler`` changes the numbers of instances. It is served to the pool manager on a
+    times in a row while starting, or ended six times in a row without an answer; and ``scaler`` changes the numbers of instances. It is served to the pool manager on a
     loopback port, which orders the sizes that were set by hand (``triptych scale``); with ``autoscale``, those that it decides.
 
     Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
@@ -324,6 +335,7 @@ class LocalCluster:
     async def _start(self, plan: ProcessPlan) -> None:
         command = child_command(*plan.command(self._drain_s))
         with (self.log_dir / f"{plan.name}.log").open("ab") as log:
+            logs_from = log.seek(0, os.SEEK_END)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -332,7 +344,7 @@ class LocalCluster:
                 env=plan.environment(),
                 start_new_session=True,  # Ctrl-C goes to the parent only, which stops the children in order
             )
-        self._children[plan.name] = _Child(plan, process)
+        self._children[plan.name] = _Child(plan, process, logs_from)
         self._watchers.spawn(self._watch(plan, process), name=plan.name)
 
     async def _serve_scaler(self, port: int) -> None:
@@ -390,7 +402,7 @@ class LocalCluster:
         code = await process.wait()
         if self._stopping:
             return
-        ended = Exit(plan, code)
+        ended = Exit(plan, code, self._last_words(plan) if code > 0 else "")
         expected = self._kept and self.scaler.phase(plan.name) is ProcessPhase.STOPPING
         if self._kept:
             self.scaler.ended(plan.name, str(ended))
@@ -400,6 +412,17 @@ class LocalCluster:
             self._failed |= code != 0 or not self._kept  # what has drained is ended by its operator, with status 0
             self._events.put_nowait(ended)
         self.on_change()
+
+    def _last_words(self, plan: ProcessPlan) -> str:
+        """The reason that a process of services gives as its last line (``runtime.process``)."""
+        said = f"{plan.service}: "
+        with contextlib.suppress(OSError), (self.log_dir / f"{plan.name}.log").open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._children[plan.name].logs_from, end - _LOG_TAIL_NBYTES))
+            lines = log.read(_LOG_TAIL_NBYTES).decode(errors="replace").splitlines()
+            found = next((line for line in reversed(lines) if line.startswith(said)), "")
+            return shown(found.removeprefix(said))
+        return ""
 
     def _is_ready(self, name: str) -> bool:
         """Whether a running process has started and was not told to end."""
@@ -426,6 +449,25 @@ class LocalCluster:
             return body["pid"] == self._children[name].process.pid and STARTING not in body["missing"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
+
+    async def answered(self, processes: Sequence[str]) -> list[str]:
+        """Those of the processes that have encoded or answered something; processes without an engine do not end by a request."""
+        engines = [name for name in processes if self._plans[name].service in ENGINES]
+        found = set(processes) - set(engines)
+        if engines:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                answers = await asyncio.gather(*(self._has_answered(client, name) for name in engines))
+            found |= {name for name, answered in zip(engines, answers, strict=True) if answered}
+        return [name for name in processes if name in found]
+
+    async def _has_answered(self, client: httpx.AsyncClient, name: str) -> bool:
+        """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one."""
+        method = "Encode" if self._plans[name].role is Role.E else "Generate"
+        try:
+            text = (await client.get(f"{self.admin_urls[name]}/metrics", timeout=_READY_ANSWER_S)).text
+        except httpx.HTTPError:
+            return False
+        return _ANSWERED.format(method) in text
 
     async def _until_ready(self) -> None:
         waiting = {plan.name: "it does not answer" for plan in self._plan.processes}

@@ -227,8 +227,8 @@ def up(
     """Run a cluster of processes on this machine until Ctrl-C.
 
     One gateway, one pool manager, and for each model a router and its instances, all on the loopback address.
-    A process that dies is started again; the cluster stops when the gateway or the only router crashes three times in a row
-    at its start.
+    A process that dies is started again, after growing pauses, and given up after six ends without an answer. The cluster stops when
+    the gateway or the only router crashes three times in a row at its start.
     """
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster

@@ -1,7 +1,8 @@
 """Measures, at start, how much an encoder does in one pass: what is faster together, and what fits between two decode steps on the same device."""
 
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe, image
+from triptych.engine.measuring import EncoderProbe
+from triptych.engine.probe_media import image
 from triptych.engine.timing import fastest_s
 from triptych.errors import InvalidMedia
 from triptych.policy.batching import largest_within, smallest_efficient

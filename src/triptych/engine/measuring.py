@@ -4,26 +4,21 @@ A measurement calls the engine as its service does. Nothing else may use the eng
 """
 
 import time
-import wave
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import count
 from math import ceil, floor, sqrt
 from statistics import median
 
-from PIL import Image
-
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.probe_media import image, sound
 from triptych.engine.timing import timed_s
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.ports import EngineOutput, EngineRequest, TextEngine
 
 PROBE_SIDE_PX = 448
-_SOUND_S = 10
-_SAMPLE_RATE_HZ = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,24 +143,3 @@ class EncoderProbe:
 
     def encode_s(self, item: PreparedMedia, items: int) -> float:
         return timed_s(lambda: self._engine.encode([item] * items))
-
-
-def image(side_px: int, *, noise: bool = False) -> bytes:
-    """A square JPEG, with few or with many bytes per pixel."""
-    out = BytesIO()
-    if noise:
-        Image.effect_noise((side_px, side_px), 64).convert("RGB").save(out, "JPEG", quality=95)
-    else:
-        Image.radial_gradient("L").resize((side_px, side_px)).convert("RGB").save(out, "JPEG", quality=75)
-    return out.getvalue()
-
-
-def sound(seconds: int = _SOUND_S) -> bytes:
-    """A WAV clip of silence."""
-    out = BytesIO()
-    with wave.open(out, "wb") as clip:
-        clip.setnchannels(1)
-        clip.setsampwidth(2)
-        clip.setframerate(_SAMPLE_RATE_HZ)
-        clip.writeframes(bytes(2 * _SAMPLE_RATE_HZ * seconds))
-    return out.getvalue()

@@ -28,8 +28,9 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe, image, sound
+from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe
 from triptych.engine.part_identity import part_identity
+from triptych.engine.probe_media import image, sound
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel
 from triptych.policy.sizing import MARGIN

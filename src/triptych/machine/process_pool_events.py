@@ -39,6 +39,13 @@ class ProcessReady:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessAnswered:
+    """A running process has done what it is for at least once."""
+
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessEnded:
     """A started process has ended, or could not be started."""
 
@@ -51,7 +58,7 @@ class TimePassed:
     """Something may be due (``ProcessPools.due_s``)."""
 
 
-Event = Adopt | SetSize | Remove | ProcessReady | ProcessEnded | TimePassed
+Event = Adopt | SetSize | Remove | ProcessReady | ProcessAnswered | ProcessEnded | TimePassed
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -83,7 +90,7 @@ class KillProcess:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """No process of the pool is started any more, until a size is declared again."""
+    """A process of the pool, or none of it, is started any more, until a size is declared again."""
 
     pool: str
     reason: str

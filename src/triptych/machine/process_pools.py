@@ -3,10 +3,11 @@
 
     ORDERED -- StartProcess -> STARTING -- ready -> RUNNING -- Remove, StopProcess -> STOPPING -- ended -> gone
        ^                          |                   |
-       +------- after a backoff --+------- ended -----+        FAILED: after several crashes at the start
+       +------- after a backoff --+------- ended -----+        FAILED: after several ends without success
 
 A size above what exists orders new processes. A size below it forgets those that do not run yet, the newest first; a running
-process ends only when an order names it. A process that ended by itself is started again, under its name.
+process ends only when an order names it. A process that ended by itself is started again, under its name, until it ends again
+and again without having answered anything. The others of its pool go on.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from triptych.machine.process_pool_events import (
     Event,
     GaveUp,
     KillProcess,
+    ProcessAnswered,
     ProcessEnded,
     ProcessReady,
     Remove,
@@ -38,9 +40,11 @@ class RestartRules:
     """Pause before a process that ended is started again. Doubles each time."""
     longest_backoff_s: float = 60.0
     stable_s: float = 60.0
-    """A process that was ready for so long begins with the first pause again."""
+    """A process that was ready for so long, or has answered, begins with the first pause again."""
     start_crashes: int = 3
     """After so many crashes at the start in a row, none of a pool being ready in between, the pool gives up."""
+    most_ends: int = 6
+    """A process that ended so many times in a row, with no such success in between, is not started again."""
     start_timeout_s: float = 300.0
     """A process that is not ready after this time is killed, and counts as crashed."""
     grace_s: float = 30.0
@@ -53,7 +57,7 @@ class RestartRules:
             raise ValueError("0 < first_backoff_s <= longest_backoff_s must hold")
         if (
             min(self.stable_s, self.start_timeout_s, self.grace_s) <= 0
-            or min(self.start_crashes, self.max_processes) < 1
+            or min(self.start_crashes, self.most_ends, self.max_processes) < 1
         ):
             raise ValueError("times must be positive, and numbers at least 1")
 
@@ -66,7 +70,9 @@ class _Process:
     due_s: float = 0.0
     """ORDERED: when it is started. STARTING, STOPPING: when it is killed."""
     backoff_s: float = 0.0
-    """The last pause; 0 if it never ended."""
+    """The last pause; 0 if it has not ended since its last success."""
+    ends: int = 0
+    """Since its last success."""
     reason: str = ""
     killed: bool = False
 
@@ -109,7 +115,14 @@ class ProcessPools:
 
     def fault(self, pool: str) -> str:
         """Why the pool does not become what is wanted; empty if nothing is wrong."""
-        return self._pool(pool).fault
+        found = self._pool(pool)
+        given_up = (one.reason for one in found.processes.values() if self._is_given_up(one))
+        return found.fault or next(given_up, "")
+
+    @property
+    def on_trial(self) -> tuple[str, ...]:
+        """Running processes that have ended before, and not answered since."""
+        return tuple(one.name for one in self._all() if one.phase is ProcessPhase.RUNNING and one.ends)
 
     def processes(self, pool: str) -> tuple[ProcessState, ...]:
         """In the order of their names' numbers."""
@@ -135,7 +148,7 @@ class ProcessPools:
                 "keeps processes that do not run and are too many": len(active) > wanted and idle > 0,
                 "lacks processes without a reason": len(active) < wanted
                 and not (pool.fault or "{}" not in pool.pattern),
-                "has failed processes but did not give up": ProcessPhase.FAILED in active and not pool.fault,
+                "has failed processes but did not give up": ProcessPhase.FAILED in active and not self.fault(name),
                 "did not give up": pool.crashes >= self._rules.start_crashes and not pool.fault,
             }
             if any(violated.values()):
@@ -143,7 +156,7 @@ class ProcessPools:
 
     # --- what happens ---
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
+    def handle(self, event: Event, now_s: float) -> list[Effect]:  # noqa: PLR0911 - one dispatch
         """The only mutator. Raises Deposed, NotFound or InvalidRequest for an order; nothing has changed then."""
         match event:
             case Adopt():
@@ -154,6 +167,8 @@ class ProcessPools:
                 return self._remove(event, now_s)
             case ProcessReady(name):
                 return self._ready(name, now_s)
+            case ProcessAnswered(name):
+                return self._answered(name)
             case ProcessEnded(name, reason):
                 return self._ended(name, reason, now_s)
             case TimePassed():
@@ -173,8 +188,12 @@ class ProcessPools:
         if not 0 <= event.size <= limit:
             raise InvalidRequest(f"the size of pool {event.pool} is {event.size}, it must be 0 to {limit}")
         self._check(event.token)
-        if event.size != pool.wanted or pool.fault:  # whoever declares a size that was given up wants another attempt
+        if event.size != pool.wanted or self.fault(
+            event.pool
+        ):  # it was given up: whoever declares it wants another attempt
             pool.wanted = event.size
+            for one in pool.processes.values():
+                one.ends = 0
             self._try_again(pool, now_s, now_s)
         return self._advance(event.pool, now_s)
 
@@ -200,6 +219,12 @@ class ProcessPools:
         self._try_again(pool, now_s, now_s + self._rules.first_backoff_s)  # it can start after all
         return self._advance(key, now_s)
 
+    def _answered(self, name: str) -> list[Effect]:
+        _, one = self._find(name)
+        if one is not None and one.phase is ProcessPhase.RUNNING:
+            one.ends, one.backoff_s = 0, 0.0
+        return []
+
     def _ended(self, name: str, reason: str, now_s: float) -> list[Effect]:
         key, one = self._find(name)
         if one is None or one.phase in (ProcessPhase.ORDERED, ProcessPhase.FAILED):
@@ -215,10 +240,16 @@ class ProcessPools:
             else:
                 # Its replacement gets its attempts, whatever happened to others before.
                 self._try_again(pool, now_s, now_s + self._rules.longest_backoff_s)
-                one.backoff_s = 0.0 if now_s - one.since_s >= self._rules.stable_s else one.backoff_s
+                if now_s - one.since_s >= self._rules.stable_s:
+                    one.ends, one.backoff_s = 0, 0.0
             one.backoff_s = min(max(2 * one.backoff_s, self._rules.first_backoff_s), self._rules.longest_backoff_s)
             one.phase, one.since_s, one.due_s = ProcessPhase.ORDERED, now_s, now_s + one.backoff_s
             one.reason, one.killed = reason, False
+            one.ends += 1
+            if one.ends >= self._rules.most_ends:
+                one.phase = ProcessPhase.FAILED
+                one.reason = f"gave up {name}, which ended {one.ends} times without an answer: {reason}"
+                effects.append(GaveUp(key, one.reason))
             if pool.crashes >= self._rules.start_crashes and not pool.fault:
                 pool.fault = f"gave up after {pool.crashes} crashes at the start: {reason}"
                 effects.append(GaveUp(key, pool.fault))
@@ -273,11 +304,13 @@ class ProcessPools:
             active += 1
             pool.processes[name] = _Process(name, ProcessPhase.ORDERED, now_s, now_s)
 
-    @staticmethod
-    def _try_again(pool: _Pool, now_s: float, due_s: float) -> None:
+    def _is_given_up(self, one: _Process) -> bool:
+        return one.phase is ProcessPhase.FAILED and one.ends >= self._rules.most_ends
+
+    def _try_again(self, pool: _Pool, now_s: float, due_s: float) -> None:
         pool.crashes, pool.fault = 0, ""
         for one in pool.processes.values():
-            if one.phase is ProcessPhase.FAILED:
+            if one.phase is ProcessPhase.FAILED and not self._is_given_up(one):
                 one.phase, one.since_s, one.due_s, one.backoff_s = ProcessPhase.ORDERED, now_s, due_s, 0.0
 
     def _stop(self, one: _Process, reason: str, now_s: float) -> StopProcess:

@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 import uvloop
 
 from triptych.domain.profile import BadProfile
+from triptych.domain.reasons import reason_of
 from triptych.errors import TriptychError
 from triptych.runtime import logs, open_files
 from triptych.runtime.profiles import KnownProfiles
@@ -99,19 +100,22 @@ def run(
     """Run ``app`` until a stop signal, close everything, and exit.
 
     ``telemetry`` starts before the app, so that a slow start can be observed. The exit status is 0 after an orderly end
-    and 1, with one line on standard error, when the app cannot start (CannotStart, or an error of the tree) or a vital
-    part failed. A thread that hangs in foreign code does not keep the process alive.
+    and 1 when the app cannot start or a vital part failed. Then the last line on standard error is the reason, after the
+    process's name. A thread that hangs in foreign code does not keep the process alive.
     """
     logs.configure(log_level, log_format)
     open_files.allow_many()
     status = 1
     try:
         failure = uvloop.run(_serve(name, app, drain_s, telemetry or Telemetry()), debug=False)
-        status = 0 if failure is None else 1
+        status, reason = (0, "") if failure is None else (1, f"{failure} has failed")
     except (CannotStart, TriptychError) as error:
-        sys.stderr.write(f"{name}: {error}\n")
-    except Exception:
+        reason = str(error)
+    except Exception as error:
         logger.exception("%s failed", name)
+        reason = reason_of(error)
+    if reason:
+        sys.stderr.write(f"{name}: {reason}\n")
     _leave(status)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Self
 
+from triptych.domain.reasons import reason_of
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,7 +55,7 @@ class TaskScope:
         task.add_done_callback(self._done)
 
     async def failed(self) -> str:
-        """Return the name of what failed first while the scope was open: a vital task, or what ``fail`` was told."""
+        """Return what failed first while the scope was open: a vital task, with the reason, or what ``fail`` was told."""
         await self._failed.wait()
         return self._failure
 
@@ -78,11 +80,12 @@ class TaskScope:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        ended_well = not task.cancelled()
+        ended_well, what = not task.cancelled(), task.get_name()
         if ended_well and (error := task.exception()) is not None:
             ended_well = False
+            what = f"{what} ({reason_of(error)})"
             logger.error("task %s failed", task.get_name(), exc_info=error)
         if task in self._vital:
             may_end = self._vital.pop(task)
             if not (may_end and ended_well):
-                self.fail(task.get_name())
+                self.fail(what)

@@ -15,6 +15,7 @@ from triptych.machine.process_pool_events import (
     Event,
     GaveUp,
     KillProcess,
+    ProcessAnswered,
     ProcessEnded,
     ProcessReady,
     Remove,
@@ -29,7 +30,7 @@ from triptych.ports import Clock
 logger = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.2
-
+_ANSWERED_POLL_S = 1.0
 
 Done = Effect | ProcessReady
 """Something that was begun, or a process that has started."""
@@ -50,6 +51,10 @@ class Processes(Protocol):
 
     async def serves(self, processes: Sequence[str]) -> list[str]:
         """Those of them that have finished starting."""
+        ...
+
+    async def answered(self, processes: Sequence[str]) -> list[str]:
+        """Those of them that have done what they are for at least once."""
         ...
 
 
@@ -130,6 +135,8 @@ class ProcessScaler:
             for process in await self._processes.serves(list(self._starting())):
                 self._handle(ProcessReady(process))
                 self.on_event(ProcessReady(process))
+            for process in await self._processes.answered(self._machine.on_trial):
+                self._handle(ProcessAnswered(process))
             self._handle(TimePassed())
             while self._effects:
                 await self._perform(self._effects.popleft())
@@ -182,6 +189,9 @@ class ProcessScaler:
     def _pause_s(self) -> float | None:
         due_s = self._machine.due_s
         left_s = None if due_s is None else max(0.0, due_s - self._clock())
+        poll_s = None
         if any(True for _ in self._starting()):
-            return _READY_POLL_S if left_s is None else min(left_s, _READY_POLL_S)
-        return left_s
+            poll_s = _READY_POLL_S
+        elif self._machine.on_trial:
+            poll_s = _ANSWERED_POLL_S
+        return min((one for one in (left_s, poll_s) if one is not None), default=None)

@@ -7,7 +7,8 @@ import pytest
 
 from tests.unit.engine.tiny import TOKENS_PER_IMAGE, text_engine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe, image
+from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe
+from triptych.engine.probe_media import image
 
 
 def samples_of(*values: float) -> Iterator[list[float]]:

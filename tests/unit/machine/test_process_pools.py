@@ -10,6 +10,7 @@ from triptych.machine.process_pool_events import (
     Event,
     GaveUp,
     KillProcess,
+    ProcessAnswered,
     ProcessEnded,
     ProcessReady,
     Remove,
@@ -308,3 +309,51 @@ def test_whatever_happens_the_pool_becomes_what_is_wanted_once_processes_start(
     running = [process for process, phase in world.pools.phases.items() if phase is ProcessPhase.RUNNING]
     assert len(running) == len(world.pools.phases)
     assert len(running) >= size, "what runs is not stopped without a name"
+
+
+def ended_again_and_again(pools: Pools, name: str, times: int) -> list[Effect]:
+    """It ends soon after each start."""
+    effects: list[Effect] = []
+    for _ in range(times):
+        effects = pools.end(name)
+        if started(pools.later(RULES.longest_backoff_s)) == [name]:
+            pools(ProcessReady(name))
+    return effects
+
+
+def test_a_process_that_ends_again_and_again_without_an_answer_is_given_up_and_the_others_go_on() -> None:
+    pools = Pools()
+    pools.run(2)
+    (effect,) = ended_again_and_again(pools, "encoder-1", RULES.most_ends)
+    assert effect == GaveUp("encoder", "gave up encoder-1, which ended 6 times without an answer: it was killed")
+    assert pools.phases == {"encoder-1": ProcessPhase.FAILED, "encoder-2": ProcessPhase.RUNNING}
+    assert pools.fault == effect.reason
+    assert started(pools.later(1000)) == []
+    pools.end("encoder-2")
+    assert started(pools.later(RULES.first_backoff_s)) == ["encoder-2"]
+    pools(ProcessReady("encoder-2"))
+    assert pools.phases["encoder-1"] is ProcessPhase.FAILED
+
+
+@pytest.mark.parametrize("succeeds", ["it answers", "it is ready for long"])
+def test_a_process_that_has_success_between_its_ends_is_started_again_soon(succeeds: str) -> None:
+    pools = Pools()
+    pools.run(2)
+    for _ in range(2 * RULES.most_ends):
+        pools.end("encoder-1")
+        assert started(pools.later(RULES.first_backoff_s)) == ["encoder-1"]
+        pools(ProcessReady("encoder-1"))
+        assert list(pools.machine.on_trial) == ["encoder-1"]
+        if succeeds == "it answers":
+            pools(ProcessAnswered("encoder-1"))
+            assert not pools.machine.on_trial
+        else:
+            pools.now_s += RULES.stable_s
+
+
+def test_whoever_declares_a_size_of_which_a_process_was_given_up_wants_another_attempt() -> None:
+    pools = Pools()
+    pools.run(2)
+    ended_again_and_again(pools, "encoder-1", RULES.most_ends)
+    assert started(pools.scale(2)) == ["encoder-1"]
+    assert not pools.fault

@@ -67,11 +67,11 @@ async def test_the_end_of_a_vital_task_is_reported() -> None:
     async def end() -> None:
         pass
 
-    for work in (fail, end):
+    for work, reason in ((fail, " (ValueError: broken)"), (end, "")):
         async with TaskScope("test") as scope, asyncio.timeout(60):
             scope.spawn(_for_ever(), name="other", vital=True)
             scope.spawn(work(), name="heart", vital=True)
-            assert await scope.failed() == "test/heart"
+            assert await scope.failed() == f"test/heart{reason}"
 
 
 async def test_a_vital_task_that_may_end_is_reported_only_if_it_fails() -> None:
@@ -85,7 +85,7 @@ async def test_a_vital_task_that_may_end_is_reported_only_if_it_fails() -> None:
         scope.spawn(end(), name="first", vital=True, may_end=True)
         await scope.drain(1)
         scope.spawn(fail(), name="second", vital=True, may_end=True)
-        assert await scope.failed() == "test/second"
+        assert await scope.failed() == "test/second (ValueError: broken)"
 
 
 async def test_what_is_no_task_can_fail_too() -> None:

@@ -15,6 +15,7 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.reasons import reason_of
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.request_checks import RequestLimits, check_request
@@ -472,7 +473,7 @@ class VllmTextEngine:
         except Exception as error:
             self._has_failed = True
             logger.exception("vLLM's engine has failed")
-            raise InstanceLost("the engine has failed") from error
+            raise InstanceLost(f"the engine has failed: {reason_of(error)}") from error
         outputs: list[EngineOutput] = []
         for answer in answered:
             one = self._choices.get(answer.request_id)

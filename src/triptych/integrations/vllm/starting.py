@@ -17,6 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from triptych.domain.profile import ProfileIdentity
+from triptych.domain.reasons import reason_of
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -107,8 +108,7 @@ def starting() -> Iterator[None]:
         yield
     except Exception as error:
         logger.exception("vLLM cannot start")
-        reason = str(error).strip() or type(error).__name__
-        raise CannotStart(f"engine vllm: {reason.splitlines()[0]}") from None
+        raise CannotStart(f"engine vllm: {reason_of(error)}") from None
     _join_logs()
 
 

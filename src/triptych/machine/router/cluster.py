@@ -146,6 +146,7 @@ _MAKES_KV_ROOM = (
     | MemberLeaving
     | MemberLeft
     | CreditsAbandoned
+    | FirstToken
 )
 """Events after which a prompt may no longer wait for KV memory."""
 _MOVES_TEXT = LoadReported | ItemEncoded | CreditReturned
@@ -459,6 +460,7 @@ class ClusterMachine:
         credit = self._credits.by_number.get(number)
         if credit is None:
             return
+        credit.suspect = False
         self._health.worked(credit)
         held_up = credit.early or credit.name in self._texts.lenders.states  # by items that are missing, or go first
         prefilled = credit.stage is Stage.PREFILL and credit.tokens and not held_up
@@ -548,6 +550,8 @@ class ClusterMachine:
                 self._waiting.cannot_be_placed(wanted.request)
                 wakes.append((until_s, "no encoder within the grace"))
                 continue
+            if outcome is Shortage.NO_CREDIT and wanted.suspect:
+                continue  # nobody waits for what it waits for
             if outcome is Shortage.NO_CREDIT:
                 encoders = self._instances.pools[ENCODE].members.values()
                 times = [at_s for one in encoders for at_s in one.may_be_tried_s(Stage.ENCODE)]
@@ -562,20 +566,32 @@ class ClusterMachine:
         return max(waiting.since_s, self._instances.encoder_lost_s) + self._limits.pool_grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
-        choices = assign_items(
-            self._instances.pool(ENCODE, now_s), wanted.wants, self._policies.encoder_routing, self._rng
-        )
+        wants = self._apart(wanted) if wanted.suspect else wanted.wants
+        choices = assign_items(self._instances.pool(ENCODE, now_s), wants, self._policies.encoder_routing, self._rng)
         if isinstance(choices, Shortage):
-            return choices
+            is_kept_out = choices is Shortage.NO_ENCODER and wants != wanted.wants
+            return Shortage.NO_CREDIT if is_kept_out else choices
         self._instances.turns[ENCODE] += 1
         if len(choices) == 1:
-            return Granted(wanted.request, (self._grant_item(choices[0], wanted.wants[0], now_s),))
-        by_item = {want.item: want for want in wanted.wants}
-        grants = [self._grant_item(choice, by_item[choice.item], now_s) for choice in choices]
+            return Granted(wanted.request, (self._grant_item(wanted, choices[0], wants[0], now_s),))
+        by_item = {want.item: want for want in wants}
+        grants = [self._grant_item(wanted, choice, by_item[choice.item], now_s) for choice in choices]
         return Granted(wanted.request, tuple(grants))
 
-    def _grant_item(self, choice: Choice, want: Want, now_s: float) -> Grant:
-        place = Credit(choice.encoder, Stage.ENCODE, want.content, choice.tokens, choice.nbytes, why=choice.why)
+    def _apart(self, wanted: CreditsWanted) -> tuple[Want, ...]:
+        """Not at encoders that may end with another request. Equal items may end one encoder together."""
+        self._credits.suspect(wanted.request)
+        suspects = self._credits.suspects(wanted.request)
+        kept_out = [frozenset(one.name for one in suspects if one.content != want.content) for want in wanted.wants]
+        return tuple(
+            replace(want, exclude=want.exclude | names) if names else want
+            for want, names in zip(wanted.wants, kept_out, strict=True)
+        )
+
+    def _grant_item(self, wanted: CreditsWanted, choice: Choice, want: Want, now_s: float) -> Grant:
+        request, name, why = wanted.request, choice.encoder, choice.why
+        place = Credit(request, name, Stage.ENCODE, want.content, choice.tokens, choice.nbytes, why=why)
+        place.suspect = wanted.suspect
         if choice.tokens:
             place.prepare_s = self._prepare_s(choice.encoder, want)
         hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
@@ -592,7 +608,7 @@ class ClusterMachine:
         encoder, tokens = chosen
         self._instances.turns[ENCODE] += 1
         self._hedges.spend(1)
-        place = Credit(encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes, why=Why.HEDGE)
+        place = Credit(event.request, encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes, why=Why.HEDGE)
         place.prepare_s = self._prepare_s(encoder.name, want) if tokens else 0.0
         grant = self._credits.grant(place, want.item, now_s)
         return [Granted(event.request, (replace(grant, hedges=True),))]

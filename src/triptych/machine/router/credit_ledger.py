@@ -18,6 +18,7 @@ from triptych.policy.routing import Why
 class Credit:
     """What a router counts as given to an instance. Part of ``CreditLedger``."""
 
+    request: int
     name: str
     """The instance's address."""
     stage: Stage
@@ -40,6 +41,8 @@ class Credit:
     report: int = 0
     """The number of the instance's last report when the credit was granted."""
     working: bool = True
+    suspect: bool = False
+    """The request may end the instance, until that has computed something of it."""
     early: bool = False
     """For a request whose items are not all encoded: when its answer begins says nothing of the instance."""
     granted_s: float = 0.0
@@ -101,6 +104,16 @@ class CreditLedger:
             instance.prepares(-credit.prepare_s)
         if instance.stages[credit.stage].health.probes:
             instance.probe_ended(credit.stage, number)
+
+    def suspect(self, request: int) -> None:
+        """It may end the instances that work on it."""
+        for credit in self.by_number.values():
+            credit.suspect |= credit.request == request and credit.working
+
+    def suspects(self, request: int) -> list[Credit]:
+        """Those of other requests that may end their instances, while these work on them."""
+        suspects = (one for one in self.by_number.values() if one.suspect and one.working)
+        return [credit for credit in suspects if credit.request != request]
 
     def give_back(self, number: int) -> Credit | None:
         """End it. Returns it, or None if it was returned before."""

@@ -29,6 +29,7 @@ from triptych.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineFailure,
+    InstanceLost,
     InternalError,
     LeaseLost,
     Overloaded,
@@ -40,6 +41,7 @@ from triptych.errors import (
 from triptych.machine.router.early_prefill import EarlyPrefill
 from triptych.machine.router.held_segments import HeldSegments, leases_of
 from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.losses import Losses
 from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
 from triptych.machine.router.request_events import (
     Abort,
@@ -184,6 +186,8 @@ class RequestMachine:
         self._text = TextAttempts(limits.max_text_attempts)
         self._early = EarlyPrefill()
         self._segments = HeldSegments()
+        self.losses = Losses()
+        """For reading."""
         self._handed_s = 0.0
         """When the current attempt said that it has the embeddings: what it hands over is sealed later."""
         self._stats = RequestStats(request_id, model, started_s=now_s)
@@ -237,6 +241,7 @@ class RequestMachine:
         if self._phase in {Phase.DISPATCHING, Phase.HOLDING} and not self._text.hands_over:
             assert self._items.ready, "dispatched or resolved before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
+        assert self._over or not self.losses.too_many, "goes on after too many losses"  # noqa: S101
         assert self._over == self._phase.over, "over before its end"  # noqa: S101
         assert not (self._over and self._pauses), "a finished request has pauses"  # noqa: S101
 
@@ -277,6 +282,9 @@ class RequestMachine:
             case Refused():
                 wants_text = self._phase is Phase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
+            case CallFailed() if self._is_lost_too_often(event):
+                failure = EngineFailure("instances ended while they worked on the request")
+                return self._end(Phase.FAILED, failure, now_s)
             case CallFailed(credit, _, error, drains):
                 return self._call_failed(credit, error, now_s, drains=drains)
             case Resumed(number):
@@ -284,6 +292,8 @@ class RequestMachine:
             case Signal.LEASES_DUE:
                 return self._items.leases_due(now_s, self._lease_s(now_s))
             case Signal.HEDGES_DUE:
+                if self.losses:
+                    return []  # a second encoder might end with it
                 return self._items.hedges_due(self._number, now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
@@ -315,7 +325,7 @@ class RequestMachine:
         self._reserving = self._reserving.union(wanted)
         turn = self._turns.wants_encoders(begun=self._begun)
         wants = tuple([self._items[index].want for index in wanted])
-        return CreditsWanted(self._number, wants, wait, turn, reason, again)
+        return CreditsWanted(self._number, wants, wait, turn, reason, again, suspect=bool(self.losses))
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
@@ -389,6 +399,15 @@ class RequestMachine:
             return self._encode_elsewhere(item, held, error, now_s)
         item.served, item.encoder_id = result, held.grant.instance_id
         return [*item.won_by(held), *self._items.watch_leases(now_s), *self._advance(now_s)]
+
+    def _is_lost_too_often(self, event: CallFailed) -> bool:
+        """Count the loss of an instance that worked on the request. Calls for leases are no work."""
+        if event.loss is None:
+            return False
+        _, held = self._items.call_of(event.credit)
+        if self._text.has(event.credit) or self._early.has(event.credit) or (held is not None and held.sealed is None):
+            self.losses.add(event.loss, event.survivors, certain=event.has_ended)
+        return self.losses.too_many
 
     def _call_failed(self, credit: int, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         if self._text.has(credit):
@@ -519,6 +538,8 @@ class RequestMachine:
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
+        if not (self._text.sent or self._early.failed):  # only encoders were lost, and all items are encoded
+            self.losses.got_further()
         if not self._begun or self._stats.encoded_s is None:
             self._stats.encoded_s = now_s
         wanted = self._text_wanted(reason)
@@ -550,6 +571,7 @@ class RequestMachine:
             covered_tokens=covered_tokens,
             moves=self._text.moved,
             prompt=prompt,
+            suspect=bool(self.losses),
         )
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
@@ -572,7 +594,8 @@ class RequestMachine:
     @property
     def _may_prefill_early(self) -> bool:
         encodes = self._phase is Phase.ENCODING and not self._items.ready
-        return encodes and not (self._resolves or self._begun or self._text.sent or self._early.failed)
+        is_new = not (self._begun or self._text.sent or self.losses)
+        return encodes and is_new and not (self._resolves or self._early.failed)
 
     def _prefill_early(self, now_s: float) -> list[RequestEffect]:
         """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
@@ -631,6 +654,7 @@ class RequestMachine:
             return []
         self._phase = Phase.STREAMING
         self._begun = True
+        self.losses.got_further()
         self._stats.token_arrived(now_s)
         read = self._items.read()
         return read if self._text.hands_over else read + self._release("the text instance has what it needs")
@@ -749,6 +773,9 @@ class RequestMachine:
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
+        elif self.losses and isinstance(error, Unavailable) and not isinstance(error, InstanceLost):
+            # It is not to be tried at another router, which would begin to count again.
+            error = InstanceLost("an instance was lost while it worked on the request, and no other is available")
         effects += self._early.give_up(phase.value)
         effects += self._release(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:

@@ -11,6 +11,7 @@ from triptych.domain.encoding import EncodeResult
 from triptych.domain.kv_segment import KnownSegment
 from triptych.domain.record import record
 from triptych.errors import TriptychError
+from triptych.machine.router.losses import Loss
 from triptych.machine.router.prompt_identity import PromptIdentity
 from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.policy.routing import Want
@@ -33,6 +34,8 @@ class CreditsWanted:
     """Orders the waiting requests."""
     reason: str = ""
     again: bool = False
+    suspect: bool = False
+    """An instance ended while it worked on the request, which may be why: it wants encoders without other such requests."""
 
 
 @record
@@ -93,6 +96,8 @@ class TextWanted:
     """How often it has left an instance where it waited."""
     prompt: PromptIdentity | None = field(default=None, compare=False, repr=False)
     """Finds the prefix of its prompt at other instances; None if that is not wanted."""
+    suspect: bool = False
+    """As in CreditsWanted."""
 
 
 @record
@@ -181,6 +186,12 @@ class CallFailed:
     error: TriptychError
     drains: bool = False
     """The instance drains, or has left: it ends for a reason that the request has no part in."""
+    loss: Loss | None = None
+    """The instance was lost, for a reason that the request may have a part in."""
+    has_ended: bool = False
+    """With ``loss``: its engine said that it has failed. Else the connection broke."""
+    survivors: frozenset[Loss] = frozenset()
+    """Instances that the request was thought to be lost with, and that still answer."""
 
 
 @record

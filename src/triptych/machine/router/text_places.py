@@ -79,7 +79,8 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        placed = self._place(event, now_s, overtakes=not self.waiting.in_order)
+        overtakes = all(one.wanted.suspect for one in self.waiting.in_order)
+        placed = self._place(event, now_s, overtakes=overtakes)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
         if not self._waits(event):
@@ -100,6 +101,8 @@ class TextPlaces:
         for one in self.waiting.in_order.copy():
             placed = self._place(one.wanted, now_s, overtakes=True)
             if placed is None and self._waits(one.wanted):
+                if one.wanted.suspect:
+                    continue  # nobody waits for what it waits for
                 break
             self.waiting.remove(one.wanted.request)
             answer = Refused(one.wanted.request, self.no_text(), lost) if placed is None else None
@@ -216,7 +219,12 @@ class TextPlaces:
         return replace(grant, prefix=prefix) if prefix else grant
 
     def _waits(self, event: TextWanted) -> bool:
-        """Whether it was not placed for want of KV memory alone."""
+        """Whether it was not placed for want of KV memory alone, or because it may end its instance, as others may that run."""
+        texts = self._instances.pools[TEXT].members | self._instances.pools[self._instances.answering].members
+        if event.suspect and any(
+            one.name in texts and texts[one.name].usable for one in self._credits.suspects(event.request)
+        ):
+            return True
         if event.continues:
             return False
         prefill_only = self._instances.prefill_only - event.avoid
@@ -289,6 +297,7 @@ class TextPlaces:
     def _credit(self, event: TextWanted, name: str, stage: Stage, tokens: int, each_tokens: int) -> Credit:
         output_tokens = event.choices * each_tokens
         return Credit(
+            event.request,
             name,
             stage,
             None,
@@ -297,6 +306,7 @@ class TextPlaces:
             self._answers[event.with_items],
             output_tokens,
             kv_tokens=self._kv_tokens(event, each_tokens),
+            suspect=event.suspect,
         )
 
     def _choose(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
@@ -304,6 +314,8 @@ class TextPlaces:
         stages = instances.answering if event.continues else TEXT
         if self.lenders.states:
             avoid |= self._without_lenders(event, stages, self._kv_tokens(event, answer_tokens))
+        if event.suspect:
+            avoid |= {one.name for one in self._credits.suspects(event.request)}
         return choose_text(
             instances.pool(stages, now_s),
             self._policies.text_routing,

@@ -23,7 +23,7 @@ def instances() -> Instances:
 
 
 def item(tokens: int = 10, nbytes: int = 30) -> Credit:
-    return Credit("e", Stage.ENCODE, CAT, tokens, nbytes, why=Why.HEDGE, prepare_s=0.5)
+    return Credit(1, "e", Stage.ENCODE, CAT, tokens, nbytes, why=Why.HEDGE, prepare_s=0.5)
 
 
 def load(instance: Instance, stage: Stage) -> tuple[int, int, int]:
@@ -51,7 +51,7 @@ def test_an_items_work_ends_before_its_bytes_are_given_back() -> None:
 def test_a_prompt_that_is_computed_leaves_what_is_expected_of_its_answer() -> None:
     pool = instances()
     ledger, text = CreditLedger(pool), pool.by_name["t"]
-    credit = Credit("t", Stage.PREFILL, None, 50, 0, output_tokens=20)
+    credit = Credit(1, "t", Stage.PREFILL, None, 50, 0, output_tokens=20)
     ledger.grant(credit, None, 0.0)
     ledger.prompt_computed(credit)
     ledger.validate()
@@ -65,7 +65,7 @@ def test_credits_of_an_instance_that_is_forgotten_end() -> None:
     pool = instances()
     ledger = CreditLedger(pool)
     ledger.grant(item(), 0, 0.0)
-    ledger.grant(Credit("t", Stage.PREFILL, None, 50, 0), None, 0.0)
+    ledger.grant(Credit(1, "t", Stage.PREFILL, None, 50, 0), None, 0.0)
     pool.forget("e")
     with pytest.raises(AssertionError, match="credits of an unknown instance"):
         ledger.validate()

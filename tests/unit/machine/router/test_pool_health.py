@@ -35,7 +35,7 @@ def fails(made: PoolHealth, name: str, reason: BackoffReason, now_s: float = 0.0
 
 
 def credit(name: str, *, granted_s: float = 0.0, tokens: int = 10) -> Credit:
-    return Credit(name, Stage.ENCODE, None, tokens, 10, granted_s=granted_s, pending_tokens=tokens)
+    return Credit(1, name, Stage.ENCODE, None, tokens, 10, granted_s=granted_s, pending_tokens=tokens)
 
 
 def learn(made: PoolHealth, names: str, *, slow: str = "") -> list[ClusterEffect]:

@@ -30,6 +30,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.losses import Loss
 from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
@@ -1910,3 +1911,108 @@ def test_a_request_may_leave_without_another_place_and_gives_a_kept_one_back_at_
     assert world.early
     world.feed(Signal.CALLER_LEFT)
     assert not world.early
+
+
+# --- what may end instances ---
+
+
+def lost(world: World, call: Encode | Generate | PrefillEarly, *, epoch: int = 1) -> list[RequestEffect]:
+    loss = Loss(call.name, epoch)
+    return world.feed(CallFailed(call.credit, call.name, InstanceLost("gone"), loss=loss))
+
+
+def placed_text(world: World) -> Generate:
+    (call,) = world.take(TextWanted)
+    assert isinstance(call, TextWanted)
+    return world.place_text(call)
+
+
+def test_a_request_lost_with_two_text_instances_before_a_token_fails_alone() -> None:
+    world = World(0)
+    lost(world, placed_text(world))
+    (again,) = world.take(TextWanted)
+    assert isinstance(again, TextWanted)
+    assert again.suspect
+    lost(world, world.place_text(again))
+    (error,) = world.ends
+    assert isinstance(error, EngineFailure)
+
+
+def test_a_request_that_got_further_at_each_text_instance_is_not_suspected() -> None:
+    world = World(0)
+    for _ in range(LIMITS.max_text_attempts - 1):
+        dispatch = placed_text(world)
+        world.feed(FirstToken(dispatch.credit))
+        lost(world, dispatch)
+    assert not world.ends
+    world.feed(FirstToken(placed_text(world).credit))
+    assert not world.machine.losses
+
+
+def test_a_request_lost_with_two_encoders_fails_alone_whichever_items_they_had() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    lost(world, first)
+    assert [call.suspect for call in world.calls if isinstance(call, CreditsWanted)] == [True]
+    lost(world, second)
+    (error,) = world.ends
+    assert isinstance(error, EngineFailure)
+
+
+def test_the_items_of_a_request_that_one_encoder_ended_with_are_one_loss() -> None:
+    world = World(2)
+    (call,) = world.take(CreditsWanted)
+    assert isinstance(call, CreditsWanted)
+    world.place(call, "e0")
+    for encode in world.take(Encode):
+        assert isinstance(encode, Encode)
+        lost(world, encode)
+    assert not world.ends
+    world.place_all()
+    world.encode_all()
+    assert not world.machine.losses
+
+
+def test_a_beginning_of_the_prompt_counts_as_an_attempt() -> None:
+    world = World(2, dispatch=lambda *, tokens, sent_tokens: tokens > sent_tokens)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(first)
+    (wanted,) = world.take(TextWanted)
+    assert isinstance(wanted, TextWanted)
+    world.place_early(wanted)
+    (early,) = world.take(PrefillEarly)
+    assert isinstance(early, PrefillEarly)
+    lost(world, early)
+    world.renew_all()
+    world.encoded(second)
+    lost(world, placed_text(world))
+    (error,) = world.ends
+    assert isinstance(error, EngineFailure)
+
+
+def test_no_second_encoder_gets_an_item_of_a_suspect() -> None:
+    world = World(2, hedge_after_s=1.0)
+    world.place_all()
+    first, _ = world.take(Encode)
+    assert isinstance(first, Encode)
+    lost(world, first)
+    world.now_s = 5.0
+    world.feed(Signal.HEDGES_DUE)
+    assert not world.hedges_wanted
+
+
+def test_a_suspect_that_finds_no_instance_is_lost_so_that_no_other_router_tries_it() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    lost(world, call)
+    world.feed(Refused(1, Unavailable("no encoder is available"), final=True))
+    (error,) = world.ends
+    assert isinstance(error, InstanceLost)

@@ -108,4 +108,4 @@ async def test_the_process_fails_when_either_service_fails(side: str, monkeypatc
         else:
             monkeypatch.setattr(type(running.text.service._receiver), "tick", lambda _: broken())
         async with asyncio.timeout(60):
-            assert await running.failed() == f"{side}/sweep"
+            assert await running.failed() == f"{side}/sweep (RuntimeError: on purpose)"

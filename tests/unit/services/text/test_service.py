@@ -558,23 +558,32 @@ def test_an_unsupported_response_format_is_refused_before_pulling() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_engine_that_cannot_go_on_ends_its_loop_and_its_requests() -> None:
+def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is_lost_with_it() -> None:
     class Dead(FakeTextEngine):
-        def step(self) -> list[EngineOutput]:
+        def decode_step(self) -> list[EngineOutput]:
             raise InstanceLost("the engine has failed")
 
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
-        engine, thread = Dead(VOCABULARY), InlineOffload(1)
+        engine, thread = Dead(VOCABULARY, max_running=1), InlineOffload(1)
         loop = EngineLoop(engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None)
         over = list[str]()
-        request = EngineRequest("one", (97, 98), (), SamplingParams(max_tokens=4, seed=0))
-        sequences = loop.submit(request, on_copied=lambda: None, on_over=lambda: over.append("one"))
+
+        def submit(name: str) -> Sequences:
+            request = EngineRequest(name, (97, 98), (), SamplingParams(max_tokens=4, seed=0))
+            return loop.submit(request, on_copied=lambda: None, on_over=lambda: over.append(name))
+
+        begun, waiting = submit("begun"), submit("waiting")
         with pytest.raises(InstanceLost, match="the engine has failed"):
             await loop.run()
         with pytest.raises(InstanceLost):
-            await sequences.next()
-        assert over == ["one"]
+            await begun.next()
+        with pytest.raises(Unavailable) as raised:
+            await waiting.next()
+        assert not isinstance(raised.value, InstanceLost)
+        with pytest.raises(Unavailable):
+            await submit("late").next()
+        assert over == ["begun", "waiting", "late"]
 
     under_virtual_time(scenario)
 

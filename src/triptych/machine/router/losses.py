@@ -1,0 +1,53 @@
+"""Instances that a request was lost with: it may be what ends them (docs/adr/0058)."""
+
+from collections.abc import Set as AbstractSet
+
+from triptych.domain.record import record
+
+MOST_ENDED = 2
+"""Instances that may end while they work on a request. Then it fails alone."""
+
+
+@record
+class Loss:
+    """An instance was lost while it worked on a request. It has ended, unless it turns out that it answers."""
+
+    name: str
+    """Its address."""
+    epoch: int
+    """A restarted instance has another one."""
+
+
+class Losses:
+    """Part of ``machine.router.request.RequestMachine``, which alone changes it. Attempts of a request count together: of each
+    item, at text instances, and at beginnings of the prompt. They count until the request gets further than where it was lost: what
+    ends an instance ends the next one at the same place.
+    """
+
+    def __init__(self) -> None:
+        self._lost: frozenset[Loss] = frozenset()
+        self._ended: frozenset[Loss] = frozenset()
+        """Those of them whose engines said that they have failed."""
+
+    def __bool__(self) -> bool:
+        """Whether the request is suspected of ending instances."""
+        return bool(self._lost)
+
+    @property
+    def too_many(self) -> bool:
+        return len(self._lost) >= MOST_ENDED
+
+    def doubtful(self, loss: Loss, *, certain: bool) -> AbstractSet[Loss]:
+        """Whose ends are to be made sure of before this further loss counts; none while nothing depends on it."""
+        lost = self._lost | {loss}
+        ended = self._ended | {loss} if certain else self._ended
+        return lost - ended if len(lost) >= MOST_ENDED else frozenset()
+
+    def got_further(self) -> None:
+        """An instance has computed what the others ended by."""
+        self._lost = self._ended = frozenset()
+
+    def add(self, loss: Loss, survivors: AbstractSet[Loss], *, certain: bool) -> None:
+        """``certain``: its engine said so. ``survivors`` still answer: only the connection to them had broken."""
+        self._ended |= {loss} if certain else frozenset()
+        self._lost = (self._lost | {loss}) - (survivors - self._ended)

@@ -1,0 +1,79 @@
+"""A request that ends each process whose engine begins it, among others, with the real processes of ``triptych up``."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import post, rest
+from tests.e2e.reference import Question
+from triptych.cli.cluster import Exit, LocalCluster
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+_OTHERS = 24
+_POISON_TOKENS = 13
+"""Of its answer, by which engines know the request that ends them."""
+_HOOK = f"""
+import os, sys
+if any(argument.endswith("services.text") for argument in sys.orig_argv):
+    from triptych.errors import InstanceLost
+    from triptych.testing.delay import DelayTextEngine
+    start = DelayTextEngine._start
+
+    def start_or_end(engine, one):
+        started = start(engine, one)
+        if one.limit == {_POISON_TOKENS}:
+            if os.environ["POISON"] == "silent":
+                os._exit(3)
+            raise InstanceLost("the engine has failed: ValueError: no such head size") from ValueError("no such head size")
+        return started
+
+    DelayTextEngine._start = start_or_end
+"""
+
+
+@pytest.mark.parametrize("way", ["silent", "said"])
+async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles, hook, logs = tmp_path / "profiles", tmp_path / "hook", tmp_path / "logs"
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(_HOOK)
+    monkeypatch.setenv("PYTHONPATH", str(hook), prepend=os.pathsep)
+    monkeypatch.setenv("POISON", way)
+    delayed, question = ("--delay-profile", str(profiles)), Question("What digit?", ("3_a",))
+    exits = list[Exit]()
+    async with (
+        LocalCluster(
+            roles="E:1,PD:3", options={"encoder": delayed, "text": delayed}, log_dir=logs, restart=True
+        ) as cluster,
+        rest(cluster.url) as client,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def watch() -> None:
+            while True:
+                exits.append(await cluster.next_exit())
+
+        watching = group.create_task(watch())
+        others = [group.create_task(post(client, question.body(max_tokens=20))) for _ in range(_OTHERS)]
+        await asyncio.sleep(0.2)
+        poison = await post(client, question.body(max_tokens=_POISON_TOKENS))
+        answers = [await other for other in others]
+        watching.cancel()
+    assert poison.status_code == 500, poison.text
+    assert poison.json()["error"]["code"] == "engine_failure"
+    assert [answer.status_code for answer in answers] == [200] * _OTHERS
+    told = "status 1: text/engine (ValueError: no such head size) has failed" if way == "said" else "status 3"
+    assert [str(one) for one in exits] == [f"{one.name} ended with {told}" for one in exits]
+    assert len(exits) == 2
+    log = (logs / "router.log").read_text()
+    (line,) = (line for line in log.splitlines() if "fails alone, lost with" in line)
+    assert line.count("no such head size") == (2 if way == "said" else 0)
