@@ -109,29 +109,13 @@ def _wav_files() -> Iterable[tuple[str, Make]]:
     yield "wav by a recorder that stopped", lambda: wav(nbytes=0)[:4] + bytes(4) + wav(nbytes=0)[8:]
 
 
-def frames_of_mp3(
+def mp3(
     *, bitrate: int = 64_000, channels: int = 1, rate_hz: int = RATE_HZ, xing: bool = True, **encoder: str
 ) -> bytes:
-    out = BytesIO()
-    options = {"write_xing": "1" if xing else "0", "id3v2_version": "0"}
-    with av.open(out, "w", format="mp3", options=options) as container:
-        stream = container.add_stream(
-            "libmp3lame", rate=rate_hz, layout="mono" if channels == 1 else "stereo", options=encoder
-        )
-        stream.bit_rate = bitrate
-        values = np.tile(0.5 * np.sin(np.arange(rate_hz // 4) / 9), (channels, 1)).astype(np.float32)
-        frame = av.AudioFrame.from_ndarray(values, format="fltp", layout=stream.layout.name)
-        frame.sample_rate, frame.pts = rate_hz, 0
-        fifo = av.AudioFifo()
-        for part in av.AudioResampler(format=stream.format, layout=stream.layout.name, rate=rate_hz).resample(frame):
-            fifo.write(part)
-        while (piece := fifo.read(stream.codec_context.frame_size, partial=True)) is not None:
-            container.mux(stream.encode(piece))
-        container.mux(stream.encode(None))
-    return out.getvalue()
+    options = {"b": str(bitrate), "_write_xing": str(int(xing)), "_id3v2_version": "0", **encoder}
+    return coded_sound("mp3", "libmp3lame", 0.25, rate_hz, channels, **options)
 
 
-mp3 = cache(frames_of_mp3)
 sound = cache(clips.audio)
 ID3 = b"ID3\4\0\0\0\0\2\0" + bytes(256)
 
@@ -205,6 +189,8 @@ def coded_sound(
     layout = "mono" if channels == 1 else "stereo"
     with av.open(out, "w", format=form, options=given) as container:
         stream = container.add_stream(codec, rate=rate_hz, layout=layout, options={"strict": "-2", **encoder})
+        if not isinstance(stream, av.AudioStream):
+            raise TypeError(f"{codec} is no codec of sound")
         values = np.tile(0.5 * np.sin(np.arange(round(rate_hz * seconds)) / 9), (channels, 1)).astype(np.float32)
         frame = av.AudioFrame.from_ndarray(values, format="fltp", layout=layout)
         frame.sample_rate, frame.pts = rate_hz, 0

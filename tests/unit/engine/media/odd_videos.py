@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
+from typing import Any
 
 import av
 import numpy as np
@@ -13,6 +14,7 @@ from tests.unit.engine.media.odd_images import Make
 from triptych.testing import clips
 
 FRAMES = 12
+KEYS = "keyint=12:min-keyint=12:scenecut=0"
 X265 = "log-level=none"
 
 
@@ -29,11 +31,14 @@ def video(form: str = "mp4", codec: str = "", frames: int = FRAMES, **options: s
 
 
 def remuxed(
-    data: bytes, form: str, keep: Callable[[int, av.Packet], bool] = lambda _number, _packet: True, **options: str
+    data: bytes,
+    form: str,
+    keep: Callable[[int, "av.Packet[Any]"], bool] = lambda _number, _packet: True,
+    **options: str,
 ) -> bytes:
     """The same packets in another container, without those that are not to ``keep``."""
     out = BytesIO()
-    with av.open(BytesIO(data)) as source, av.open(out, "w", format=form, options=options) as target:
+    with av.open(BytesIO(data), "r") as source, av.open(out, "w", format=form, options=options) as target:
         stream = target.add_stream_from_template(source.streams[0])
         number = 0
         for packet in source.demux(source.streams[0]):
@@ -50,7 +55,7 @@ def cut_at_key_frame(codec: str, form: str = "mp4", **options: str) -> bytes:
     """The end of a video with open groups of pictures, from its second key frame on, without encoding it again."""
     with_groups = video("mp4", codec, 36, **options)
     keys = []
-    with av.open(BytesIO(with_groups)) as container:
+    with av.open(BytesIO(with_groups), "r") as container:
         for number, packet in enumerate(container.demux(container.streams.video[0])):
             if packet.is_keyframe:
                 keys.append(number)
@@ -216,22 +221,14 @@ def files() -> Iterable[tuple[str, Make]]:
     for form in ("mp4", "matroska"):
         yield (
             f"hevc of open groups, cut at a key frame, in {form}",
-            lambda form=form: cut_at_key_frame("libx265", form, g="12", x265="open-gop=1:scenecut=0:min-keyint=12"),
+            partial(cut_at_key_frame, "libx265", form, g="12", x265="open-gop=1:scenecut=0:min-keyint=12"),
         )
         yield (
             f"h264 of open groups, cut at a key frame, in {form}",
-            lambda form=form: cut_at_key_frame(
-                "libx264", form, bf="2", x264opts="keyint=12:min-keyint=12:open-gop=1:scenecut=0"
-            ),
+            partial(cut_at_key_frame, "libx264", form, bf="2", x264opts=f"{KEYS}:open-gop=1"),
         )
-        yield (
-            f"h264 without its first key frame, in {form}",
-            lambda form=form: remuxed(later_key_frames(), form, lambda number, _packet: number >= CUT),
-        )
-        yield (
-            f"h264 that lacks a packet, in {form}",
-            lambda form=form: remuxed(video("mp4", "libx264", 36, bf="0", g="12"), form, lambda n, _p: n != 5),
-        )
+        yield f"h264 without its first key frame, in {form}", partial(_cut, form)
+        yield f"h264 that lacks a packet, in {form}", partial(_lacking_a_packet, form)
         yield f"h264 with a broken packet, in {form}", partial(broken_packet, form, g="12")
         yield f"h264 of key frames with a broken packet, in {form}", partial(broken_packet, form, g="1")
 
@@ -274,13 +271,21 @@ CUT, BROKEN = 8, 12
 
 def later_key_frames() -> bytes:
     """A video whose second key frame is the 13th."""
-    return video("mp4", "libx264", 36, bf="0", x264opts="keyint=12:min-keyint=12:scenecut=0:bframes=0")
+    return video("mp4", "libx264", 36, bf="0", x264opts=f"{KEYS}:bframes=0")
+
+
+def _cut(form: str) -> bytes:
+    return remuxed(later_key_frames(), form, lambda number, _packet: number >= CUT)
+
+
+def _lacking_a_packet(form: str) -> bytes:
+    return remuxed(video("mp4", "libx264", 36, bf="0", g="12"), form, lambda number, _packet: number != CUT)
 
 
 def broken_packet(form: str, **encoder: str) -> bytes:
     """A video of which the bytes of frame ``BROKEN`` are zeros."""
     data = bytearray(remuxed(video("mp4", "libx264", 36, bf="0", **encoder), form))
-    with av.open(BytesIO(bytes(data))) as container:
+    with av.open(BytesIO(bytes(data)), "r") as container:
         packets = [bytes(packet) for packet in container.demux(container.streams.video[0]) if packet.size]
     place, nbytes = bytes(data).index(packets[BROKEN]), len(packets[BROKEN])
     data[place + 4 : place + nbytes] = bytes(nbytes - 4)

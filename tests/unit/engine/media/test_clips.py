@@ -199,7 +199,7 @@ def test_a_wav_of_24_bits_in_32_is_not_taken_for_floats() -> None:
 
 def test_audio_of_which_a_packet_does_not_decode_is_silent_there() -> None:
     data = bytearray(clips.audio(2.0, form="m4a"))
-    with av.open(BytesIO(bytes(data))) as container:
+    with av.open(BytesIO(bytes(data)), "r") as container:
         packets = [bytes(packet) for packet in container.demux(container.streams.audio[0]) if packet.size]
     place = bytes(data).index(packets[12])
     data[place : place + len(packets[12])] = b"\xff" * len(packets[12])

@@ -45,7 +45,7 @@ LOSSY_SLACK_S = 0.2
 def decoded_size(data: bytes) -> tuple[int, ...]:
     """What Pillow and FFmpeg make of a file by themselves: width and height, with a video's frames; or samples."""
     if not data.startswith((b"\x89PNG", b"\xff\xd8", b"GIF8", b"BM")) and data[8:12] != b"WEBP":
-        with av.open(BytesIO(data), options={"ignore_editlist": "1"}) as container:
+        with av.open(BytesIO(data), "r", options={"ignore_editlist": "1"}) as container:
             if not container.streams.video:
                 return (sum(frame.samples for frame in container.decode(audio=0)),)
             frames = list(container.decode(video=0))
@@ -166,5 +166,5 @@ def test_a_clip_that_was_cut_at_an_open_group_has_all_its_frames(codec: str, for
 
 
 def decoded_frames(data: bytes) -> list[av.VideoFrame]:
-    with av.open(BytesIO(data)) as container:
+    with av.open(BytesIO(data), "r") as container:
         return list(container.decode(video=0))
