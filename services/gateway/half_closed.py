@@ -1,4 +1,4 @@
-"""Half-closed connections: the client sends nothing more, and either waits for its answer or has left (ADR 62)."""
+"""Half-closed connections: the client sends nothing more, and either waits for its answer or has left (ADR 59)."""
 
 import asyncio
 import socket
