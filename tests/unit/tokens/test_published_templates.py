@@ -17,7 +17,7 @@ from triptych.tokens.template import ChatTemplate
 
 IMAGE, AUDIO = MediaPart(Modality.IMAGE, b""), MediaPart(Modality.AUDIO, b"")
 PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>"}
+SPECIAL: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 TOOLS = (
     '[{"type": "function", "function": {"name": "warm", "description": "Hőfok", "parameters": {"type": "object", '
     '"properties": {"city": {"type": "string"}}, "required": ["city"]}}}]'
