@@ -104,7 +104,7 @@ async def ask(client: RestClient, model: str, case: Case, console: Console, back
     async with client.ask(case.question, paths, model=model, max_tokens=MAX_TOKENS) as answer:
         async for text in answer.texts():
             said += text
-            console.print(show.printable(text), end="", style="bold cyan", soft_wrap=True)
+            console.print(text, end="", style="bold cyan", soft_wrap=True)
     right = said.strip().endswith(case.expected)
     console.print("" if not case.expected else "  ✓" if right else f"  ✗ expected: {case.expected}")
     timeline = await client.timeline(answer.request_id)

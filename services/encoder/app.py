@@ -235,8 +235,8 @@ def _load(
         if settings.delay_profile is not None:
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
             costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
-            engine = DelayEncoderEngine(info, checkpoint.family, costs)
-            return _LoadedEngine(engine, checkpoint.family, costs.profile.identity)
+            delays = DelayEncoderEngine(info, checkpoint.family, costs)
+            return _LoadedEngine(delays, checkpoint.family, costs.profile.identity)
         if settings.engine.engine == "vllm":
             return _load_vllm(settings, checkpoint, model_id, decoding)
         from triptych.engine.encoder import TransformersEncoderEngine

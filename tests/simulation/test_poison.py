@@ -37,7 +37,7 @@ class Endings:
     _ending: "asyncio.Queue[EncoderNode | TextNode]" = field(default_factory=asyncio.Queue)
 
     def end(self, engine: object) -> Never:
-        nodes = [*self.cluster.encoders, *self.cluster.texts]
+        nodes: list[EncoderNode | TextNode] = [*self.cluster.encoders, *self.cluster.texts]
         self._ending.put_nowait(next(node for node in nodes if node.engine is engine))
         self.count += 1
         raise InstanceLost("the process ends now")
