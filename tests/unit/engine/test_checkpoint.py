@@ -60,6 +60,7 @@ def test_every_relevant_file_changes_the_revision(copy: Path, name: str) -> None
     elif file.suffix == ".safetensors":
         save_file({"one": torch.ones(1)}, file)
     else:
+        file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"{}\n")
     assert open_checkpoint(copy).revision() != before
 
