@@ -14,7 +14,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DECIDING_FILES, open_checkpoint
-from triptych.families.model_files import BadModel
+from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel
 
 
 @pytest.fixture
@@ -49,6 +49,8 @@ def test_equal_files_have_equal_revisions_in_any_directory(model_dir: Path, copy
 
 @pytest.mark.parametrize("name", ["model.safetensors", *DECIDING_FILES])
 def test_every_relevant_file_changes_the_revision(copy: Path, name: str) -> None:
+    if name == TOOLS_TEMPLATE:
+        (copy / DEFAULT_TEMPLATE).write_text("a template for tools needs one beside it")
     before = open_checkpoint(copy).revision()
     file = copy / name
     if name == "model.safetensors":
