@@ -13,7 +13,8 @@ class Terminal:
     def __init__(self, arguments: list[str], *, cwd: Path, env: dict[str, str]) -> None:
         self.master, slave = os.openpty()
         take_terminal = (
-            "import fcntl,os,sys,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+            "import fcntl,os,signal,sys,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"  # ignored under nohup
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", take_terminal, *arguments],

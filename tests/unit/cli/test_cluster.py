@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -521,6 +521,15 @@ async def test_up_stops_its_processes_in_order(make: Make, number: signal.Signal
     assert cluster.processes == {}
 
 
+@pytest.fixture
+def _hangups_are_not_ignored() -> Iterator[None]:
+    """As if the tests did not run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hangups_are_not_ignored")
 async def test_up_prints_the_log_directory_after_a_failure(make: Make) -> None:
     cluster, out = make(), StringIO()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:

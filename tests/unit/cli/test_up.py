@@ -84,7 +84,7 @@ def test_nohup_keeps_the_cluster_when_the_terminal_closes(tmp_path: Path) -> Non
         assert len(status(tmp_path, url)["admin"]) == 5
         assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.timeout(60)
@@ -105,7 +105,7 @@ def test_settings_in_the_environment_that_have_no_effect_are_said(tmp_path: Path
     ) as process:
         shown = started(process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert "TRIPTYCH_GATEWAY_HOST has no effect on a local cluster, which sets 127.0.0.1\n" in shown
     assert "TRIPTYCH_ROUTER_PORT has no effect on a local cluster, which sets " in shown
     assert "triptych_text_torch_threads has no effect on a local cluster, which sets 1\n" in shown
