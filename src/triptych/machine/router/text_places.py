@@ -79,7 +79,7 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        overtakes = all(one.wanted.suspect for one in self.waiting.in_order)
+        overtakes = all(self._is_kept_apart(one.wanted, now_s) for one in self.waiting.in_order)
         placed = self._place(event, now_s, overtakes=overtakes)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
@@ -101,8 +101,8 @@ class TextPlaces:
         for one in self.waiting.in_order.copy():
             placed = self._place(one.wanted, now_s, overtakes=True)
             if placed is None and self._waits(one.wanted):
-                if one.wanted.suspect:
-                    continue  # nobody waits for what it waits for
+                if self._is_kept_apart(one.wanted, now_s):
+                    continue
                 break
             self.waiting.remove(one.wanted.request)
             answer = Refused(one.wanted.request, self.no_text(), lost) if placed is None else None
@@ -221,9 +221,7 @@ class TextPlaces:
     def _waits(self, event: TextWanted) -> bool:
         """Whether it was not placed for want of KV memory alone, or because it may end its instance, as others may that run."""
         texts = self._instances.pools[TEXT].members | self._instances.pools[self._instances.answering].members
-        if event.suspect and any(
-            one.name in texts and texts[one.name].usable for one in self._credits.suspects(event.request)
-        ):
+        if event.suspect and any(name in texts and texts[name].usable for name in self._with_suspects(event)):
             return True
         if event.continues:
             return False
@@ -315,7 +313,9 @@ class TextPlaces:
         if self.lenders.states:
             avoid |= self._without_lenders(event, stages, self._kv_tokens(event, answer_tokens))
         if event.suspect:
-            avoid |= {one.name for one in self._credits.suspects(event.request)}
+            avoid |= self._with_suspects(event)
+            if avoid.issuperset(instances.pools[stages].members):
+                return None  # mostly, and it is one of many
         return choose_text(
             instances.pool(stages, now_s),
             self._policies.text_routing,
@@ -326,6 +326,14 @@ class TextPlaces:
             tokens=max(0, event.tokens - event.covered_tokens),
             answer_tokens=answer_tokens,
         )
+
+    def _is_kept_apart(self, event: TextWanted, now_s: float) -> bool:
+        """Whether it waits for other suspects, for which nobody else waits, and not for KV memory."""
+        return event.suspect and (event.continues or self._choose(event, event.avoid, 0, now_s) is None)
+
+    def _with_suspects(self, event: TextWanted) -> frozenset[str]:
+        """Those that may end with another request."""
+        return frozenset([one.name for one in self._credits.suspects.values() if one.request != event.request])
 
     def _without_lenders(self, event: TextWanted, stages: Stages, kv_tokens: int) -> frozenset[str]:
         """Those that are closed or have no memory for it; none where there are only lenders to go on with."""

@@ -208,6 +208,25 @@ def test_prompts_wait_in_their_order() -> None:
     assert machine.waiting_for_kv == 1
 
 
+def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    first = want(machine, 1)
+    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, turn=Turn(0, 0.0, 2)), 0) == []
+    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, turn=Turn(0, 1.0, 3)), 0) == [], "though it has room"
+    granted = machine.handle(CreditReturned(first.credit), 0)
+    assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
+
+
+@pytest.mark.parametrize("continues", [False, True], ids=["prompt", "answer"])
+def test_a_suspect_waits_until_another_has_its_first_token_and_holds_up_nobody(continues: bool) -> None:
+    machine = cluster(seen("t", Role.PD))
+    first = want(machine, 1, suspect=True, continues=continues)
+    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, continues=continues), 0) == []
+    assert want(machine, 3).name == "t"
+    granted = machine.handle(FirstToken(first.credit), 0)
+    assert [one.request for one in granted if isinstance(one, Granted)] == [2]
+
+
 def test_a_prompt_that_waits_is_refused_when_those_that_prefill_are_gone() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     want(machine, 1)
