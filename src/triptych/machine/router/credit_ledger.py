@@ -43,6 +43,8 @@ class Credit:
     working: bool = True
     suspect: bool = False
     """The request may end the instance, until that has computed something of it."""
+    continues: bool = False
+    """Some of the request's answer has been sent."""
     early: bool = False
     """For a request whose items are not all encoded: when its answer begins says nothing of the instance."""
     granted_s: float = 0.0

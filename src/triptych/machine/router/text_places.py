@@ -1,5 +1,6 @@
 """The places that requests get at text instances: for their prompts, and where their answers go on."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from triptych.policy.lending import LenderState, ends_earlier
 from triptych.policy.policies import Policies
 from triptych.policy.routing import choose_text
 
+MOST_TOGETHER = 4
+"""Suspects at one instance at a time, of which each has had a token. What ends an engine mostly does so before its first one."""
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -305,6 +308,7 @@ class TextPlaces:
             output_tokens,
             kv_tokens=self._kv_tokens(event, each_tokens),
             suspect=event.suspect,
+            continues=event.continues,
         )
 
     def _choose(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
@@ -332,8 +336,11 @@ class TextPlaces:
         return event.suspect and (event.continues or self._choose(event, event.avoid, 0, now_s) is None)
 
     def _with_suspects(self, event: TextWanted) -> frozenset[str]:
-        """Those that may end with another request."""
-        return frozenset([one.name for one in self._credits.suspects.values() if one.request != event.request])
+        """Those that may end with another request: a few that have had a token each share one."""
+        suspects = [one for one in self._credits.suspects.values() if one.request != event.request]
+        apart = {one.name for one in suspects if not (event.continues and one.continues)}
+        shared = Counter([one.name for one in suspects if one.name not in apart])
+        return frozenset(apart.union([name for name, count in shared.items() if count >= MOST_TOGETHER]))
 
     def _without_lenders(self, event: TextWanted, stages: Stages, kv_tokens: int) -> frozenset[str]:
         """Those that are closed or have no memory for it; none where there are only lenders to go on with."""
