@@ -10,12 +10,14 @@ from typing import Never
 import pytest
 
 from tests.simulation.cluster import EncoderNode, SimCluster, TextNode, World
-from tests.simulation.test_cluster import check_right, simulate
+from tests.simulation.test_cluster import check_right, check_right_or, simulate
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import Tensor
 from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
 from triptych.errors import EngineFailure, InstanceLost
+from triptych.machine.router.text_places import MOST_TOGETHER
 from triptych.ports import EngineOutput
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.media import png
@@ -24,6 +26,8 @@ _RESTART_S = 1.0
 """After which an instance that has ended is back, as with ``triptych up``."""
 _POISON = "poison"
 """With which the ids of such requests begin."""
+_LATE_POISON = "pending-poison"
+"""Of those that do so after a few tokens of their answers."""
 _IMAGE = png(48, 48, seed=13)
 _MOST = 2
 
@@ -65,7 +69,10 @@ async def poisonable(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> As
         return encode(engine, batch)
 
     def step_or_end(engine: FakeTextEngine) -> list[EngineOutput]:
-        if any(name.startswith(_POISON) for name in engine._running):
+        late = (
+            name.startswith(_LATE_POISON) and any(one.sent >= 3 for one in of) for name, of in engine._running.items()
+        )
+        if any(late) or any(name.startswith(_POISON) for name in engine._running):
             endings.end(engine)
         return decode_step(engine)
 
@@ -110,6 +117,26 @@ def test_a_request_that_ends_instances_fails_alone(seed: int, image: bool, monke
             name = "pictured" if image else _POISON
             replies = await play(cluster.router, asks_with(seed, [poisonous(name, 0.5, image=image)]))
         check_alone(replies)
+        assert endings.count == _MOST
+
+    simulate(World(seed=seed, encoders=3, texts=3, encode_token_s=0.002, text_step_s=0.05), scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_request_that_ends_instances_in_mid_answer_takes_few_others_with_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async with poisonable(cluster, monkeypatch) as endings:
+            (poison,) = make_asks(8, 1, images=(0, 0))
+            sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+            poison = replace(
+                poison, at_s=0.5, request=replace(poison.request, request_id=_LATE_POISON, sampling=sampling)
+            )
+            replies = await play(cluster.router, asks_with(seed, [poison]))
+        failed = check_right_or(replies, EngineFailure)
+        assert _LATE_POISON in [reply.ask.request.request_id for reply in failed]
+        assert len(failed) <= MOST_TOGETHER
         assert endings.count == _MOST
 
     simulate(World(seed=seed, encoders=3, texts=3, encode_token_s=0.002, text_step_s=0.05), scenario)

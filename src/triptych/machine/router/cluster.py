@@ -460,7 +460,7 @@ class ClusterMachine:
         credit = self._credits.by_number.get(number)
         if credit is None:
             return
-        credit.suspect = False
+        self._credits.is_cleared(number)
         self._health.worked(credit)
         held_up = credit.early or credit.name in self._texts.lenders.states  # by items that are missing, or go first
         prefilled = credit.stage is Stage.PREFILL and credit.tokens and not held_up
@@ -511,6 +511,8 @@ class ClusterMachine:
         waiting = self._waiting.in_order
         if waiting and any(one.wanted.request == event.request for one in waiting):
             raise ValueError(f"request {event.request} is waiting already")
+        if event.suspect:
+            self._credits.suspect(event.request)
         if event.again and not self._retries.has(len(event.wants)):
             return [Refused(event.request, self._too_many_retries(), final=True)]
         if event.wait and not waiting:
@@ -550,8 +552,8 @@ class ClusterMachine:
                 self._waiting.cannot_be_placed(wanted.request)
                 wakes.append((until_s, "no encoder within the grace"))
                 continue
-            if outcome is Shortage.NO_CREDIT and wanted.suspect:
-                continue  # nobody waits for what it waits for
+            if outcome is Shortage.NO_CREDIT and wanted.suspect and self._has_room(wanted, now_s):
+                continue  # kept apart from other suspects, for which nobody else waits
             if outcome is Shortage.NO_CREDIT:
                 encoders = self._instances.pools[ENCODE].members.values()
                 times = [at_s for one in encoders for at_s in one.may_be_tried_s(Stage.ENCODE)]
@@ -578,10 +580,14 @@ class ClusterMachine:
         grants = [self._grant_item(wanted, choice, by_item[choice.item], now_s) for choice in choices]
         return Granted(wanted.request, tuple(grants))
 
+    def _has_room(self, wanted: CreditsWanted, now_s: float) -> bool:
+        """Whether it could be placed, if it were no suspect."""
+        pool, routing = self._instances.pool(ENCODE, now_s), self._policies.encoder_routing
+        return not isinstance(assign_items(pool, wanted.wants, routing, self._rng), Shortage)
+
     def _apart(self, wanted: CreditsWanted) -> tuple[Want, ...]:
         """Not at encoders that may end with another request. Equal items may end one encoder together."""
-        self._credits.suspect(wanted.request)
-        suspects = self._credits.suspects(wanted.request)
+        suspects = [one for one in self._credits.suspects.values() if one.request != wanted.request]
         kept_out = [frozenset(one.name for one in suspects if one.content != want.content) for want in wanted.wants]
         return tuple(
             replace(want, exclude=want.exclude | names) if names else want

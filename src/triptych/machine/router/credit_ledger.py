@@ -43,6 +43,8 @@ class Credit:
     working: bool = True
     suspect: bool = False
     """The request may end the instance, until that has computed something of it."""
+    continues: bool = False
+    """Some of the request's answer has been sent."""
     early: bool = False
     """For a request whose items are not all encoded: when its answer begins says nothing of the instance."""
     granted_s: float = 0.0
@@ -61,6 +63,8 @@ class CreditLedger:
         self._instances = instances
         self.by_number: dict[int, Credit] = {}
         """Those that have not been returned, for reading."""
+        self.suspects: dict[int, Credit] = {}
+        """Those by number of requests that may end their instances, while these work on them; for reading."""
         self.leases: dict[str, set[LeaseId]] = {}
         """Leases without a credit, by instance, for reading."""
         self.promised_kv_tokens = 0
@@ -77,6 +81,8 @@ class CreditLedger:
         if credit.content is not None:
             self._instances.directory.began(credit.content, credit.name)
         self.by_number[self._last] = credit
+        if credit.suspect:
+            self.suspects[self._last] = credit
         instance.probe(credit.stage, self._last, now_s)
         here_tokens = 0 if credit.hands_over else credit.kv_tokens
         self.promised_kv_tokens += credit.kv_tokens - here_tokens
@@ -98,6 +104,7 @@ class CreditLedger:
             return
         self._call_ended(credit)
         credit.working = False
+        self.suspects.pop(number, None)
         instance = self._instances.by_name[credit.name]
         instance.work_ended(credit.stage, credit.tokens, credit.report, credit.output_tokens)
         if credit.prepare_s:
@@ -107,13 +114,15 @@ class CreditLedger:
 
     def suspect(self, request: int) -> None:
         """It may end the instances that work on it."""
-        for credit in self.by_number.values():
-            credit.suspect |= credit.request == request and credit.working
+        for number, credit in self.by_number.items():
+            if credit.request == request and credit.working:
+                credit.suspect = True
+                self.suspects[number] = credit
 
-    def suspects(self, request: int) -> list[Credit]:
-        """Those of other requests that may end their instances, while these work on them."""
-        suspects = (one for one in self.by_number.values() if one.suspect and one.working)
-        return [credit for credit in suspects if credit.request != request]
+    def is_cleared(self, number: int) -> None:
+        """Its instance has computed something of it."""
+        if (credit := self.suspects.pop(number, None)) is not None:
+            credit.suspect = False
 
     def give_back(self, number: int) -> Credit | None:
         """End it. Returns it, or None if it was returned before."""
@@ -147,6 +156,7 @@ class CreditLedger:
         self.leases.pop(name, None)
         for number in [number for number, credit in self.by_number.items() if credit.name == name]:
             credit = self.by_number.pop(number)
+            self.suspects.pop(number, None)
             self._call_ended(credit)
             if credit.hands_over:
                 self.promised_kv_tokens -= credit.kv_tokens
@@ -176,6 +186,8 @@ class CreditLedger:
                 assert one.own_pending == len(running), f"{name}: pending"  # noqa: S101
                 assert one.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
                 assert one.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
+        suspects = {number: credit for number, credit in self.by_number.items() if credit.suspect and credit.working}
+        assert self.suspects == suspects, "suspects"  # noqa: S101
         promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.hands_over)
         assert self.promised_kv_tokens == promised, "promises of KV memory"  # noqa: S101
         known = self._instances.by_name.keys()

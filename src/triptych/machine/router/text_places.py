@@ -1,5 +1,6 @@
 """The places that requests get at text instances: for their prompts, and where their answers go on."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from triptych.policy.lending import LenderState, ends_earlier
 from triptych.policy.policies import Policies
 from triptych.policy.routing import choose_text
 
+MOST_TOGETHER = 4
+"""Suspects at one instance at a time, of which each has had a token. What ends an engine mostly does so before its first one."""
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -79,7 +82,7 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        overtakes = all(one.wanted.suspect for one in self.waiting.in_order)
+        overtakes = all(self._is_kept_apart(one.wanted, now_s) for one in self.waiting.in_order)
         placed = self._place(event, now_s, overtakes=overtakes)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
@@ -101,8 +104,8 @@ class TextPlaces:
         for one in self.waiting.in_order.copy():
             placed = self._place(one.wanted, now_s, overtakes=True)
             if placed is None and self._waits(one.wanted):
-                if one.wanted.suspect:
-                    continue  # nobody waits for what it waits for
+                if self._is_kept_apart(one.wanted, now_s):
+                    continue
                 break
             self.waiting.remove(one.wanted.request)
             answer = Refused(one.wanted.request, self.no_text(), lost) if placed is None else None
@@ -221,9 +224,7 @@ class TextPlaces:
     def _waits(self, event: TextWanted) -> bool:
         """Whether it was not placed for want of KV memory alone, or because it may end its instance, as others may that run."""
         texts = self._instances.pools[TEXT].members | self._instances.pools[self._instances.answering].members
-        if event.suspect and any(
-            one.name in texts and texts[one.name].usable for one in self._credits.suspects(event.request)
-        ):
+        if event.suspect and any(name in texts and texts[name].usable for name in self._with_suspects(event)):
             return True
         if event.continues:
             return False
@@ -307,6 +308,7 @@ class TextPlaces:
             output_tokens,
             kv_tokens=self._kv_tokens(event, each_tokens),
             suspect=event.suspect,
+            continues=event.continues,
         )
 
     def _choose(self, event: TextWanted, avoid: frozenset[str], answer_tokens: int, now_s: float) -> str | None:
@@ -315,7 +317,9 @@ class TextPlaces:
         if self.lenders.states:
             avoid |= self._without_lenders(event, stages, self._kv_tokens(event, answer_tokens))
         if event.suspect:
-            avoid |= {one.name for one in self._credits.suspects(event.request)}
+            avoid |= self._with_suspects(event)
+            if avoid.issuperset(instances.pools[stages].members):
+                return None  # mostly, and it is one of many
         return choose_text(
             instances.pool(stages, now_s),
             self._policies.text_routing,
@@ -326,6 +330,17 @@ class TextPlaces:
             tokens=max(0, event.tokens - event.covered_tokens),
             answer_tokens=answer_tokens,
         )
+
+    def _is_kept_apart(self, event: TextWanted, now_s: float) -> bool:
+        """Whether it waits for other suspects, for which nobody else waits, and not for KV memory."""
+        return event.suspect and (event.continues or self._choose(event, event.avoid, 0, now_s) is None)
+
+    def _with_suspects(self, event: TextWanted) -> frozenset[str]:
+        """Those that may end with another request: a few that have had a token each share one."""
+        suspects = [one for one in self._credits.suspects.values() if one.request != event.request]
+        apart = {one.name for one in suspects if not (event.continues and one.continues)}
+        shared = Counter([one.name for one in suspects if one.name not in apart])
+        return frozenset(apart.union([name for name, count in shared.items() if count >= MOST_TOGETHER]))
 
     def _without_lenders(self, event: TextWanted, stages: Stages, kv_tokens: int) -> frozenset[str]:
         """Those that are closed or have no memory for it; none where there are only lenders to go on with."""

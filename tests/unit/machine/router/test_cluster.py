@@ -300,6 +300,23 @@ def test_calls_that_break_again_and_again_lead_to_a_backoff() -> None:
     assert not encoder(machine, "x", 3.2).backoff, "they were not in a row"
 
 
+def test_no_request_passes_a_suspect_that_waits_for_room_in_an_arena() -> None:
+    machine = cluster("a")
+    first = granted(machine.handle(CreditsWanted(1, wants(60), wait=True), 0)).grants[0]
+    suspect = CreditsWanted(2, wants(80, first=1), wait=True, turn=Turn(0, 0.0, 2), suspect=True)
+    assert machine.handle(suspect, 0) == []
+    assert machine.handle(CreditsWanted(3, wants(30, first=2), wait=True, turn=Turn(0, 1.0, 3)), 0) == [], "it has room"
+    assert granted(machine.handle(CreditReturned(first.credit), 0)).request == 2
+
+
+def test_a_suspect_that_waits_for_another_one_holds_up_nobody() -> None:
+    machine = cluster("a")
+    first = granted(machine.handle(CreditsWanted(1, wants(10), wait=True, suspect=True), 0)).grants[0]
+    assert machine.handle(CreditsWanted(2, wants(10, first=1), wait=True, suspect=True), 0) == []
+    assert granted(machine.handle(CreditsWanted(3, wants(10, first=2), wait=True), 0)).request == 3
+    assert granted(machine.handle(encoded(first), 0)).request == 2
+
+
 def test_embeddings_that_cannot_be_used_lead_to_a_backoff_though_every_call_succeeds() -> None:
     machine = encoders("x", "y")
 
@@ -1402,26 +1419,53 @@ class Traffic(RuleBasedStateMachine):
     def report_text(self, name: str, tokens: int) -> None:
         self.feed(self.machine.handle(LoadReported(name, text_load(tokens, 0, 0)), self.now_s))
 
-    @rule(sizes=st.lists(st.integers(1, 120), min_size=1, max_size=4), wait=st.booleans())
-    def want(self, sizes: list[int], wait: bool) -> None:
+    @rule(
+        sizes=st.lists(st.integers(1, 120), min_size=1, max_size=4),
+        wait=st.booleans(),
+        suspect=st.booleans(),
+    )
+    def want(self, sizes: list[int], wait: bool, suspect: bool) -> None:
         self.run += 1
         self.waiting.add(self.run)
-        self.feed(self.machine.handle(CreditsWanted(self.run, wants(*sizes, first=self.run), wait=wait), self.now_s))
+        wanted = CreditsWanted(self.run, wants(*sizes, first=self.run), wait=wait, suspect=suspect)
+        self.feed(self.machine.handle(wanted, self.now_s))
 
-    @rule(tokens=st.integers(1, 50), choices=st.integers(1, 3), most=st.integers(0, 50), with_items=st.booleans())
-    def want_text(self, tokens: int, choices: int, most: int, with_items: bool) -> None:
+    @rule(
+        tokens=st.integers(1, 50),
+        choices=st.integers(1, 3),
+        most=st.integers(0, 50),
+        with_items=st.booleans(),
+        suspect=st.booleans(),
+    )
+    def want_text(self, tokens: int, choices: int, most: int, with_items: bool, suspect: bool) -> None:
         self.run += 1
-        wanted = TextWanted(self.run, tokens, choices=choices, max_tokens=most, with_items=with_items)
+        wanted = TextWanted(self.run, tokens, choices=choices, max_tokens=most, with_items=with_items, suspect=suspect)
         effects = self.machine.handle(wanted, self.now_s)
         if not effects:
             self.texts_waiting.add(self.run)
         self.feed(effects)
 
-    @rule(tokens=st.integers(1, 50), sender=st.sampled_from(("", *TEXTS)), covered=st.integers(0, 60))
-    def go_on(self, tokens: int, sender: str, covered: int) -> None:
+    @rule(
+        tokens=st.integers(1, 50),
+        sender=st.sampled_from(("", *TEXTS)),
+        covered=st.integers(0, 60),
+        suspect=st.booleans(),
+    )
+    def go_on(self, tokens: int, sender: str, covered: int, suspect: bool) -> None:
         self.run += 1
-        wanted = TextWanted(self.run, tokens, max_tokens=20, continues=True, sender=sender, covered_tokens=covered)
-        self.feed(self.machine.handle(wanted, self.now_s))
+        wanted = TextWanted(
+            self.run,
+            tokens,
+            max_tokens=20,
+            continues=True,
+            sender=sender,
+            covered_tokens=covered,
+            suspect=suspect,
+        )
+        effects = self.machine.handle(wanted, self.now_s)
+        if not effects:
+            self.texts_waiting.add(self.run)
+        self.feed(effects)
 
     @precondition(lambda self: self.texts_waiting)
     @rule(data=st.data())

@@ -29,6 +29,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.machine.router.text_places import MOST_TOGETHER
 from triptych.policy.policies import Policies, PolicyNames
 from triptych.policy.queueing import Turn
 
@@ -206,6 +207,34 @@ def test_prompts_wait_in_their_order() -> None:
     assert isinstance(granted, Granted)
     assert granted.request == 3
     assert machine.waiting_for_kv == 1
+
+
+def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
+    machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
+    first = want(machine, 1)
+    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, turn=Turn(0, 0.0, 2)), 0) == []
+    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, turn=Turn(0, 1.0, 3)), 0) == [], "though it has room"
+    granted = machine.handle(CreditReturned(first.credit), 0)
+    assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
+
+
+def test_a_suspect_waits_until_another_has_its_first_token_and_holds_up_nobody() -> None:
+    machine = cluster(seen("t", Role.PD))
+    first = want(machine, 1, suspect=True)
+    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True), 0) == []
+    assert want(machine, 3).name == "t"
+    granted = machine.handle(FirstToken(first.credit), 0)
+    assert [one.request for one in granted if isinstance(one, Granted)] == [2]
+
+
+def test_a_few_suspects_go_on_with_their_answers_together() -> None:
+    machine = cluster(seen("t", Role.PD), max_waiting=4)
+    together = [want(machine, number, suspect=True, continues=True) for number in range(MOST_TOGETHER)]
+    prompt = TextWanted(MOST_TOGETHER, 50, max_tokens=EXPECTED, suspect=True)
+    assert machine.handle(prompt, 0) == [], "its first token is to come"
+    assert machine.handle(replace(prompt, request=MOST_TOGETHER + 1, continues=True), 0) == []
+    granted = machine.handle(FirstToken(together[0].credit), 0)
+    assert [one.request for one in granted if isinstance(one, Granted)] == [MOST_TOGETHER + 1]
 
 
 def test_a_prompt_that_waits_is_refused_when_those_that_prefill_are_gone() -> None:
