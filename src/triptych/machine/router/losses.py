@@ -1,4 +1,4 @@
-"""Instances that a request was lost with: it may be what ends them (docs/adr/0058)."""
+"""Instances that a request was lost with: it may be what ends them (docs/adr/0057)."""
 
 from collections.abc import Set as AbstractSet
 
