@@ -112,8 +112,8 @@ class CreditLedger:
 
     def suspects(self, request: int) -> list[Credit]:
         """Those of other requests that may end their instances, while these work on them."""
-        suspects = (one for one in self.by_number.values() if one.suspect and one.working)
-        return [credit for credit in suspects if credit.request != request]
+        others = (credit for credit in self.by_number.values() if credit.request != request)
+        return [credit for credit in others if credit.suspect and credit.working]
 
     def give_back(self, number: int) -> Credit | None:
         """End it. Returns it, or None if it was returned before."""

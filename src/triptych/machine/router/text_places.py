@@ -79,7 +79,7 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        overtakes = all(one.wanted.suspect for one in self.waiting.in_order)
+        overtakes = all(waiting.wanted.suspect for waiting in self.waiting.in_order)
         placed = self._place(event, now_s, overtakes=overtakes)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
@@ -220,11 +220,11 @@ class TextPlaces:
 
     def _waits(self, event: TextWanted) -> bool:
         """Whether it was not placed for want of KV memory alone, or because it may end its instance, as others may that run."""
-        texts = self._instances.pools[TEXT].members | self._instances.pools[self._instances.answering].members
-        if event.suspect and any(
-            one.name in texts and texts[one.name].usable for one in self._credits.suspects(event.request)
-        ):
-            return True
+        if event.suspect:
+            texts = self._instances.pools[TEXT].members | self._instances.pools[self._instances.answering].members
+            names = {credit.name for credit in self._credits.suspects(event.request)}
+            if any(texts[name].usable for name in names & texts.keys()):
+                return True
         if event.continues:
             return False
         prefill_only = self._instances.prefill_only - event.avoid
@@ -315,7 +315,7 @@ class TextPlaces:
         if self.lenders.states:
             avoid |= self._without_lenders(event, stages, self._kv_tokens(event, answer_tokens))
         if event.suspect:
-            avoid |= {one.name for one in self._credits.suspects(event.request)}
+            avoid |= {credit.name for credit in self._credits.suspects(event.request)}
         return choose_text(
             instances.pool(stages, now_s),
             self._policies.text_routing,
