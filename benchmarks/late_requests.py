@@ -230,16 +230,16 @@ class Row:
 
 def row(case: Case, runs: Sequence[Sequence[Served]]) -> Row:
     """Of all seeds together."""
-    everyone = [one for served in runs for one in served]
-    text = [one for one in everyone if not one.images]
-    images = [one for one in everyone if one.images]
-    took_s = sum(max(one.ended_s for one in served) - served[0].at_s for served in runs)
+    everyone = [request for served in runs for request in served]
+    text = [request for request in everyone if not request.images]
+    images = [request for request in everyone if request.images]
+    took_s = sum(max(request.ended_s for request in served) - served[0].at_s for served in runs)
 
     def ttft(served: Sequence[Served]) -> dict[str, float]:
-        return {f"p{q}": round(percentile([one.ttft_s for one in served], q), 3) for q in (50, 90, 99)}
+        return {f"p{q}": round(percentile([request.ttft_s for request in served], q), 3) for q in (50, 90, 99)}
 
     def met(served: Sequence[Served]) -> int:
-        return sum(one.ttft_s <= objective_s(one.images) for one in served)
+        return sum(request.ttft_s <= objective_s(request.images) for request in served)
 
     return Row(
         case.system,
@@ -263,7 +263,7 @@ def measure(settings: Settings, jobs: int) -> dict[str, Any]:
         for case in cases:
             rows.append(row(Case(*case, 0), [next(results) for _ in range(settings.seeds)]))
             _show(rows[-1])
-    return {"machine": machine.describe(), "settings": asdict(settings), "rows": [asdict(one) for one in rows]}
+    return {"machine": machine.describe(), "settings": asdict(settings), "rows": [asdict(row) for row in rows]}
 
 
 def _show(row: Row) -> None:

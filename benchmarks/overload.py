@@ -323,10 +323,10 @@ class Row:
         seconds = settings.seconds_of(load)
         good = [one for one in sent if one.in_time]
         refused = [1000 * one.took_s for one in sent if one.answer.refused]
-        unread = [1000 * one.took_s for one in sent if one.answer.unread]
+        unread = [1000 * request.took_s for request in sent if request.answer.unread]
         took = [1000 * one.took_s for one in good]
-        overdue = [one for one in sent if one.status and one.took_s > one.deadline_s]
-        overdue_ms = [1000 * (one.took_s - one.deadline_s) for one in overdue]
+        overdue = [request for request in sent if request.status and request.took_s > request.deadline_s]
+        overdue_ms = [1000 * (request.took_s - request.deadline_s) for request in overdue]
         return cls(
             load,
             round(rate, 2),
@@ -343,7 +343,7 @@ class Row:
             seen.encoded - sum(one.images for one in sent if one.status == httpx.codes.OK),
             sum(not one.status for one in sent),
             len(overdue),
-            sum(one.status == httpx.codes.OK for one in overdue),
+            sum(request.status == httpx.codes.OK for request in overdue),
             round(percentile(overdue_ms, 99), 1) if overdue else 0.0,
             {str(status): number for status, number in sorted(Counter(one.status for one in sent).items())},
             round(percentile(took, 50), 1) if took else 0.0,

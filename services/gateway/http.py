@@ -197,16 +197,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head, self._counted = False, 0
 
     def _waited_s(self) -> float:
-        """How long the last data has waited to be read; 0 where the kernel does not tell."""
+        """Seconds for which the last data has waited to be read; 0 where the kernel does not say."""
         if sys.platform != "linux":
             return 0.0
         try:
-            told = self.transport.get_extra_info("socket").getsockopt(
+            info = self.transport.get_extra_info("socket").getsockopt(
                 socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES
             )
         except OSError:  # the client has reset the connection
             return 0.0
-        return int.from_bytes(told[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder) / 1000
+        return int.from_bytes(info[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder) / 1000
 
     def on_chunk_header(self) -> None:
         self._counted -= _CHUNK_BYTES

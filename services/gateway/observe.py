@@ -84,9 +84,14 @@ class Observed:
         child.observe(seconds)
 
 
+def plain_path(path: str) -> str:
+    """The path by which a route is found: clients that join URLs put a slash at the end, or several where one belongs."""
+    return "/" + "/".join(filter(None, path.split("/")))
+
+
 def route_of(path: str) -> str:
     """The route of a path as a metric label, with few values whatever clients request."""
-    path = path.rstrip("/")
+    path = plain_path(path)
     if path in _ROUTES:
         return path
     return next((f"{prefix}..." for prefix in _PREFIXES if path.startswith(prefix)), "other")

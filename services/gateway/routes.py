@@ -34,7 +34,7 @@ from .half_closed import FILLER
 from .http import ARRIVED_S
 from .keys import Caller
 from .lifetime import GRACE_S, RequestLifetime
-from .observe import MetricsEndpoint
+from .observe import MetricsEndpoint, plain_path
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
 from .openapi import READINESS, TIMELINE, document
@@ -79,13 +79,12 @@ def create_app(
     if gateway.settings.allowed_origins:
         app = Cors(app, gateway.settings.allowed_origins, new_id)
 
-    async def without_spare_slashes(scope: Scope, receive: Receive, send: Send) -> None:
-        """Every route is also found with a slash at its end, or several where one belongs, as clients join URLs."""
+    async def at_plain_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = "/" + "/".join(filter(None, scope["path"].split("/")))
+            scope["path"] = plain_path(scope["path"])
         await app(scope, receive, send)
 
-    return without_spare_slashes
+    return at_plain_path
 
 
 def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]:
@@ -242,9 +241,9 @@ class Tokenize:
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Send server-sent events. A stream that fails ends without [DONE]."""
-    exchange.scope["state"][FILLER] = _COMMENT
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
     exchange.streaming = True
+    exchange.scope["state"][FILLER] = _COMMENT
     # Each write is a system call and wakes the client: events that arrive together are sent together.
     body = form.begin(answer.request.sampling.n)
     async with aclosing(answer.events()) as stream:

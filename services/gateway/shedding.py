@@ -47,7 +47,7 @@ LATE_S = 0.02
 RECENT_S = 1.0
 """How long a refusal of the router counts that was not late, and how long the delay is measured after the last request."""
 LATE_RECENT_S = 5.0
-"""How long one counts that was late."""
+"""How long a late refusal of the router counts."""
 LEAST_ASKED = 10.0
 """Requests of a key per second that a router is asked about whose refusals are late, at least ..."""
 ASKED = 2.0
@@ -112,7 +112,7 @@ class Shedding:
         return max(self._delay_s, self._clock() - self._due_s)
 
     def came(self) -> bool:
-        """A request came. Returns whether it may have to be refused, which ``refusal`` says."""
+        """Note that a request came. Returns whether it may have to be refused, which ``refusal`` says."""
         self._asked_s = self._clock()
         if self._due_s == float("inf"):
             self._measure()
@@ -120,13 +120,13 @@ class Shedding:
         return self._sustained.behind or self._asked_s < self._refuses_until_s
 
     def let_in(self, sender: Tenant) -> None:
-        """The request is not refused here."""
+        """Count a request that is not refused here."""
         now_s = self._clock()
         self._arrivals.let_in(sender.name, sender.weight, now_s)
         self._turnover.free(1, now_s)
 
     def refused(self, key: str, error: Overloaded, took_s: Seconds) -> None:
-        """The router refused a request of ``key``, ``took_s`` after it was asked."""
+        """Note that the router refused a request of ``key``, ``took_s`` after it was asked."""
         now_s = self._clock()
         self._last[key] = _Refusal(now_s, error.retry_after_s or RECENT_S)
         self._refuses_until_s = max(self._refuses_until_s, now_s + RECENT_S)
@@ -135,12 +135,12 @@ class Shedding:
             self.unanswered(key)
 
     def unanswered(self, key: str) -> None:
-        """The router said nothing of a request of ``key`` before its deadline, which is as late as a refusal can be."""
+        """Note that the router said nothing of a request of ``key`` before its deadline: as late as a refusal can be."""
         self._late_at_s[key] = self._clock()
         self._refuses_until_s = self._clock() + LATE_RECENT_S
 
     def accepted(self, key: str) -> None:
-        """The router has begun to answer a request of ``key``."""
+        """Note that the router has begun to answer a request of ``key``."""
         self._probing_of(key).accepted(self._clock())
         self._let_in_anyway.accepted(self._clock())
 

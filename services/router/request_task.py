@@ -309,14 +309,14 @@ class RequestTask(ABC):
         self._cluster.feed(event)
         lost = isinstance(error, InstanceLost) and not event.drains and error.message != STOPPED_RESPONDING
         if epoch is not None and lost:
-            loss, told = Loss(name, epoch), error.sent_by_peer
+            loss, has_ended = Loss(name, epoch), error.sent_by_peer
             survivors = frozenset[Loss]()
-            if doubtful := self._machine.losses.doubtful(loss, certain=told):
+            if doubtful := self._machine.losses.doubtful(loss, certain=has_ended):
                 survivors = await self._cluster.surviving(doubtful)
             if loss not in survivors:
                 self._lost_with.append(f"{name}: {shown(error.message)}")
                 logger.warning("request %s was lost with %s", self.request.request_id, self._lost_with[-1])
-            event = replace(event, error=InstanceLost(_LOST), loss=loss, has_ended=told, survivors=survivors)
+            event = replace(event, error=InstanceLost(_LOST), loss=loss, has_ended=has_ended, survivors=survivors)
         self.feed(event)
 
     async def _encode(self, effect: Encode) -> None:

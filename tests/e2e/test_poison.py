@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,24 +37,28 @@ if any(argument.endswith("services.text") for argument in sys.orig_argv):
 """
 
 
+def delayed(tmp_path: Path) -> Mapping[str, Sequence[str]]:
+    """Options of instances whose engines sleep."""
+    profiles = tmp_path / "profiles"
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    return dict.fromkeys(("encoder", "text"), ("--delay-profile", str(profiles)))
+
+
 @pytest.mark.parametrize("way", ["silent", "said"])
 async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profiles, hook, logs = tmp_path / "profiles", tmp_path / "hook", tmp_path / "logs"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
+    hook, logs = tmp_path / "hook", tmp_path / "logs"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(_HOOK)
     monkeypatch.setenv("PYTHONPATH", str(hook), prepend=os.pathsep)
     monkeypatch.setenv("POISON", way)
-    delayed, question = ("--delay-profile", str(profiles)), Question("What digit?", ("3_a",))
+    question = Question("What digit?", ("3_a",))
     exits = list[Exit]()
     async with (
-        LocalCluster(
-            roles="E:1,PD:3", options={"encoder": delayed, "text": delayed}, log_dir=logs, restart=True
-        ) as cluster,
+        LocalCluster(roles="E:1,PD:3", options=delayed(tmp_path), log_dir=logs, restart=True) as cluster,
         rest(cluster.url) as client,
         asyncio.TaskGroup() as group,
     ):
@@ -72,8 +77,20 @@ async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
     assert poison.json()["error"]["code"] == "engine_failure"
     assert [answer.status_code for answer in answers] == [200] * _OTHERS
     told = "status 1: text/engine (ValueError: no such head size) has failed" if way == "said" else "status 3"
-    assert [str(one) for one in exits] == [f"{one.name} ended with {told}" for one in exits]
+    assert [str(end) for end in exits] == [f"{end.name} ended with {told}" for end in exits]
     assert len(exits) == 2
     log = (logs / "router.log").read_text()
     (line,) = (line for line in log.splitlines() if "fails alone, lost with" in line)
     assert line.count("no such head size") == (2 if way == "said" else 0)
+
+
+async def test_instances_have_answered_once_they_have_encoded_and_generated(tmp_path: Path) -> None:
+    instances = ("encoder-1", "text-1")
+    async with (
+        LocalCluster(roles="E:1,PD:1", options=delayed(tmp_path), log_dir=tmp_path / "logs") as cluster,
+        rest(cluster.url) as client,
+    ):
+        assert await cluster.answered(instances) == []
+        answer = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=2))
+        assert answer.status_code == 200, answer.text
+        assert await cluster.answered(instances) == list(instances)

@@ -23,7 +23,7 @@ class HeldLeases:
         """Instances that the router has forgotten although it held leases there."""
 
     def take(self, name: str, epoch: int, lease_ids: Iterable[LeaseId]) -> None:
-        self._held.update((one, (name, epoch)) for one in lease_ids if one not in self._released)
+        self._held.update((lease_id, (name, epoch)) for lease_id in lease_ids if lease_id not in self._released)
 
     def drop(self, lease_ids: Iterable[LeaseId]) -> None:
         """They are not granted, or somebody else gives them back."""
@@ -84,7 +84,8 @@ class WatchedInstance(LinkedInstance):
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         async with aclosing(super().generate(request)) as stream:
             async for events in stream:
-                self._leases.drop([one.ticket.lease_id for one in request.kv_segments])  # the reader has released them
+                # The reader has released them.
+                self._leases.drop([segment.ticket.lease_id for segment in request.kv_segments])
                 if events and isinstance(events[-1], HandedOver):
                     self._take(*leases_of(events[-1].segments))
                 yield events

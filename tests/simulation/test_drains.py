@@ -38,7 +38,7 @@ WORLDS = {
 
 def long_answers(seed: int, count: int = 16) -> list[Ask]:
     sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    return [replace(one, request=replace(one.request, sampling=sampling)) for one in make_turns(seed, count)]
+    return [replace(turn, request=replace(turn.request, sampling=sampling)) for turn in make_turns(seed, count)]
 
 
 async def played(cluster: SimCluster, asks: list[Ask]) -> list[Reply]:

@@ -64,7 +64,7 @@ async def poisonable(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> As
     encode, decode_step = FakeEncoderEngine.encode, FakeTextEngine.decode_step
 
     def encode_or_end(engine: FakeEncoderEngine, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
-        if any(one.media == _IMAGE for one in batch):
+        if any(item.media == _IMAGE for item in batch):
             endings.end(engine)
         return encode(engine, batch)
 

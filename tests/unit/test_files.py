@@ -158,10 +158,10 @@ def test_a_setting_beyond_every_machine_is_refused(setting: str, value: str) -> 
 def _numbers() -> Iterator[tuple[str, str | None]]:
     """The command and the option of every number; an argument has no option."""
     for command in app.registered_commands + [
-        one
+        command
         for group in app.registered_groups
         if group.typer_instance
-        for one in group.typer_instance.registered_commands
+        for command in group.typer_instance.registered_commands
     ]:
         assert command.callback is not None
         for parameter in inspect.signature(command.callback).parameters.values():

@@ -462,7 +462,7 @@ class LocalCluster:
 
     async def _has_answered(self, client: httpx.AsyncClient, name: str) -> bool:
         """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one."""
-        method = "Encode" if self._plans[name].role is Role.E else "Generate"
+        method = "Encoder/Encode" if self._plans[name].role is Role.E else "Text/Generate"
         try:
             text = (await client.get(f"{self.admin_urls[name]}/metrics", timeout=_READY_ANSWER_S)).text
         except httpx.HTTPError:

@@ -165,7 +165,7 @@ class ClusterPlan:
         lines = []
         for name, value in sorted(os.environ.items()):  # noqa: TID251 - children get it
             given = flags.get(name.upper(), {value})
-            if {one.lower() for one in given} == {value.lower()}:
+            if {flag.lower() for flag in given} == {value.lower()}:
                 continue
             instead = next(iter(given)) if len(given) == 1 else f"{len(given)} values, one for each process"
             lines.append(f"{name} has no effect on a local cluster, which sets {instead}")

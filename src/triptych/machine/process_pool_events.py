@@ -90,7 +90,7 @@ class KillProcess:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A process of the pool, or none of it, is started any more, until a size is declared again."""
+    """One process of the pool, or all of them, are not started any more until a size is declared again."""
 
     pool: str
     reason: str

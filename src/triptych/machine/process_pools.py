@@ -116,13 +116,13 @@ class ProcessPools:
     def fault(self, pool: str) -> str:
         """Why the pool does not become what is wanted; empty if nothing is wrong."""
         found = self._pool(pool)
-        given_up = (one.reason for one in found.processes.values() if self._is_given_up(one))
+        given_up = (process.reason for process in found.processes.values() if self._is_given_up(process))
         return found.fault or next(given_up, "")
 
     @property
     def on_trial(self) -> tuple[str, ...]:
         """Running processes that have ended before, and not answered since."""
-        return tuple(one.name for one in self._all() if one.phase is ProcessPhase.RUNNING and one.ends)
+        return tuple(process.name for process in self._all() if process.phase is ProcessPhase.RUNNING and process.ends)
 
     def processes(self, pool: str) -> tuple[ProcessState, ...]:
         """In the order of their names' numbers."""
@@ -188,12 +188,11 @@ class ProcessPools:
         if not 0 <= event.size <= limit:
             raise InvalidRequest(f"the size of pool {event.pool} is {event.size}, it must be 0 to {limit}")
         self._check(event.token)
-        if event.size != pool.wanted or self.fault(
-            event.pool
-        ):  # it was given up: whoever declares it wants another attempt
+        # Whoever declares a size again that was given up wants another attempt.
+        if event.size != pool.wanted or self.fault(event.pool):
             pool.wanted = event.size
-            for one in pool.processes.values():
-                one.ends = 0
+            for process in pool.processes.values():
+                process.ends = 0
             self._try_again(pool, now_s, now_s)
         return self._advance(event.pool, now_s)
 

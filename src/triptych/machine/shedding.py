@@ -24,7 +24,7 @@ class SustainedDelay:
         self.behind = False
 
     def measured(self, delay_s: Seconds, now_s: Seconds) -> bool:
-        """A delay was measured. Returns whether ``behind`` has changed."""
+        """Take a measurement. Returns whether ``behind`` has changed."""
         if (delay_s > self._target_s) == self.behind:
             self._since_s = None
         elif self._since_s is None:
@@ -52,7 +52,7 @@ class Probing:
         self._at_s: Seconds = float("-inf")
 
     def accepted(self, now_s: Seconds) -> None:
-        """One was accepted."""
+        """Count one that was accepted."""
         self._accepted.append(now_s)
 
     def take(self, now_s: Seconds) -> bool:
@@ -85,12 +85,12 @@ class Arrivals:
         self._let_in = self._let_in_before = 0
 
     def let_in(self, key: str, weight: float, now_s: Seconds) -> None:
-        """A request came and was not refused."""
+        """Count a request that came and was not refused."""
         self._count(key, weight, now_s)
         self._let_in += 1
 
     def refused(self, key: str, weight: float, now_s: Seconds) -> None:
-        """A request came and was refused."""
+        """Count a request that came and was refused."""
         self._count(key, weight, now_s)
 
     def is_within_share(self, key: str, now_s: Seconds) -> bool:

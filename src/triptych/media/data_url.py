@@ -125,6 +125,6 @@ def _pieces(text: str | memoryview) -> Iterator[bytes]:
         taken = text[at : at + _PIECE_CHARS]
         piece = taken.encode("utf-8", "surrogatepass") if isinstance(taken, str) else bytes(taken)
         cut = piece.rfind(b"%", len(piece) - 2) if at + len(taken) < len(text) else -1
-        piece = piece if cut < 0 else piece[:cut]
-        yield piece
-        at += len(taken) if cut < 0 else len(taken) - (2 if cut == len(taken) - 2 else 1)
+        kept = len(piece) if cut < 0 else cut
+        yield piece[:kept]
+        at += len(taken) - (len(piece) - kept)

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from triptych.domain.reasons import printable
 from triptych.ports import Clock
 from triptych.runtime import tracing
 from triptych.runtime.clock import monotonic
@@ -61,27 +62,23 @@ class BoundedWarnings:
         self._silent_until_s[kind] = now_s + _WARN_EVERY_S
 
 
-def printable(text: str, limit: int = _MAX_MESSAGE_CHARS) -> str:
-    """``text`` on one line: what cannot be printed is escaped as Python does, what is beyond ``limit`` characters is counted."""
-    rest = len(text) - limit
-    if rest > 0:
-        text = f"{text[:limit]}... and {rest} characters"
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+def _short(text: str) -> str:
+    """``text`` on one line; the characters that are left out are counted."""
+    rest = len(text) - _MAX_MESSAGE_CHARS
+    return printable(f"{text[:_MAX_MESSAGE_CHARS]}... and {rest} characters" if rest > 0 else text)
 
 
 class TextFormatter(logging.Formatter):
     """Text for people, with the request id in brackets after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        record.message = printable(record.message)
+        record.message = _short(record.message)
         line = super().formatMessage(record)
         current = request_id.get()
         return f"{line} [{current}]" if current else line
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        return "\n".join(_TRACEBACK_INDENT + printable(line) for line in super().formatException(ei).splitlines())
+        return "\n".join(_TRACEBACK_INDENT + _short(line) for line in super().formatException(ei).splitlines())
 
 
 class JsonFormatter(logging.Formatter):
@@ -92,7 +89,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": printable(record.getMessage()),
+            "message": _short(record.getMessage()),
         }
         if current := request_id.get():
             line["request_id"] = current

@@ -194,4 +194,4 @@ class ProcessScaler:
             poll_s = _READY_POLL_S
         elif self._machine.on_trial:
             poll_s = _ANSWERED_POLL_S
-        return min((one for one in (left_s, poll_s) if one is not None), default=None)
+        return min((pause_s for pause_s in (left_s, poll_s) if pause_s is not None), default=None)

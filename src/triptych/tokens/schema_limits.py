@@ -143,6 +143,7 @@ class _Check:
             raise self._beyond(f"a text has {len(text)} characters, the limit is {MAX_LITERAL}")
 
     def _check_pattern(self, pattern: str) -> None:
+        self._check_length(pattern)
         if (repeats := _repeats(pattern)) > MAX_LITERAL:
             raise self._beyond(f"a pattern repeats a text {repeats} times, the limit is {MAX_LITERAL}")
         if (operator := _SET_OPERATORS.search(pattern)) is not None:

@@ -1,7 +1,7 @@
 import base64
 import textwrap
 from collections.abc import Callable
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -51,6 +51,15 @@ def test_a_url_without_base64_is_percent_decoded(header: str) -> None:
     assert decode_data_url(f"{header},A%20b,c;base64", 100) == b"A b,c;base64"
     with pytest.raises(InvalidMedia, match="holds 256 bytes, the limit is 255"):
         decode_data_url(f"{header},{quote(DATA)}", len(DATA) - 1)
+
+
+@pytest.mark.parametrize("piece_chars", range(3, 9))
+def test_other_characters_and_escapes_may_lie_at_the_edge_of_a_piece(
+    piece_chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_url, "_PIECE_CHARS", piece_chars)
+    text = "é€%C3%A9 %25a%e2%82%ac€%20é%"
+    assert decode_data_url(f"data:,{text}", 100) == unquote_to_bytes(text)
 
 
 @pytest.mark.parametrize("size", range(250, 256))

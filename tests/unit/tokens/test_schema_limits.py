@@ -64,6 +64,7 @@ def test_ordinary_schemas_pass(schema: object) -> None:
         ({"multipleOf": 9973, "allOf": [{"multipleOf": 9967}]}, "multipleOf 9967: 99400891 steps, the limit"),
         ({"pattern": "^(a{1000}){1000}$"}, "a pattern repeats a text 1000000 times, the limit is 4096"),
         ({"patternProperties": {"^a{5000}": {}}}, "a pattern repeats a text 5000 times"),
+        ({"pattern": "a{" + "9" * 5000 + "}"}, "#: a text has 5003 characters, the limit is 4096"),
         ({"pattern": "^[[:alpha:]]$"}, r"a pattern has '\[' within a character class"),
         ({"pattern": "^[a-z&&[^b]]$"}, "a pattern has '&&' within a character class"),
         ({"const": "a" * (MAX_LITERAL + 1)}, "#/const: a text has 4097 characters, the limit is 4096"),

@@ -332,7 +332,7 @@ class ClusterMachine:
                     effects = self._health.overtaken(credit, placed, now_s)
             case Tick():
                 self._wake_at_s = None
-                for instance in [one for one in self._instances.by_name.values() if one.leaving]:
+                for instance in [known for known in self._instances.by_name.values() if known.leaving]:
                     effects += self._forget_if_over(instance, now_s)
         if self._waiting.in_order:
             effects += self._serve_waiting(now_s)
@@ -587,8 +587,10 @@ class ClusterMachine:
 
     def _apart(self, wanted: CreditsWanted) -> tuple[Want, ...]:
         """Not at encoders that may end with another request. Equal items may end one encoder together."""
-        suspects = [one for one in self._credits.suspects.values() if one.request != wanted.request]
-        kept_out = [frozenset(one.name for one in suspects if one.content != want.content) for want in wanted.wants]
+        suspects = [credit for credit in self._credits.suspects.values() if credit.request != wanted.request]
+        kept_out = [
+            frozenset(credit.name for credit in suspects if credit.content != want.content) for want in wanted.wants
+        ]
         return tuple(
             replace(want, exclude=want.exclude | names) if names else want
             for want, names in zip(wanted.wants, kept_out, strict=True)

@@ -227,7 +227,7 @@ class Instance:
     @property
     def calls(self) -> int:
         """Credits whose work has not ended."""
-        return sum([one.own_pending for one in self.stages.values()])
+        return sum([stage.own_pending for stage in self.stages.values()])
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

@@ -220,7 +220,8 @@ def test_when_the_engine_cannot_go_on_only_what_it_encoded_is_lost_with_it_and_t
             calls = [instance.service.encode(encode_request(f"cat {number}")) for number in range(8)]
             failed = await asyncio.gather(*calls, return_exceptions=True)
             lost_with_it = 1 if fails_as_batch_first else 2  # the first batch is small
-            assert [type(one) for one in failed] == [InstanceLost] * lost_with_it + [Unavailable] * (8 - lost_with_it)
+            kinds = [type(error) for error in failed]
+            assert kinds == [InstanceLost] * lost_with_it + [Unavailable] * (8 - lost_with_it)
             assert instance.engine.encoded_items == 0
             assert "batches" in await instance.scope.failed()
             instance.lasting_tasks -= 1

@@ -19,6 +19,7 @@ from triptych.runtime.tracing import Tracing
     ("path", "route"),
     [
         ("/v1/chat/completions", "/v1/chat/completions"),
+        ("//v1//chat/completions/", "/v1/chat/completions"),
         ("/v1/models/some/model", "/v1/models/..."),
         ("/v1/requests/a-users-own-id/timeline", "/v1/requests/..."),
         ("/wp-login.php", "other"),
