@@ -36,6 +36,9 @@ _COMBINED = frozenset(("allOf", "anyOf", "$ref"))
 _ANNOTATIONS = frozenset(
     ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title")
 )
+_CONSTANTS = frozenset(("const", "enum"))
+_TEXTS = frozenset(("$comment", "default", "description", "title"))
+"""Annotations that are texts, mostly. They cost nothing."""
 _CLASSES = frozenset(("\\d", "\\D", "\\w", "\\W", "\\s", "\\S", ".", "]"))
 _MAX_SHOWN = 40
 
@@ -89,7 +92,7 @@ class _Check:
         """Check a value and all below it. Returns its levels."""
         if len(self.trail) >= MAX_DEPTH:
             raise self._beyond(f"it has more than {MAX_DEPTH} levels")
-        if isinstance(value, str):
+        if isinstance(value, str) and not self._annotates():
             self._check_length(value)
         below: Iterable[tuple[str, object]] = ()
         if isinstance(value, dict):
@@ -137,6 +140,11 @@ class _Check:
             self.highs += highs
         if (multiple := _number(schema.get("multipleOf"))) is not None and multiple > 0:
             self.multiples.append(Decimal(str(multiple)))
+
+    def _annotates(self) -> bool:
+        """Whether the text that is visited is an annotation, and not part of a constant."""
+        is_annotation = not _TEXTS.isdisjoint(self.trail[-1:]) or self.trail[-2:-1] == ["examples"]
+        return is_annotation and _CONSTANTS.isdisjoint(self.trail)
 
     def _check_length(self, text: str) -> None:
         if len(text) > MAX_LITERAL:
