@@ -9,6 +9,7 @@ from triptych.tokens.schema_limits import MAX_CHARS, MAX_LITERAL, check_schema
 
 SAFE = 2**53 - 1
 LONG = "a" * (MAX_LITERAL + 1)
+NAMED = {"patternProperties": {f"^x{number}-": {"type": "integer"} for number in range(40)}}
 
 
 def check(schema: object) -> None:
@@ -42,6 +43,8 @@ def chained(links: int) -> dict[str, Any]:
         {"allOf": [{"multipleOf": 60}, {"multipleOf": 0.25}]},
         {"description": LONG, "title": LONG, "$comment": LONG, "default": LONG, "examples": [LONG]},
         {"type": "object", "properties": {"title": {"type": "string", "description": LONG}}},
+        NAMED,
+        {"properties": {f"{n}": {"multipleOf": 100} for n in range(400)}},
         nested(60),
         chained(200),
         {"type": "array", "items": {"$ref": "#"}},
@@ -65,6 +68,11 @@ def test_ordinary_schemas_pass(schema: object) -> None:
         ({"multipleOf": 123_456_789}, "multipleOf 123456789: 123456789 steps, the limit is 10000"),
         ({"multipleOf": 0.00123456789}, "multipleOf 0.00123456789: 123456789 steps, the limit is 10000"),
         ({"multipleOf": 9973, "allOf": [{"multipleOf": 9967}]}, "multipleOf 9967: 99400891 steps, the limit"),
+        ({"items": {"anyOf": [{"multipleOf": 9000 + n} for n in range(6)]}}, "steps together, the limit is 50000"),
+        (
+            {"properties": {f"{n}": NAMED for n in range(3)}},
+            "its patternProperties have 120 patterns, the limit is 100",
+        ),
         ({"pattern": "^(a{1000}){1000}$"}, "a pattern repeats a text 1000000 times, the limit is 4096"),
         ({"patternProperties": {"^a{5000}": {}}}, "a pattern repeats a text 5000 times"),
         ({"pattern": "^[[:alpha:]]$"}, r"a pattern has '\[' within a character class"),
