@@ -30,7 +30,7 @@ from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
-from triptych.families.base import SamplesFrames, shard_outputs
+from triptych.families.base import Resamples, SamplesFrames, shard_outputs
 from triptych.ports import StopSignal
 
 _NBYTES_PER_VALUE = 4
@@ -107,11 +107,13 @@ class AdapterEncoderEngine:
         return self._processor_digest
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
-        """Four bytes per pixel of an image, or per sample at its own rate. Raises InvalidMedia.
+        """Four bytes per pixel of an image, or per sample at the model's rate. Raises InvalidMedia.
 
         For a video: one frame as stored, and the sampled frames (the shard's) as ``prepare`` makes them.
         """
         values = info.pixels + info.samples
+        if info.modality is Modality.AUDIO and isinstance(self._family, Resamples):
+            values = info.samples_at(self._family.sample_rate_hz)
         if info.modality is Modality.VIDEO and isinstance(self._family, SamplesFrames):
             seen = self._family.seen_pixels(info)
             values += _CHANNELS * (seen if shard is None else -(-seen * shard.count // shard.of))

@@ -127,6 +127,14 @@ class SamplesFrames(Protocol):
 
 
 @runtime_checkable
+class Resamples(Protocol):
+    """A family that takes audio at one sample rate."""
+
+    @property
+    def sample_rate_hz(self) -> int: ...
+
+
+@runtime_checkable
 class Gridded(Protocol):
     """A family whose items are cut into patches in time, height and width, from which positions are computed."""
 

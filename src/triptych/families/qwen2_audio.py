@@ -34,10 +34,14 @@ class Qwen2Audio(Plain):
             window=Window.load(files, encoder),
         )
 
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.window.sample_rate_hz
+
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         """Counts like ``Qwen2AudioProcessor``; the clip after the window is ignored."""
         refuse_unless(info, Modality.AUDIO)
-        taken = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
+        taken = min(info.samples_at(self.sample_rate_hz), self.window.samples)
         frames = -(-taken // self.window.hop)
         tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
         refuse_too_short(info, tokens)

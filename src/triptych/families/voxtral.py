@@ -47,12 +47,16 @@ class Voxtral(Plain):
             tokens_per_window=tokens,
         )
 
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.window.sample_rate_hz
+
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         return (Placeholders(self.placeholder_id, sum(self.units(info))),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """One unit per window."""
         refuse_unless(info, Modality.AUDIO)
-        windows = -(-info.samples_at(self.window.sample_rate_hz) // self.window.samples)
+        windows = -(-info.samples_at(self.sample_rate_hz) // self.window.samples)
         refuse_too_short(info, windows)
         return (self.tokens_per_window,) * windows

@@ -26,6 +26,10 @@ MAX_ALTERNATIVES = 1000
 MAX_MULTIPLE = 10_000
 """A ``multipleOf``, or the least common multiple of several that may apply to one value, in steps of the last decimal
 place."""
+MAX_MULTIPLES = 50_000
+"""These steps of all ``multipleOf`` together."""
+MAX_NAME_PATTERNS = 100
+"""Patterns in all ``patternProperties`` together. Each is compared with all the others."""
 
 _LOWS = ("minimum", "exclusiveMinimum")
 _BOUNDS = (*_LOWS, "maximum", "exclusiveMaximum")
@@ -36,6 +40,9 @@ _COMBINED = frozenset(("allOf", "anyOf", "$ref"))
 _ANNOTATIONS = frozenset(
     ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title")
 )
+_CONSTANTS = frozenset(("const", "enum"))
+_TEXTS = frozenset(("$comment", "default", "description", "title"))
+"""Annotations that are texts, mostly. They cost nothing."""
 _CLASSES = frozenset(("\\d", "\\D", "\\w", "\\W", "\\s", "\\S", ".", "]"))
 _MAX_SHOWN = 40
 
@@ -62,6 +69,7 @@ class _Check:
     lows: list[_Bound] = field(default_factory=list)
     highs: list[_Bound] = field(default_factory=list)
     alternatives: int = 0
+    name_patterns: int = 0
     combines: bool = False
     """Whether several schemas may apply to one value."""
 
@@ -72,24 +80,31 @@ class _Check:
             raise ValueError(f"it has {levels} levels with the schemas it refers to, the limit is {MAX_LEVELS}")
         if self.alternatives > MAX_ALTERNATIVES:
             raise ValueError(f"its anyOf and allOf have {self.alternatives} schemas, the limit is {MAX_ALTERNATIVES}")
+        if self.name_patterns > MAX_NAME_PATTERNS:
+            raise ValueError(
+                f"its patternProperties have {self.name_patterns} patterns, the limit is {MAX_NAME_PATTERNS}"
+            )
         if self.combines:
             _refuse_open(self.lows, self.highs)
         self._check_multiples()
 
     def _check_multiples(self) -> None:
         finest = max((_places(multiple) for multiple in self.multiples), default=0)
-        least = 1
+        least, total = 1, 0
         for multiple in self.multiples:
             steps = int(Fraction(multiple) * 10 ** (finest if self.combines else _places(multiple)))
             least = lcm(least, steps) if self.combines else steps
             if least > MAX_MULTIPLE:
                 raise ValueError(f"multipleOf {multiple}: {least} steps, the limit is {MAX_MULTIPLE}")
+            total += least
+            if total > MAX_MULTIPLES:
+                raise ValueError(f"its multipleOf have {total} or more steps together, the limit is {MAX_MULTIPLES}")
 
     def _visit(self, value: object) -> int:
         """Check a value and all below it. Returns its levels."""
         if len(self.trail) >= MAX_DEPTH:
             raise self._beyond(f"it has more than {MAX_DEPTH} levels")
-        if isinstance(value, str):
+        if isinstance(value, str) and not self._annotates():
             self._check_length(value)
         below: Iterable[tuple[str, object]] = ()
         if isinstance(value, dict):
@@ -114,6 +129,7 @@ class _Check:
                 if abs(number) > MAX_NUMBER:
                     raise self._beyond(f"{name} {str(number)[:_MAX_SHOWN]} is beyond ±{MAX_NUMBER}, the limit")
         named = schema.get("patternProperties")
+        self.name_patterns += len(named) if isinstance(named, dict) else 0
         for pattern in (schema.get("pattern"), *(named if isinstance(named, dict) else ())):
             if isinstance(pattern, str):
                 self._check_pattern(pattern)
@@ -137,6 +153,11 @@ class _Check:
             self.highs += highs
         if (multiple := _number(schema.get("multipleOf"))) is not None and multiple > 0:
             self.multiples.append(Decimal(str(multiple)))
+
+    def _annotates(self) -> bool:
+        """Whether the text that is visited is an annotation, and not part of a constant."""
+        is_annotation = not _TEXTS.isdisjoint(self.trail[-1:]) or self.trail[-2:-1] == ["examples"]
+        return is_annotation and _CONSTANTS.isdisjoint(self.trail)
 
     def _check_length(self, text: str) -> None:
         if len(text) > MAX_LITERAL:

@@ -23,6 +23,7 @@ from triptych.transport.merging import merge
 pytestmark = pytest.mark.timeout(180)
 
 ANSWER_TOKENS = 8
+AUDIO_RATE_HZ = 16_000
 MOST_UNITS = 12
 DIVIDE = {
     "idefics3",
@@ -97,13 +98,19 @@ def test_any_split_equals_the_whole_item(case: Case, engine: TransformersEncoder
 def test_memory_of_an_item_is_computed_before_decoding(case: Case, engine: TransformersEncoderEngine) -> None:
     for item in divisible(case):
         info = item.info
-        stored = 4 * (info.pixels + info.samples)
+        stored = 4 * (info.samples_at(AUDIO_RATE_HZ) if info.samples else info.pixels)
         for shard in (None, *cuts(units_of(case.builder.family, info), 0)[0]):
             counted = engine.decoded_nbytes(info, shard)
             if info.modality is Modality.VIDEO:
                 assert counted == stored + engine.prepare(item.media, info, shard).features["pixel_values"].nbytes
             else:
                 assert counted == stored
+
+
+def test_audio_counts_with_its_samples_after_resampling(case: Case, engine: TransformersEncoderEngine) -> None:
+    for info in (item.info for item in divisible(case) if item.info.modality is Modality.AUDIO):
+        slow = replace(info, sample_rate_hz=1000)
+        assert engine.decoded_nbytes(slow) == 4 * info.samples * AUDIO_RATE_HZ // 1000
 
 
 def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -> tuple[EngineRequest, int]:

@@ -8,6 +8,8 @@ import pytest
 from triptych.tokens.schema_limits import MAX_CHARS, MAX_LITERAL, check_schema
 
 SAFE = 2**53 - 1
+LONG = "a" * (MAX_LITERAL + 1)
+NAMED = {"patternProperties": {f"^x{number}-": {"type": "integer"} for number in range(40)}}
 
 
 def check(schema: object) -> None:
@@ -39,6 +41,10 @@ def chained(links: int) -> dict[str, Any]:
         {"type": "string", "pattern": r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-.{1,100000}\d{9999}[\[\]-]$"},
         {"properties": {"a": {"multipleOf": 9973}, "b": {"multipleOf": 9967}, "c": {"multipleOf": 0.01}}},
         {"allOf": [{"multipleOf": 60}, {"multipleOf": 0.25}]},
+        {"description": LONG, "title": LONG, "$comment": LONG, "default": LONG, "examples": [LONG]},
+        {"type": "object", "properties": {"title": {"type": "string", "description": LONG}}},
+        NAMED,
+        {"properties": {f"{n}": {"multipleOf": 100} for n in range(400)}},
         nested(60),
         chained(200),
         {"type": "array", "items": {"$ref": "#"}},
@@ -62,13 +68,20 @@ def test_ordinary_schemas_pass(schema: object) -> None:
         ({"multipleOf": 123_456_789}, "multipleOf 123456789: 123456789 steps, the limit is 10000"),
         ({"multipleOf": 0.00123456789}, "multipleOf 0.00123456789: 123456789 steps, the limit is 10000"),
         ({"multipleOf": 9973, "allOf": [{"multipleOf": 9967}]}, "multipleOf 9967: 99400891 steps, the limit"),
+        ({"items": {"anyOf": [{"multipleOf": 9000 + n} for n in range(6)]}}, "steps together, the limit is 50000"),
+        (
+            {"properties": {f"{n}": NAMED for n in range(3)}},
+            "its patternProperties have 120 patterns, the limit is 100",
+        ),
         ({"pattern": "^(a{1000}){1000}$"}, "a pattern repeats a text 1000000 times, the limit is 4096"),
         ({"patternProperties": {"^a{5000}": {}}}, "a pattern repeats a text 5000 times"),
         ({"pattern": "a{" + "9" * 5000 + "}"}, "#: a text has 5003 characters, the limit is 4096"),
         ({"pattern": "^[[:alpha:]]$"}, r"a pattern has '\[' within a character class"),
         ({"pattern": "^[a-z&&[^b]]$"}, "a pattern has '&&' within a character class"),
-        ({"const": "a" * (MAX_LITERAL + 1)}, "#/const: a text has 4097 characters, the limit is 4096"),
-        ({"properties": {"a" * (MAX_LITERAL + 1): {}}}, "#/properties: a text has 4097 characters"),
+        ({"const": {"title": LONG}}, "#/const/title: a text has 4097 characters, the limit is 4096"),
+        ({"enum": [{"examples": [LONG]}]}, "#/enum/0/examples/0: a text has 4097 characters"),
+        ({"const": LONG}, "#/const: a text has 4097 characters, the limit is 4096"),
+        ({"properties": {LONG: {}}}, "#/properties: a text has 4097 characters"),
         ({"anyOf": [{}] * 600, "allOf": [{}] * 600}, "its anyOf and allOf have 1200 schemas, the limit is 1000"),
         (nested(64), "it has more than 64 levels"),
         (chained(400), "levels with the schemas it refers to, the limit is 800"),
