@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 from starlette.types import Message, Send
@@ -62,6 +62,8 @@ class BoundedHttp(HttpToolsProtocol):
     head_timeout_s = 20.0
     listener: socket.socket | None = None
     """Where other connections wait."""
+    _accepting: ClassVar[set[asyncio.Task[None]]] = set()
+    """Connections that are accepted with another, until their TLS handshake is over. Uvicorn would wait for them at the end among its own tasks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,8 +97,8 @@ class BoundedHttp(HttpToolsProtocol):
             except OSError:  # none waits, or too many files are open; or the listener is closed
                 return
             accepted.setblocking(False)
-            self.tasks.add(task := self.loop.create_task(self._serve(accepted)))
-            task.add_done_callback(self.tasks.discard)
+            self._accepting.add(task := self.loop.create_task(self._serve(accepted)))
+            task.add_done_callback(self._accepting.discard)
 
     async def _serve(self, accepted: socket.socket) -> None:
         def protocol() -> asyncio.Protocol:
@@ -106,6 +108,14 @@ class BoundedHttp(HttpToolsProtocol):
             await self.loop.connect_accepted_socket(protocol, accepted, ssl=self.config.ssl)
         except OSError:  # it is closed again, or its handshake failed
             accepted.close()
+
+    def shutdown(self) -> None:
+        """Close if no answer is due, else after it."""
+        is_idle = not (self.transport.is_closing() or self.transport.get_write_buffer_size())
+        super().shutdown()
+        if is_idle and self.transport.is_closing():  # a client that is idle may not answer TLS's close_notify
+            self._stop_timer()
+            self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -46,8 +46,8 @@ LATE_S = 0.02
 """Time after which a refusal of the router is late."""
 RECENT_S = 1.0
 """How long a refusal of the router counts that was not late, and how long the delay is measured after the last request."""
-LATE_RECENT_S = 5.0
-"""How long a late refusal of the router counts."""
+LATE_COUNT, LATE_RECENT_S = 10, 5.0
+"""How many late ones within how long say that a router is behind: a few deadlines may have been too short for any router."""
 LEAST_ASKED = 10.0
 """Requests of a key per second that a router is asked about whose refusals are late, at least ..."""
 ASKED = 2.0
@@ -85,8 +85,8 @@ class Shedding:
         self._rng = rng
         self._last: dict[str, _Refusal] = {}
         """The router's refusals by key, of which there are as many as the settings name."""
-        self._late_at_s: dict[str, Seconds] = {}
-        """When the router last said of a key too late that it refuses, or nothing; without what it said in time since."""
+        self._late_at_s: dict[str, deque[Seconds]] = {}
+        """When the router lately said of a key too late that it refuses, or nothing, since it last refused in time."""
         self._probing: dict[str, Probing] = {}
         """By key too."""
         self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S)
@@ -130,13 +130,14 @@ class Shedding:
         now_s = self._clock()
         self._last[key] = _Refusal(now_s, error.retry_after_s or RECENT_S)
         self._refuses_until_s = max(self._refuses_until_s, now_s + RECENT_S)
-        self._late_at_s.pop(key, None)
         if took_s > LATE_S:
             self.unanswered(key)
+        else:
+            self._late_at_s.pop(key, None)
 
     def unanswered(self, key: str) -> None:
         """Note that the router said nothing of a request of ``key`` before its deadline: as late as a refusal can be."""
-        self._late_at_s[key] = self._clock()
+        self._late_at_s.setdefault(key, deque(maxlen=LATE_COUNT)).append(self._clock())
         self._refuses_until_s = self._clock() + LATE_RECENT_S
 
     def accepted(self, key: str) -> None:
@@ -183,8 +184,9 @@ class Shedding:
         is_recent = last is not None and now_s - last.at_s < RECENT_S
         if is_recent and self._a_little.behind and delay_s > BEHIND_S:
             return True
-        late_s = now_s - self._late_at_s.get(key, float("-inf"))
-        return late_s < LATE_RECENT_S and not self._probing_of(key).take(now_s)
+        late = self._late_at_s.get(key, ())
+        is_behind = len(late) >= LATE_COUNT and now_s - late[0] < LATE_RECENT_S
+        return is_behind and not self._probing_of(key).take(now_s)
 
     def _probing_of(self, key: str) -> Probing:
         return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))

@@ -1,10 +1,13 @@
 """The REST port under TLS."""
 
+import asyncio
+import socket
 import ssl
 from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 
 from services.gateway.app import serve
 from services.gateway.keys import new_key
@@ -41,6 +44,30 @@ async def test_https_with_keys_and_without_certificates_of_callers(tmp_path: Pat
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await distrusting.get("/health")
     assert b'triptych_tls_certificate_expiry_timestamp_seconds{certificate="rest"}' in telemetry.metrics.render()
+
+
+def test_clients_that_send_nothing_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    """One has made its handshake and is idle, as in a pool of connections; the others have not begun theirs."""
+    certificate, private, trusted = identities.files(identities.cluster(tmp_path / "ca").folder / "gateway")
+    context = ssl.create_default_context(cafile=str(trusted))
+
+    async def scenario() -> None:
+        settings = GatewaySettings(port=0, drain_s=40, rest_tls=RestTls(certificate, private))
+        async with serve(settings, FakeRouter()) as app:
+            address = ("127.0.0.1", app.port)
+            idle = socket.create_connection(address)
+            async with asyncio.TaskGroup() as group:
+                wrapping = group.create_task(asyncio.to_thread(context.wrap_socket, idle, server_hostname="localhost"))
+                await asyncio.sleep(0)
+                silent = [socket.create_connection(address) for _ in range(100)]
+            began_s = asyncio.get_running_loop().time()
+            await app.drain()
+            took_s = asyncio.get_running_loop().time() - began_s
+            for client in (wrapping.result(), *silent):
+                client.close()
+        assert took_s < 25, "uvloop waits 30 s for a close_notify, 60 s for a handshake"
+
+    uvloop.run(scenario())
 
 
 async def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:

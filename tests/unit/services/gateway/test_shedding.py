@@ -238,16 +238,38 @@ def test_a_router_whose_refusals_are_late_is_asked_about_twice_as_many_as_it_acc
     virtual_time.run(scenario())
 
 
+def test_a_few_deadlines_that_pass_do_not_refuse_a_burst() -> None:
+    """They may have been too short for a router that has nothing else to do."""
+
+    async def scenario() -> None:
+        served = Served()
+        for _ in range(3):
+            assert served.ask() is None
+            served.shedding.unanswered("")
+            served.shedding.refused("", Overloaded("full"), took_s=1.0)
+            served.shedding.unanswered("")
+            await asyncio.sleep(shedding.LATE_RECENT_S / 3)
+        assert [served.ask() for _ in range(100)] == [None] * 100
+        for _ in range(shedding.LATE_COUNT):
+            served.shedding.unanswered("")
+        assert sum(served.ask() is None for _ in range(100)) < 5
+        await asyncio.sleep(shedding.LATE_RECENT_S)
+        assert [served.ask() for _ in range(100)] == [None] * 100
+
+    virtual_time.run(scenario())
+
+
 async def test_a_router_that_lets_deadlines_pass_is_asked_about_few(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shedding, "BEHIND_S", 60.0)  # this machine may be late
+    monkeypatch.setattr(shedding, "LATE_COUNT", 1)
     monkeypatch.setattr(shedding, "LATE_RECENT_S", 60.0)
     monkeypatch.setattr(shedding, "LEAST_ASKED", 1e-3)
     router = FakeRouter([asyncio.Event()])
     async with rest(router) as client:
         told = [
-            (await client.post("/v1/chat/completions", json=ASK, headers={"x-request-timeout": "0.1"})).status_code
+            (await client.post("/v1/chat/completions", json=ASK, headers={"x-request-timeout": "0.5"})).status_code
             for _ in range(4)
         ]
     assert told == [504, 504, 429, 429]
@@ -270,6 +292,7 @@ async def test_after_a_late_refusal_the_router_is_asked_about_few(
     rest: Rest, error: TriptychError, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shedding, "BEHIND_S", 60.0)  # this machine may be late
+    monkeypatch.setattr(shedding, "LATE_COUNT", 1)
     monkeypatch.setattr(shedding, "LATE_RECENT_S", 60.0)
     monkeypatch.setattr(shedding, "LEAST_ASKED", 1e-3)
     router = LateRouter([error])
@@ -308,7 +331,7 @@ async def test_a_gateway_that_is_behind_refuses_the_key_that_floods_and_answers_
                 group.create_task(client.get(path, headers=headers["flood"]))
                 for path in ("/health", "/ready", "/metrics")
             ]
-        assert {task.result() for task in flood} == {200, 429}
+        assert {200, 429} <= {task.result() for task in flood} <= {200, 429, 504}, "late ones on a slow machine"
         assert [task.result() for task in unread].count(429) >= 15, "of 20, as a few are let in"
         assert small.result() == 200
         assert [task.result().status_code for task in probes] == [200, 200, 200]
