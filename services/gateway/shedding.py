@@ -184,8 +184,8 @@ class Shedding:
         is_recent = last is not None and now_s - last.at_s < RECENT_S
         if is_recent and self._a_little.behind and delay_s > BEHIND_S:
             return True
-        late = self._late_at_s.get(key, ())
-        is_behind = len(late) >= LATE_COUNT and now_s - late[0] < LATE_RECENT_S
+        late = self._late_at_s.get(key)
+        is_behind = late is not None and len(late) == LATE_COUNT and now_s - late[0] < LATE_RECENT_S
         return is_behind and not self._probing_of(key).take(now_s)
 
     def _probing_of(self, key: str) -> Probing:
