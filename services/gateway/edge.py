@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import isfinite
@@ -43,7 +43,8 @@ class Edge:
     """Wraps the whole application. Unknown exceptions are logged and answered with a bare 500.
 
     ``hosts`` are the allowed values of the ``Host`` header, or None for any. This stops DNS rebinding, in which a web
-    page's own name is made to resolve to a loopback address. ``refused`` tells why no connection may stay open, ``shed`` why a request is
+    page's own name is made to resolve to a loopback address. Then web pages of other sites, but for the ``origins``, may not post forms either,
+    which browsers send without asking (CORS). ``refused`` tells why no connection may stay open, ``shed`` why a request is
     refused as the gateway is behind. Neither applies to the probes of an operator.
     """
 
@@ -56,12 +57,14 @@ class Edge:
         refused: Callable[[], TriptychError | None],
         shed: Callable[[Headers], TriptychError | None],
         hosts: frozenset[str] | None,
+        origins: Collection[str],
         clock: Clock,
     ) -> None:
         self._app = app
         self._refused = refused
         self._shed = shed
         self._hosts = hosts
+        self._origins = origins
         self._new_id = new_id
         self._taken = taken
         self._clock = clock
@@ -104,7 +107,7 @@ class Edge:
                 level = logging.DEBUG  # a line for each would cost more than the rest
                 await error_response(refusal)(scope, receive, send_with_id)
                 return
-            self._check_headers(headers)
+            self._check_headers(scope["method"], headers)
             await self._app(scope, receive, send_with_id)
         except HTTPException as error:
             await _no_route(error, scope)(scope, receive, send_with_id)
@@ -117,13 +120,17 @@ class Edge:
             took_s = self._clock() - began_s
             logger.log(level, "%s %r %d %.3fs", scope["method"], scope["path"][:200], status, took_s)
 
-    def _check_headers(self, headers: Headers) -> None:
+    def _check_headers(self, method: str, headers: Headers) -> None:
         """Raises PermissionDenied or ExpectationFailed."""
         if self._hosts is not None:
             for host in headers.getlist("host"):
                 name = host_name(host)
                 if name not in self._hosts and not _is_loopback(name):
                     raise PermissionDenied(f"the host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
+            origin = headers.get("origin", "")
+            is_foreign = headers.get("sec-fetch-site") == "cross-site" and not {"*", origin} & set(self._origins)
+            if method == "POST" and is_foreign:
+                raise PermissionDenied(f"the origin {origin[:100]!r} is not allowed; --allowed-origins adds origins")
         expected = headers.get("expect")
         if expected is not None and expected.lower() != "100-continue":
             raise ExpectationFailed(f"Expect: {expected[:100]!r} is not supported")

@@ -74,6 +74,7 @@ def create_app(
         refused=refused,
         shed=gateway.shed,
         hosts=gateway.settings.hosts,
+        origins=gateway.settings.allowed_origins,
         clock=clock,
     )
     if gateway.settings.allowed_origins:

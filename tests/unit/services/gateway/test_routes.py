@@ -267,6 +267,23 @@ async def test_pages_of_other_origins_may_not(rest: Rest, router: FakeRouter) ->
         assert "access-control-allow-origin" not in answer.headers
 
 
+async def test_pages_of_other_sites_may_not_post_what_browsers_send_unasked(rest: Rest, router: FakeRouter) -> None:
+    """A form, or a text, is sent without a preflight request: its answer is kept from the page, but it would be computed."""
+    form = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+    async with rest(router, allowed_origins=("https://chat.example",)) as client:
+        answer = await client.post(CHAT, json=ASK, headers=form)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+        assert router.requests == []
+        for own in (
+            {"origin": "https://chat.example"},
+            {"sec-fetch-site": "same-site"},
+            {"sec-fetch-site": "same-origin"},
+        ):
+            assert (await client.post(CHAT, json=ASK, headers={**form, **own})).status_code == 200
+    async with rest(router, allowed_origins=("*",)) as client:
+        assert (await client.post(CHAT, json=ASK, headers=form)).status_code == 200
+
+
 async def test_every_origin_may_be_allowed(rest: Rest, router: FakeRouter) -> None:
     async with rest(router, allowed_origins=("*",)) as client:
         assert (await client.options("/v1/models", headers=PREFLIGHT)).headers["access-control-allow-origin"] == "*"
