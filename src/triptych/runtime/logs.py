@@ -30,8 +30,7 @@ _HTTP_CLIENT = "httpx"
 
 _WARN_EVERY_S = 10.0
 _MAX_MESSAGE_CHARS = 4096
-_TRACEBACK_INDENT = "  "
-"""A line of a traceback never looks like a line of the log."""
+_MAX_TRACEBACK_LINES = 200
 
 
 def configure(level: str, log_format: str = "text") -> None:
@@ -68,6 +67,11 @@ def _short(text: str) -> str:
     return printable(f"{text[:_MAX_MESSAGE_CHARS]}... and {rest} characters" if rest > 0 else text)
 
 
+def _traceback(text: str, indent: str = "") -> str:
+    """The end of a traceback, each line printable and short."""
+    return "\n".join(indent + _short(line) for line in text.splitlines()[-_MAX_TRACEBACK_LINES:])
+
+
 class TextFormatter(logging.Formatter):
     """Text for people, with the request id in brackets after the message."""
 
@@ -78,7 +82,7 @@ class TextFormatter(logging.Formatter):
         return f"{line} [{current}]" if current else line
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        return "\n".join(_TRACEBACK_INDENT + _short(line) for line in super().formatException(ei).splitlines())
+        return _traceback(super().formatException(ei), indent="  ")  # no line of it looks like one of the log
 
 
 class JsonFormatter(logging.Formatter):
@@ -97,5 +101,5 @@ class JsonFormatter(logging.Formatter):
             line["trace_id"] = span.trace_id
         line.update(getattr(record, FIELDS, {}))
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _traceback(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False, default=str)

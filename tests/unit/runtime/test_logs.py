@@ -122,6 +122,14 @@ def test_a_text_of_another_process_is_one_short_printable_line(formatter: loggin
     assert "and 5" in line, "what was left out is counted"
 
 
+def test_an_exception_of_another_process_is_bounded_in_json() -> None:
+    stream = StringIO()
+    logger_into(stream, logs.JsonFormatter()).error("failed", exc_info=ValueError(FOREIGN + "\n" * 100_000))
+    exception = json.loads(stream.getvalue())["exception"]
+    assert all(line.isprintable() for line in exception.split("\n"))
+    assert len(exception) < 10_000
+
+
 def test_an_exception_of_another_process_writes_no_line_of_the_log() -> None:
     stream = StringIO()
     logger = logger_into(stream, logs.TextFormatter(logs.FORMAT))
