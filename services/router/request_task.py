@@ -82,6 +82,8 @@ _REASONED = (
 )
 
 _LOST = "an instance was lost while it worked on the request"
+_TOGETHER_S = 0.05
+"""Instances that end within this time are taken to be ended by the same cause from outside: no request is sent to them meanwhile."""
 _LAST_CALL_S = 1.0
 """How long a text instance may take to end its call after the answer's end."""
 
@@ -311,6 +313,8 @@ class RequestTask(ABC):
         if epoch is not None and lost:
             loss, has_ended = Loss(name, epoch), error.sent_by_peer
             survivors = frozenset[Loss]()
+            if not has_ended:
+                await asyncio.sleep(_TOGETHER_S)  # else it would be sent to the next one that was killed with this one
             if doubtful := self._machine.losses.doubtful(loss, certain=has_ended):
                 survivors = await self._cluster.surviving(doubtful)
             if loss not in survivors:

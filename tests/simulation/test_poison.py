@@ -10,7 +10,7 @@ from typing import Never
 import pytest
 
 from tests.simulation.cluster import EncoderNode, SimCluster, TextNode, World
-from tests.simulation.test_cluster import check_right, check_right_or, simulate
+from tests.simulation.test_cluster import check_right, check_right_or, play_while, simulate
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import Tensor
@@ -166,6 +166,19 @@ def test_a_request_that_ends_instances_is_not_tried_at_another_router(
         assert endings.count == _MOST
 
     simulate(World(seed=1, encoders=4, texts=4, routers=2), scenario)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_request_fails_for_instances_that_are_killed_together(seed: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async def kill_two() -> None:
+            await asyncio.sleep(0.55)
+            for node in (*cluster.texts[:2], cluster.encoders[0]):
+                await node.kill()
+
+        check_right(await play_while(cluster, asks_with(seed, ()), kill_two()))
+
+    simulate(World(seed=seed, encoders=3, texts=4, encode_token_s=0.002, text_step_s=0.05), scenario)
 
 
 def test_the_only_instance_is_not_ended_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
