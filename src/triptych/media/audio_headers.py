@@ -238,7 +238,7 @@ def _mp3_padding(frame: bytes) -> int | None:
     places = [place for name in (b"Xing", b"Info") if 0 < (place := frame.find(name, 4, 4 + 36)) <= 36]
     if not places:
         return 0 if frame.startswith(b"VBRI", 36) else None
-    (place,) = places
+    place = max(places)  # the other one is part of the side information
     flags = int.from_bytes(frame[place + 4 : place + 8], "big")
     version = place + 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1)
     if frame[version : version + 4] not in (b"LAME", b"Lavf", b"Lavc"):

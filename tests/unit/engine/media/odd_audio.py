@@ -137,6 +137,7 @@ def _mp3_files() -> Iterable[tuple[str, Make]]:
     yield "mp3 of variable bit rate", partial(mp3, q="5")
     yield "mp3 of average bit rate", partial(mp3, abr="1")
     yield "mp3 with Fraunhofer's tag", _vbri
+    yield "mp3 with the names of two tags", lambda: mp3()[:6] + b"Xing" + mp3()[10:]
     yield "mp3 with ID3", lambda: ID3 + mp3()
     yield "mp3 with ID3 twice", lambda: ID3 * 2 + mp3()
     yield "mp3 with ID3 and its footer", lambda: ID3[:5] + b"\x10" + ID3[6:] + b"3DI" + ID3[3:10] + mp3()
