@@ -69,6 +69,23 @@ def test_another_target_of_that_environment_can_be_run(tmp_path: Path) -> None:
     assert (code, targets) == (0, ["vllm-environment", "vllm-client"])
 
 
+def test_vllms_client_is_run_against_the_cluster_just_started_which_then_ends(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "vllm_client.sh", tmp_path / "scripts")
+    called, log = tmp_path / "called", tmp_path / "build" / "vllm-client-up.log"
+    log.parent.mkdir()
+    log.write_text("ready in 1.0 s at http://of-an-earlier-run\n")
+    program(tmp_path / "scripts" / "vllm_environment.sh", f"echo {tmp_path / 'bin' / 'python'}")
+    program(tmp_path / ".venv" / "bin" / "triptych", "echo ready in 1.0 s at http://just-started", "exec sleep 300")
+    program(tmp_path / ".venv" / "bin" / "python")
+    answers = "====== Serving Benchmark Result ======\nFailed requests: 0"
+    program(tmp_path / "bin" / "python", f'echo "$@" >>{called}', f"cat <<'END'\n{answers}\nEND")
+    # The cluster gets signals as a program in the background does, which ignores SIGINT until it says otherwise.
+    subprocess.run([tmp_path / "scripts" / "vllm_client.sh", "build/result"], check=True, timeout=120)
+    assert "--base-url http://just-started " in called.read_text()
+    assert answers in (tmp_path / "build" / "result.txt").read_text()
+
+
 def test_continuous_integration_runs_it() -> None:
     assert "\nscripts/vllm_ci.sh\n" in (ROOT / ".ci" / "run").read_text()
 
