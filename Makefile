@@ -54,7 +54,7 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 	$(BIN)/python -m examples.burst
 
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
 test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests; after `make check` with CHECKED=1
 ifeq ($(strip $(PYTEST_ARGS)),)

@@ -15,11 +15,12 @@ esac
 result=${1:-benchmarks/results/$result}
 
 log=build/vllm-client-up.log
+: >"$log"  # it is read before the other process has opened it
 "${up[@]}" --port 0 --router-port 0 --no-live >"$log" 2>&1 &
 up=$!
-trap 'kill -INT "$up" 2>/dev/null; wait "$up" || true' EXIT
+trap 'kill "$up" 2>/dev/null; wait "$up" || true' EXIT
 url=
-for _ in $(seq 1200); do
+for _ in $(seq 6000); do
   url=$(sed -n 's/^ready in .* at \(http[^ ]*\)$/\1/p' "$log")
   [ -n "$url" ] && break
   kill -0 "$up" || { cat "$log" >&2; exit 1; }

@@ -2,11 +2,12 @@
 file left behind.
 """
 
+import gc
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -56,6 +57,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks what `make check` runs."""
     if UNIT in item.path.parents and not (item.get_closest_marker("slow") or item.get_closest_marker("process")):
         item.add_marker("checked")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects garbage neither while test modules are imported nor, later, among what they hold: it stays until the end.
+
+    A full collection would visit some million objects of torch and transformers, and takes most of a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -152,7 +152,7 @@ async def test_a_gateway_finds_routers_and_their_models_through_the_manager() ->
         service = await stack.enter_async_context(manager(port))
         settings = GatewaySettings(port=0, managers=access(port))
         gateway = await stack.enter_async_context(gateway_app(settings))
-        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=60))
 
         async def models() -> list[str]:
             answer = await http.get(f"http://127.0.0.1:{gateway.port}/v1/models")

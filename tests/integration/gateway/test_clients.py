@@ -85,7 +85,7 @@ async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpe
 
 
 async def test_tokenize_counts_the_positions_of_images(cluster: LocalCluster) -> None:
-    async with httpx.AsyncClient(base_url=cluster.url, trust_env=False) as rest:
+    async with httpx.AsyncClient(base_url=cluster.url, trust_env=False, timeout=60) as rest:
         got = (await rest.post("/tokenize", json={"messages": ASK["messages"]})).json()
     assert got["count"] == len(got["tokens"]) == answer(SEEN).prompt_tokens
 

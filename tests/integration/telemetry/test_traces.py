@@ -68,7 +68,10 @@ async def test_a_request_makes_one_tree_from_the_callers_span_to_decode() -> Non
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     question = Question("What digits are shown?", ("0_a", "1_a"))
-    async with everything(Telemetry(tracing=Tracing(provider))) as url, httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        everything(Telemetry(tracing=Tracing(provider))) as url,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+    ):
         for _ in range(100):
             if (await client.get(f"{url}/ready")).status_code == 200:
                 break

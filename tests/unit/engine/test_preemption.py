@@ -59,6 +59,7 @@ def long_requests() -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", LAYOUTS, ids=name_of)
 def test_answers_do_not_depend_on_preemption_or_block_size(model_dir: Path, kv: KvOptions) -> None:
     assert kv.block_tokens is not None
@@ -88,6 +89,7 @@ def test_answers_do_not_depend_on_preemption_or_block_size(model_dir: Path, kv: 
     assert not roomy.preemptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [False, True])
 def test_keys_and_values_go_from_engine_to_engine(
     model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine, *, harm: bool

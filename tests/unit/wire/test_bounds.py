@@ -205,6 +205,7 @@ def test_malformed_bytes_are_refused(data: bytes) -> None:
             REQUESTS[path](data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decode", "data"),
     [

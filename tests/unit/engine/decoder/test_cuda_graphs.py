@@ -107,6 +107,7 @@ def test_graphs_can_be_captured_again_after_any_pass(monkeypatch: pytest.MonkeyP
     assert run(engine) == answers[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_budget", [2, 8, 20, 32, 40])
 def test_small_token_budgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token_budget: int) -> None:
     """With one head to a key head, a pass of 16 rows needs more programs than one of 32."""

@@ -52,6 +52,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make_model(tmp_path_factory.mktemp("layers"), text=DECODERS[request.param]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", [KvOptions(4, contiguous=True), KvOptions(4, contiguous=False)], ids=["run", "pieces"])
 def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
     """All together, in chunks, and again with cached prefixes."""
@@ -68,6 +69,7 @@ def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
         assert engine.kv_free_tokens == engine.kv_tokens
 
 
+@pytest.mark.slow
 def test_preempted_sequences_give_the_same_answers(directory: Path) -> None:
     """From copies, but for layers whose state is not in blocks: these are recomputed."""
     reference = Reference(directory)

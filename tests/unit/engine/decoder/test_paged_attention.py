@@ -55,6 +55,7 @@ def test_the_kernels_equal_attention_in_torch(
 
 
 @interpreted
+@pytest.mark.slow
 def test_all_variants_can_be_compiled_before_they_are_needed() -> None:
     keys, values = (torch.randn(BLOCKS * BLOCK_TOKENS, 2, 16) for _ in range(2))
     paged.compile_kernels(keys, values, BLOCK_TOKENS, heads=8, windows={None, 20}, spans=True)

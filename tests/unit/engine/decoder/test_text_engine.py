@@ -1,7 +1,7 @@
 """Encoder and text engines against the whole model's ``generate``: float32, greedy, token for token."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,14 @@ def make(reference: Reference, encoder: TransformersEncoderEngine) -> Make:
         return engine_request(name, question, reference, encoder, sampling)
 
     return make_request
+
+
+@pytest.fixture(scope="module")
+def refusing(model_dir: Path) -> Iterator[TransformersTextEngine]:
+    """An engine of all tests whose only requests are refused. Nothing of them may be left in it."""
+    engine = text_engine(model_dir)
+    yield engine
+    assert not engine.has_work
 
 
 def text_request(name: str, prompt_tokens: int, max_tokens: int) -> EngineRequest:
@@ -466,11 +474,12 @@ def test_a_request_larger_than_the_kv_cache_is_refused(model_dir: Path) -> None:
     ],
     ids=["empty", "beyond the vocabulary", "negative", "nothing to generate", "no limit", "placeholder without item"],
 )
-def test_an_invalid_request_is_refused(model_dir: Path, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
-    engine = text_engine(model_dir)
+def test_an_invalid_request_is_refused(
+    refusing: TransformersTextEngine, token_ids: tuple[int, ...], sampling: SamplingParams
+) -> None:
     with pytest.raises(InvalidRequest):
-        engine.add(EngineRequest("bad", token_ids, (), sampling))
-    assert not engine.has_work
+        refusing.add(EngineRequest("bad", token_ids, (), sampling))
+    assert not refusing.has_work
 
 
 def test_the_id_of_a_running_request_is_refused(model_dir: Path) -> None:
@@ -501,23 +510,24 @@ def embeds(tokens: int, value: float = 0.0, **changes: Any) -> dict[str, Tensor]
     ],
     ids=["too short", "too early", "too late", "before", "nothing", "name", "dtype", "shape", "no tensor"],
 )
-def test_embeddings_that_do_not_match_their_placeholders_are_refused(model_dir: Path, given: EmbeddingInput) -> None:
-    engine = text_engine(model_dir)
+def test_embeddings_that_do_not_match_their_placeholders_are_refused(
+    refusing: TransformersTextEngine, given: EmbeddingInput
+) -> None:
     with pytest.raises(InvalidRequest):
-        engine.add(EngineRequest("bad", (5, 2, 2, 2, 6), (given,), greedy(1)))
+        refusing.add(EngineRequest("bad", (5, 2, 2, 2, 6), (given,), greedy(1)))
 
 
-def test_items_may_not_overlap(model_dir: Path) -> None:
+def test_items_may_not_overlap(refusing: TransformersTextEngine) -> None:
     given = (EmbeddingInput(1, 2, embeds(2)), EmbeddingInput(2, 2, embeds(2)))
     with pytest.raises(InvalidRequest):
-        text_engine(model_dir).add(EngineRequest("bad", (5, 2, 2, 2, 6), given, greedy(1)))
+        refusing.add(EngineRequest("bad", (5, 2, 2, 2, 6), given, greedy(1)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_embeddings_are_refused(model_dir: Path, value: float) -> None:
+def test_non_finite_embeddings_are_refused(refusing: TransformersTextEngine, value: float) -> None:
     request = EngineRequest("bad", (5, 2, 2, 6), (EmbeddingInput(1, 2, embeds(2, value)),), greedy(1))
     with pytest.raises(EngineFailure):
-        text_engine(model_dir).add(request)
+        refusing.add(request)
 
 
 def test_embeddings_are_copied(model_dir: Path, make: Make, reference: Reference) -> None:

@@ -66,6 +66,7 @@ def join_of(kind: str, family: AnyRes, anyres: str) -> Join:
     return join
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize(
     ("kind", "anyres"),

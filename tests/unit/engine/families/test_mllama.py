@@ -62,6 +62,7 @@ def questions() -> dict[str, Question]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", questions())
 @pytest.mark.parametrize("chunk", [3, 512])
 def test_answers_equal_generate_for_any_position_of_images(case: Case, name: str, chunk: int) -> None:

@@ -128,7 +128,7 @@ async def test_closing_the_connection_while_waiting_cancels_the_request(router: 
 
 
 async def test_a_body_above_the_limit_is_refused_before_it_is_sent(router: FakeRouter) -> None:
-    async with served(router, max_body_bytes=1024) as url, httpx.AsyncClient(trust_env=False) as client:
+    async with served(router, max_body_bytes=1024) as url, httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.post(url + "/v1/chat/completions", content=b"x" * 3_000_000)
         assert answer.status_code == 413
         assert (await client.get(url + "/health")).status_code == 200
@@ -176,7 +176,7 @@ async def test_a_slow_answer_and_punctual_requests_keep_their_connection(router:
     router.script = [gate, *HELLO]
     async with (
         served(router, head_timeout_s=1) as url,
-        httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=1)) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60, limits=httpx.Limits(max_connections=1)) as client,
     ):
         asyncio.get_running_loop().call_later(1.5, gate.set)
         assert (await client.post(url + "/v1/chat/completions", json=ASK)).status_code == 200
@@ -188,7 +188,7 @@ async def test_a_slow_answer_and_punctual_requests_keep_their_connection(router:
 async def test_a_shutdown_waits_for_running_answers(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [gate, *HELLO]
-    async with serve(GatewaySettings(port=0), router) as app, httpx.AsyncClient(trust_env=False) as client:
+    async with serve(GatewaySettings(port=0), router) as app, httpx.AsyncClient(trust_env=False, timeout=60) as client:
         url = f"http://127.0.0.1:{app.port}"
         async with asyncio.TaskGroup() as group:
             running = group.create_task(client.post(url + "/v1/chat/completions", json=ASK))
@@ -203,7 +203,11 @@ async def test_a_shutdown_waits_for_running_answers(router: FakeRouter) -> None:
 
 async def test_a_shutdown_ends_unfinished_answers_with_an_error(router: FakeRouter) -> None:
     router.script = [TokenChunk((1,), "x"), asyncio.Event()]
-    async with httpx.AsyncClient(trust_env=False) as client, asyncio.TaskGroup() as group, served(router) as url:
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        asyncio.TaskGroup() as group,
+        served(router) as url,
+    ):
         body = {**ASK, "stream": True}
         running = group.create_task(client.post(url + "/v1/chat/completions", json=body))
         await router.next_request()

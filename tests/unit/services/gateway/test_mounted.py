@@ -15,7 +15,7 @@ from triptych.runtime.process import CannotStart
 async def test_the_router_answers_through_the_gateway_and_on_its_own_port() -> None:
     command_line = f"--port 0 --model {shlex.quote(str(MODEL_DIR))}"
     async with app(GatewaySettings(port=0, mount_router=command_line)) as both:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{both.port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{both.port}", trust_env=False, timeout=60) as client:
             answer = await client.get("/ready")
             assert answer.status_code == 503
             missing = answer.json()["missing"]
@@ -35,7 +35,7 @@ async def test_the_routers_settings_bound_the_token_ids_of_a_request() -> None:
     ask = {"model": MODEL_ID, "messages": [{"role": "user", "content": "Hi"}]}
     async with (
         app(GatewaySettings(port=0, mount_router=command_line)) as both,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{both.port}", trust_env=False) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{both.port}", trust_env=False, timeout=60) as client,
     ):
         for field, limit in (("stop_token_ids", 70), ("logit_bias", 1030)):
 

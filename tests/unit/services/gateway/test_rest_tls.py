@@ -22,7 +22,9 @@ from triptych.runtime.telemetry import Telemetry
 def client(port: int, trusted: Path, key: str = "") -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     context = ssl.create_default_context(cafile=str(trusted))
-    return httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=context, trust_env=False, headers=headers)
+    return httpx.AsyncClient(
+        base_url=f"https://localhost:{port}", verify=context, trust_env=False, timeout=60, headers=headers
+    )
 
 
 async def test_https_with_keys_and_without_certificates_of_callers(tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ async def test_https_with_keys_and_without_certificates_of_callers(tmp_path: Pat
         async with client(app.port, trusted, key) as known, client(app.port, trusted) as unknown:
             assert (await known.get("/v1/models")).status_code == 200
             assert (await unknown.get("/v1/models")).status_code == 401
-        async with httpx.AsyncClient(trust_env=False) as plain:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as plain:
             with pytest.raises(httpx.HTTPError):
                 await plain.get(f"http://127.0.0.1:{app.port}/health")
         stranger = identities.authority(tmp_path / "stranger")

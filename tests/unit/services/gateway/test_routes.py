@@ -157,16 +157,14 @@ async def test_the_timeline_is_found_by_request_id_and_by_completion_id(rest: Re
 
 
 @pytest.mark.parametrize("error", [cls("why", param="model") for cls in errors.tree().values()], ids=lambda e: e.code)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_before_the_first_token_is_a_status(
-    rest: Rest, error: errors.TriptychError, stream: bool
-) -> None:
+async def test_an_error_before_the_first_token_is_a_status(rest: Rest, error: errors.TriptychError) -> None:
     async with rest(FakeRouter([error])) as client:
-        answer = await client.post(CHAT, json={**ASK, "stream": stream})
-    assert answer.status_code == error.http_status
-    body = answer.json()["error"]
-    assert (body["message"], body["param"], body["code"]) == ("why", "model", error.code)
-    assert answer.headers["x-request-id"]
+        answers = [await client.post(CHAT, json={**ASK, "stream": stream}) for stream in (False, True)]
+    for answer in answers:
+        assert answer.status_code == error.http_status
+        body = answer.json()["error"]
+        assert (body["message"], body["param"], body["code"]) == ("why", "model", error.code)
+        assert answer.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,9 @@ async def test_a_key_is_charged_for_computed_tokens_however_its_request_ends(
         keys, alice, _ = key_file(tmp_path, f"tokens_per_minute = {limit}\n")
         async with (
             serve(GatewaySettings(port=0, keys=keys), router) as app,
-            httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}", headers=alice) as client,
+            httpx.AsyncClient(
+                trust_env=False, timeout=60, base_url=f"http://127.0.0.1:{app.port}", headers=alice
+            ) as client,
             asyncio.timeout(60),
         ):
             with suppress(httpx.ReadTimeout):
@@ -430,8 +432,8 @@ async def test_an_unreadable_key_file_stops_the_start(router: FakeRouter, tmp_pa
 async def test_a_connection_above_the_limit_gets_the_common_error_body(router: FakeRouter) -> None:
     async with (
         serve(GatewaySettings(port=0, max_connections=1), router) as app,
-        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}") as first,
-        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}") as second,
+        httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"http://127.0.0.1:{app.port}") as first,
+        httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"http://127.0.0.1:{app.port}") as second,
     ):
         assert (await first.get("/v1/models")).status_code == 200
         refused = await second.get("/v1/models")
