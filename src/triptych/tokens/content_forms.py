@@ -155,7 +155,8 @@ class ContentForms:
     def _form(self, message: Message, place: _Place, param: str) -> Form:
         forms = self.forms.get(place, ())
         if not forms:
-            if place not in self.refused and message.parts not in ((), (TextPart(""),)):
+            is_blank = all(isinstance(part, TextPart) and not part.text.strip() for part in message.parts)
+            if place not in self.refused and not is_blank:
                 raise InvalidRequest(
                     f"{param}: the model's chat template does not show the text of {_described(place)}", param=param
                 )

@@ -82,8 +82,9 @@ def test_a_message_that_the_template_would_drop_is_refused_by_name(source: str, 
     with pytest.raises(InvalidRequest, match=rf"messages\[{at}\]: .* does not show the text of") as caught:
         render(source, messages)
     assert caught.value.param == f"messages[{at}]"
-    empty = [Message(message.role, (TextPart("" if message.role != "user" else "u"),)) for message in messages]
-    assert render(source, empty)
+    for blank in ("", " \n"):
+        empty = [Message(message.role, (TextPart("u" if message.role == "user" else blank),)) for message in messages]
+        assert render(source, empty)
 
 
 def test_a_list_that_the_template_prints_after_all_is_refused() -> None:
