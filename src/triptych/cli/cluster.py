@@ -461,13 +461,17 @@ class LocalCluster:
         return [name for name in processes if name in found]
 
     async def _has_answered(self, client: httpx.AsyncClient, name: str) -> bool:
-        """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one."""
-        method = "Encoder/Encode" if self._plans[name].role is Role.E else "Text/Generate"
+        """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one. Of an instance that
+        switches roles any stage may be the last.
+        """
+        encodes = self._plans[name].role is Role.E
+        methods = ["Encoder/Encode"] if encodes or self._plan.switches_roles else []
+        methods += ["Text/Generate"] if not encodes or self._plan.switches_roles else []
         try:
             text = (await client.get(f"{self.admin_urls[name]}/metrics", timeout=_READY_ANSWER_S)).text
         except httpx.HTTPError:
             return False
-        return _ANSWERED.format(method) in text
+        return any(_ANSWERED.format(method) in text for method in methods)
 
     async def _until_ready(self) -> None:
         waiting = {plan.name: "it does not answer" for plan in self._plan.processes}

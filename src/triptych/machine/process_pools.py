@@ -188,11 +188,12 @@ class ProcessPools:
         if not 0 <= event.size <= limit:
             raise InvalidRequest(f"the size of pool {event.pool} is {event.size}, it must be 0 to {limit}")
         self._check(event.token)
-        # Whoever declares a size again that was given up wants another attempt.
-        if event.size != pool.wanted or self.fault(event.pool):
-            pool.wanted = event.size
-            for process in pool.processes.values():
+        is_another = event.size != pool.wanted
+        if is_another or self.fault(event.pool):
+            # Whoever declares a size again that was given up wants another attempt. Another size, as by a load that changes, is none.
+            for process in () if is_another else pool.processes.values():
                 process.ends = 0
+            pool.wanted = event.size
             self._try_again(pool, now_s, now_s)
         return self._advance(event.pool, now_s)
 

@@ -357,3 +357,15 @@ def test_whoever_declares_a_size_of_which_a_process_was_given_up_wants_another_a
     ended_again_and_again(pools, "encoder-1", RULES.most_ends)
     assert started(pools.scale(2)) == ["encoder-1"]
     assert not pools.fault
+
+
+def test_sizes_that_follow_the_load_do_not_start_a_process_again_that_was_given_up() -> None:
+    pools = Pools()
+    pools.run(2)
+    for size in (3, 2, 3):
+        ended_again_and_again(pools, "encoder-1", 1)
+        pools.scale(size)
+    ended_again_and_again(pools, "encoder-1", RULES.most_ends - 3)
+    assert pools.phases["encoder-1"] is ProcessPhase.FAILED
+    assert "encoder-1" not in started(pools.scale(4))
+    assert pools.phases["encoder-1"] is ProcessPhase.FAILED
