@@ -53,7 +53,7 @@ demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where
 demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, in about a minute
 	$(BIN)/python -m examples.burst
 
-check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
+check: lint  ## Lint, types, and the unit tests that start no process: two and a half minutes on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
 test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests; after `make check` with CHECKED=1
