@@ -82,7 +82,7 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        overtakes = all(self._is_kept_apart(one.wanted, now_s) for one in self.waiting.in_order)
+        overtakes = all(self._is_kept_apart(waiting.wanted, now_s) for waiting in self.waiting.in_order)
         placed = self._place(event, now_s, overtakes=overtakes)
         if placed is not None or event.early:
             return [] if placed is None else [Granted(event.request, (placed,))]
@@ -337,9 +337,9 @@ class TextPlaces:
 
     def _with_suspects(self, event: TextWanted) -> frozenset[str]:
         """Those that may end with another request: a few that have had a token each share one."""
-        suspects = [one for one in self._credits.suspects.values() if one.request != event.request]
-        apart = {one.name for one in suspects if not (event.continues and one.continues)}
-        shared = Counter([one.name for one in suspects if one.name not in apart])
+        suspects = [credit for credit in self._credits.suspects.values() if credit.request != event.request]
+        apart = {credit.name for credit in suspects if not (event.continues and credit.continues)}
+        shared = Counter([credit.name for credit in suspects if credit.name not in apart])
         return frozenset(apart.union([name for name, count in shared.items() if count >= MOST_TOGETHER]))
 
     def _without_lenders(self, event: TextWanted, stages: Stages, kv_tokens: int) -> frozenset[str]:
