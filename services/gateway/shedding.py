@@ -55,7 +55,8 @@ ASKED = 2.0
 PROBED_S = 2.0
 """... seconds."""
 LEAST_LET_IN, LET_IN = 5.0, 0.5
-"""The same of requests that are let in although the gateway's delay is more than they can bear: refusing alone may be all that it gets done."""
+"""The same of requests that are let in although the gateway's delay is more than they can bear, by those accepted before it was behind:
+refusing alone may be all that it gets done, and half of what was accepted since would soon be nothing."""
 PROBE_S = 0.01
 """Time between two measurements of the event loop's delay."""
 _SPREAD = 0.5
@@ -89,7 +90,7 @@ class Shedding:
         """When the router lately said of a key too late that it refuses, or nothing, since it last refused in time."""
         self._probing: dict[str, Probing] = {}
         """By key too."""
-        self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S)
+        self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S, remembers=True)
         self._refuses_until_s = float("-inf")
         """How long the router's refusals count."""
         self._asked_s = 0.0
@@ -143,7 +144,8 @@ class Shedding:
     def accepted(self, key: str) -> None:
         """Note that the router has begun to answer a request of ``key``."""
         self._probing_of(key).accepted(self._clock())
-        self._let_in_anyway.accepted(self._clock())
+        if not self._sustained.behind:
+            self._let_in_anyway.accepted(self._clock())
 
     def refusal(self, sender: Tenant | None, timeout_s: Seconds) -> Overloaded | None:
         """Why a new request is refused; None if it is not. ``sender`` is None for a request without a valid key."""

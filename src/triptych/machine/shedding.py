@@ -38,15 +38,16 @@ class SustainedDelay:
 
 class Probing:
     """Owner of how many requests are let through that would else all be refused: ``times`` those that were accepted in the last
-    ``window_s``, at least ``least_rate`` per second.
+    ``window_s``, at least ``least_rate`` per second. If it ``remembers``, the window ends with the last one that was accepted.
 
     With none at all it would be found out too late that there is room again.
     """
 
-    def __init__(self, times: float, least_rate: float, window_s: Seconds) -> None:
+    def __init__(self, times: float, least_rate: float, window_s: Seconds, *, remembers: bool = False) -> None:
         self._times = times
         self._least_rate = least_rate
         self._window_s = window_s
+        self._remembers = remembers
         self._accepted: deque[Seconds] = deque(maxlen=_MOST_ACCEPTED)
         self._may_pass = 0.0
         self._at_s: Seconds = float("-inf")
@@ -54,11 +55,12 @@ class Probing:
     def accepted(self, now_s: Seconds) -> None:
         """Count one that was accepted."""
         self._accepted.append(now_s)
+        self._forget(now_s)
 
     def take(self, now_s: Seconds) -> bool:
         """Whether one more is let through."""
-        while self._accepted and now_s - self._accepted[0] > self._window_s:
-            self._accepted.popleft()
+        if not self._remembers:
+            self._forget(now_s)
         rate = max(self._least_rate, self._times * len(self._accepted) / self._window_s)
         self._may_pass = min(max(1.0, rate * _BURST_S), self._may_pass + rate * (now_s - self._at_s))
         self._at_s = now_s
@@ -66,6 +68,10 @@ class Probing:
             return False
         self._may_pass -= 1
         return True
+
+    def _forget(self, now_s: Seconds) -> None:
+        while self._accepted and now_s - self._accepted[0] > self._window_s:
+            self._accepted.popleft()
 
 
 class Arrivals:

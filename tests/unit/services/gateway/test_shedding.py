@@ -152,6 +152,26 @@ def test_several_times_the_capacity_leave_it_in_use_and_are_refused_at_once(time
     assert percentile(outcome.refused_after_s, 99) < 0.5
 
 
+def test_where_refusing_takes_all_the_time_half_of_what_was_accepted_before_is_answered() -> None:
+    async def scenario() -> float:
+        served = Served()
+        for _ in range(200):  # 2 s of what it can do
+            await asyncio.sleep(0.01)
+            assert served.ask() is None
+            served.shedding.accepted("")
+        began_s, let_in = served.clock(), 0
+        while (now_s := served.clock()) < began_s + 60:
+            if served.ask() is None:
+                let_in += 1
+                served.shedding.accepted("")
+            served.clock.work(0.01)
+            if now_s % 0.4 < 0.01:
+                await asyncio.sleep(0.001)
+        return let_in / 60
+
+    assert 40 <= virtual_time.run(scenario()) <= 60
+
+
 def test_who_sends_little_is_not_refused_as_another_floods() -> None:
     flood, small = Tenant("flood"), Tenant("small")
     outcomes = virtual_time.run(flooded({flood: 600, small: 10, None: 10}, 20.0))
