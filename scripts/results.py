@@ -74,7 +74,7 @@ def shown_section(name: str, section: Mapping[str, Any]) -> Iterator[str]:
         facts = [machine(figures.get("machine")), section.get("notes", {}).get(file, "")]
         known = "".join(f", {fact}" for fact in facts if fact)
         yield f"[{file}.json]({file}.json){known}: `{f'{command} {arguments}'.strip()}`"
-        for table in section["tables"]:
+        for table in section.get("tables", ()):
             if lines := shown_table(Table(**table), figures):
                 yield "\n".join(lines)
 
