@@ -100,12 +100,7 @@ def shown_table(table: Table, figures: Row) -> list[str]:
         for path in table.figures:
             at = (tuple(value(row, path) for path in table.across), path)
             found[at] = value(row, path) + found.get(at, 0) if table.summed else found.get(at, value(row, path))
-    columns = [
-        (group, path)
-        for group in groups
-        for path in table.figures
-        if any((group, path) in row for row in cells.values())
-    ]
+    columns = [(group, path) for group in groups for path in table.figures]
     columns = [at for at in columns if any(row.get(at) is not None for row in cells.values())]
     if not columns:
         return []
@@ -132,8 +127,8 @@ def flat(value: Any, path: Sequence[str], outer: Row | None = None) -> Iterator[
     """The rows at the end of a path, each with the plain values of what it lies in."""
     outer = outer or {}
     if isinstance(value, list):
-        for one in value:
-            yield from flat(one, path, outer)
+        for item in value:
+            yield from flat(item, path, outer)
     elif path:
         plain = {key: held for key, held in value.items() if not isinstance(held, list | dict)}
         yield from flat(value.get(path[0], []), path[1:], {**outer, **plain})
