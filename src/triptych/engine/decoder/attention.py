@@ -4,7 +4,7 @@ It is registered with transformers under its own name and receives the batch as 
 pass through: no global state, so several engines can live in one process.
 
 On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer; short or
-fragmented sequences are gathered and padded instead (figures in ADR 13). Prompts are computed by torch's attention, or by
+fragmented sequences are gathered and padded instead (docs/engine.md). Prompts are computed by torch's attention, or by
 products (``engine/product_attention.py``) where that is faster. Fused decoders do neither (``fused_layers``). On CUDA one paged
 kernel handles everything, where available (``engine/decoder/paged_attention.py``).
 """

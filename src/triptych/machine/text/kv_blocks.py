@@ -6,7 +6,7 @@ available: they are evicted, least recently used first, when blocks are needed.
 
 There are two layouts. *Scattered*: any free block will do, as a kernel follows the table. *Contiguous*: an owner's
 blocks are adjacent where possible, as CPU attention over contiguous memory is two to four times faster than over
-gathered blocks (ADR 13). An owner is placed with room to grow. If a neighbour is in the way, the owner moves once to a
+gathered blocks (docs/engine.md). An owner is placed with room to grow. If a neighbour is in the way, the owner moves once to a
 larger gap; only without such a gap does it continue in pieces.
 """
 

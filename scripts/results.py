@@ -1,0 +1,171 @@
+"""Writes benchmarks/results/README.md from the files beside it: ``python scripts/results.py``; with ``--check`` it compares them.
+
+sections.toml says what is shown of which file. A file without a section is an error.
+"""
+
+# ruff: noqa: INP001 - a script
+
+import argparse
+import ast
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = RESULTS / "README.md"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a list of rows; sections.toml explains the fields."""
+
+    rows: str
+    labels: Mapping[str, str]
+    figures: Mapping[str, str]
+    across: Sequence[str] = ()
+    where: Mapping[str, object] = field(default_factory=dict)
+    summed: bool = False
+
+
+INTRODUCTION = """What each recorded run measured, with which command, on which machine, and its main figures. `--json FILE` writes a file.
+Figures without a file are in [unrecorded.md](unrecorded.md). What they mean is in [docs/performance.md](../../docs/performance.md), and for the
+engines in [docs/engine.md](../../docs/engine.md)."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="fail if the file is not what this would write")
+    check = parser.parse_args().check
+    content = page()
+    if not check:
+        PAGE.write_text(content)
+    elif not PAGE.exists() or PAGE.read_text() != content:
+        sys.stderr.write(f"{PAGE.relative_to(ROOT)} is out of date: run scripts/results.py\n")
+        return 1
+    return 0
+
+
+def page() -> str:
+    """Raises SystemExit where files and sections do not fit."""
+    sections: Mapping[str, Any] = tomllib.loads((RESULTS / "sections.toml").read_text())
+    known = {name for section in sections.values() for name in section["files"]}
+    found = {path.stem for path in RESULTS.glob("*.json")}
+    if known != found:
+        sys.exit(f"benchmarks/results/sections.toml: no section, or no file: {', '.join(sorted(known ^ found))}")
+    parts = ["# Results of benchmarks", "<!-- Written by scripts/results.py; `make lint` compares. -->", INTRODUCTION]
+    for name, section in sections.items():
+        parts += shown_section(name, section)
+    return "\n\n".join(parts) + "\n"
+
+
+def shown_section(name: str, section: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {name}"
+    yield f"{section.get('title') or first_line(name)} {section.get('about', '')}".strip()
+    command = section.get("command") or f"python -m benchmarks.{name}"
+    for file, arguments in section["files"].items():
+        figures = json.loads((RESULTS / f"{file}.json").read_text())
+        facts = [machine(figures.get("machine")), section.get("notes", {}).get(file, "")]
+        known = "".join(f", {fact}" for fact in facts if fact)
+        yield f"[{file}.json]({file}.json){known}: `{f'{command} {arguments}'.strip()}`"
+        for table in section.get("tables", ()):
+            if lines := shown_table(Table(**table), figures):
+                yield "\n".join(lines)
+
+
+def first_line(benchmark: str) -> str:
+    tree = ast.parse((ROOT / "benchmarks" / f"{benchmark}.py").read_text())
+    return (ast.get_docstring(tree) or "").split("\n", 1)[0].replace("``", "`")
+
+
+def machine(described: Mapping[str, str] | None) -> str:
+    if described is None:
+        return ""
+    processor = described.get("gpus") or described["cpu"].replace("(R)", "").replace(" Processor", "")
+    return f"{processor}, {described['cores']} cores"
+
+
+def shown_table(table: Table, figures: Row) -> list[str]:
+    rows = [row for row in flat(figures, table.rows.split(".") if table.rows else []) if matches(row, table.where)]
+    groups = list(dict.fromkeys(tuple(value(row, path) for path in table.across) for row in rows))
+    cells: dict[tuple[str, ...], dict[tuple[tuple[Any, ...], str], Any]] = {}
+    for row in rows:
+        found = cells.setdefault(tuple(shown(value(row, path)) for path in table.labels), {})
+        for path in table.figures:
+            at = (tuple(value(row, path) for path in table.across), path)
+            found[at] = value(row, path) + found.get(at, 0) if table.summed else found.get(at, value(row, path))
+    columns = [(group, path) for group in groups for path in table.figures]
+    columns = [at for at in columns if any(row.get(at) is not None for row in cells.values())]
+    if not columns:
+        return []
+    heads = [*table.labels.values(), *(heading(table, group, path) for group, path in columns)]
+    lines = [joined(heads), joined([*("-" for _ in table.labels), *("-:" for _ in columns)])]
+    return [*lines, *(joined([*labels, *(shown(row.get(at)) for at in columns)]) for labels, row in cells.items())]
+
+
+def heading(table: Table, group: tuple[Any, ...], path: str) -> str:
+    """The values of a column's group, those that are no names with what they are; and its figure, where there are several."""
+    of = ", ".join(
+        part if isinstance(part, str) else f"{name.rpartition('.')[2]} {shown(part)}"
+        for name, part in zip(table.across, group, strict=True)
+    )
+    figure = table.figures[path] if len(table.figures) > 1 or not of else ""
+    return ": ".join(filter(None, (of, figure)))
+
+
+def joined(cells: Sequence[str]) -> str:
+    return f"|{'|'.join(cells)}|"
+
+
+def flat(value: Any, path: Sequence[str], outer: Row | None = None) -> Iterator[Row]:
+    """The rows at the end of a path, each with the plain values of what it lies in."""
+    outer = outer or {}
+    if isinstance(value, list):
+        for item in value:
+            yield from flat(item, path, outer)
+    elif path:
+        plain = {key: held for key, held in value.items() if not isinstance(held, list | dict)}
+        yield from flat(value.get(path[0], []), path[1:], {**outer, **plain})
+    else:
+        yield {**outer, **value}
+
+
+def matches(row: Row, where: Mapping[str, object]) -> bool:
+    return all(row.get(key) == wanted for key, wanted in where.items())
+
+
+def value(row: Any, path: str) -> Any:
+    """What lies at a path of keys and indices, or None."""
+    for key in path.split("."):
+        if isinstance(row, list):
+            row = row[int(key)]
+        elif isinstance(row, Mapping):
+            row = row.get(key)
+    return row
+
+
+def shown(figure: Any) -> str:
+    """Three significant digits; a mapping as a list of its entries."""
+    match figure:
+        case None:
+            return ""
+        case bool():
+            return "yes" if figure else "no"
+        case float():
+            return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+        case int():
+            return f"{figure:,}"
+        case Mapping():
+            return ", ".join(f"{key}: {shown(held)}" for key, held in figure.items())
+        case _:
+            return str(figure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
