@@ -24,13 +24,13 @@ from triptych.cli.bench.workload import Planned, Size
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.pool import MemberCondition
 from triptych.domain.stage import Role
+from triptych.engine.delay import synthetic_profiles
 from triptych.errors import TriptychError
 from triptych.policy.capacity import ItemClass, encode_capacity
 from triptych.policy.costs import Costs
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.delay import synthetic_profiles
 from triptych.testing.delay_models import Attention, write_delay_model
 
 IMAGE = Size(56, 56)

@@ -27,10 +27,10 @@ from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Timeline
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.policy.costs import Costs
 from triptych.policy.policies import DISPATCHES, PolicyNames
 from triptych.testing import virtual_time
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS

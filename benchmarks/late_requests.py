@@ -33,18 +33,18 @@ from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.delay import (
+    DelayEncoderEngine,
+    DelayTextEngine,
+    synthetic_decoder_profile,
+    synthetic_encoder_profile,
+)
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.router.attainment import WindowLimits
 from triptych.policy.costs import Costs
 from triptych.policy.policies import ORDERINGS, PolicyNames
 from triptych.policy.queueing import AGEING_FACTOR, AGEING_S, Turn, by_slo
 from triptych.testing import virtual_time
-from triptych.testing.delay import (
-    DelayEncoderEngine,
-    DelayTextEngine,
-    synthetic_decoder_profile,
-    synthetic_encoder_profile,
-)
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

@@ -50,8 +50,8 @@ from triptych.cli.bench.workload import Size
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.metrics import scrape
 from triptych.demo import MODEL_ID
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 OPEN = 64
 """Requests that are open while the capacity is measured ..."""

@@ -46,9 +46,9 @@ from triptych.testing.media import png
 from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
 
 _ROOT = Path(__file__).resolve().parents[1]
-_COUNTED = (f"{_ROOT}/src/triptych/", f"{_ROOT}/services/")
+_COUNTED = (f"{_ROOT}/src/triptych/",)
 _LEFT_OUT = (f"{_ROOT}/src/triptych/v1/", f"{_ROOT}/src/triptych/testing/")
-_MODULES = ("triptych.", "services.")
+_MODULES = ("triptych.",)
 _MODULES_LEFT_OUT = ("triptych.v1.", "triptych.testing.")
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DICT_KEYS, _TUPLE_VALUES = 2, 3

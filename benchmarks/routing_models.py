@@ -30,13 +30,13 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.windows import ClassWindow
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
 from triptych.families.base import Family
 from triptych.families.mllama import Mllama
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.pool_facts import Profiles, isolated
 from triptych.ports import EngineRequest
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

@@ -29,11 +29,11 @@ from triptych.domain.profile import Profile, TransferRow
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Timeline
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.policy.costs import Costs
 from triptych.policy.policies import PolicyNames
 from triptych.policy.transport import MEMORY
 from triptych.testing import virtual_time
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import WORDS
 from triptych.testing.offload import spend

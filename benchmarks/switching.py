@@ -50,13 +50,13 @@ from triptych.domain.media import Modality
 from triptych.domain.profile import PrefillRow
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.errors import TriptychError
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.switching import SwitchLimits
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.testing import virtual_time
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.testing.delay_models import Attention, write_delay_model
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png

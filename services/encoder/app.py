@@ -18,6 +18,7 @@ from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.delay import DelayEncoderEngine, delay_costs
 from triptych.engine.first_pass import encode_first
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
@@ -41,7 +42,6 @@ from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import DelayEncoderEngine, delay_costs
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet

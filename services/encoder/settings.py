@@ -9,7 +9,8 @@ from triptych.engine.encoder_options import EncoderOptions
 from triptych.engine.media.decoders import DecodeLimits
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
-from triptych.runtime.settings import InstanceSettings, service_config
+from triptych.rpc.settings import InstanceSettings
+from triptych.runtime.settings import service_config
 
 MIB = 1 << 20
 

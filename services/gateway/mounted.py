@@ -14,10 +14,10 @@ from triptych.rpc.app import RpcApp
 from triptych.runtime.process import CannotStart
 from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.router import app as router
+from triptych.services.router.service import RouterService
+from triptych.services.router.settings import RouterSettings
 
-from ..router import app as router  # noqa: TID252 - in the wheel the services lie within triptych
-from ..router.service import RouterService  # noqa: TID252
-from ..router.settings import RouterSettings  # noqa: TID252
 from .app import GatewayApp, serve
 from .settings import GatewaySettings
 

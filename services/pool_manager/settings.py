@@ -14,7 +14,8 @@ from triptych.machine.pool_manager.pool import PoolLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.scaling import ScalingLimits
 from triptych.policy.switching import SwitchLimits
-from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
+from triptych.rpc.settings import RpcServiceSettings
+from triptych.runtime.settings import Strings, service_config
 from triptych.store.leadership import LeaseTimes
 from triptych.store.redis_settings import RedisSettings
 

@@ -14,7 +14,8 @@ from triptych.media.sniff import MediaLimits
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.policy.policies import PolicyNames
 from triptych.policy.sharding import ShardLimits
-from triptych.runtime.settings import MemberSettings, Strings, service_config
+from triptych.rpc.settings import MemberSettings
+from triptych.runtime.settings import Strings, service_config
 
 from .membership import checked_address
 

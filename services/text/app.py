@@ -19,6 +19,7 @@ from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.delay import DelayTextEngine, delay_costs
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
@@ -42,7 +43,6 @@ from triptych.runtime.registrar import SetStages
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer

@@ -34,18 +34,19 @@ from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.registered import instance_registered
 from triptych.rpc.server import check_port
+from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.registrar import SetStages
-from triptych.runtime.settings import InstanceSettings, SettingsError
+from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.encoder import app as encoders
+from triptych.services.encoder.settings import EncoderSettings
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 
-from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
-from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .app import MountedEncoder, opened, states_of, switches
 from .hybrid import HybridInstance
 from .residence import Residence, Unloadable, parts_of

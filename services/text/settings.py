@@ -10,7 +10,9 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.runtime.settings import InstanceSettings, service_config
+from triptych.policy.transport import BETWEEN_PROCESSES
+from triptych.rpc.settings import InstanceSettings
+from triptych.runtime.settings import service_config
 
 MIB = 1 << 20
 
@@ -63,7 +65,7 @@ class TextSettings(InstanceSettings):
     """Requests that wait for their embeddings, and what is held for those that run."""
     pulls: PullLimits = PullLimits()
     """Pulls of embeddings."""
-    prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
+    prefer_transport: str = Field(default="", pattern=f"^({'|'.join(BETWEEN_PROCESSES)})?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
@@ -104,7 +106,7 @@ class TextSettings(InstanceSettings):
     @model_validator(mode="after")
     def _it_has_a_stage_of_text(self) -> Self:
         if self.widest is Role.E:
-            raise ValueError("role E is that of an encoder: run services.encoder")
+            raise ValueError("role E is that of an encoder: run triptych.services.encoder")
         return self
 
     @model_validator(mode="after")
@@ -137,10 +139,10 @@ class TextSettings(InstanceSettings):
         self.check_engine(self.engine.engine, self.engine.vllm_args)
         if self.engine.engine != "vllm":
             return self
-        if self.role.serves(Stage.ENCODE):
-            raise ValueError(f"engine vllm serves roles P, D and PD, not {self.role.value}: encoders encode for it")
         if self.switchable is not None:
             raise ValueError("engine vllm cannot switch: leave out switchable")
+        if self.role.serves(Stage.ENCODE):
+            raise ValueError(f"engine vllm serves roles P, D and PD, not {self.role.value}: encoders encode for it")
         for option in fields(EngineOptions):
             if option.name not in ("engine", "vllm_args") and getattr(self.engine, option.name) != option.default:
                 raise ValueError(f"engine vllm does not have {option.name}: set vLLM's own arguments in vllm_args")

@@ -219,7 +219,7 @@ class Nodes:
         environ = {key: _replaced(value, here) for key, value in (image | known).items()}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
         environ |= {"PATH": path, "HOME": str(self.folder), **self.additions(component, address)}
-        command = [sys.executable, "-m", f"services.{component.replace('-', '_')}"]
+        command = [sys.executable, "-m", f"triptych.services.{component.replace('-', '_')}"]
         if component not in SERVICES:
             command = [*(_replaced(part, here) for part in container["command"]), "--bind", address]
         process = self._processes[name] = await self._start(command, environ, name)

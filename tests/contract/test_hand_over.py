@@ -31,10 +31,10 @@ from triptych.domain.kv_segment import KvSegment
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
+from triptych.engine.delay import DelayTextEngine, synthetic_decoder_profile
 from triptych.policy.costs import Costs
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineRequest, HandingTextEngine
-from triptych.testing.delay import DelayTextEngine, synthetic_decoder_profile
 from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine
 from triptych.testing.model import FakeFamily
 

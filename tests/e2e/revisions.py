@@ -63,8 +63,8 @@ def before(directory: Path) -> Tree:
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(directory, filter="data")
     tree = Tree("before", directory)
-    where = tree.run("import services, triptych; print(*services.__path__, *triptych.__path__)")
-    assert where.split() == [str(directory / "services"), str(directory / "src" / "triptych")], where
+    where = tree.run("import triptych.services; print(*triptych.services.__path__)")
+    assert where == str(directory / "src" / "triptych" / "services"), where
     return tree
 
 
@@ -135,7 +135,7 @@ class Processes:
         """Returns at once; ``Service.until_ready`` waits for it. ``module`` is run instead of the service's."""
         admin_port, free = ports.free(2, self._taken | {port})
         port = port or free
-        run = ("-m", "triptych.cli.child", str(os.getpid()), module or f"services.{kind}")
+        run = ("-m", "triptych.cli.child", str(os.getpid()), module or f"triptych.services.{kind}")
         listen = ("--port", str(port), "--admin-port", str(admin_port))
         with (self.logs / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(

@@ -22,9 +22,9 @@ from tests.contract.manifests import rendered
 from tests.e2e.reference import Question
 from triptych.cli import pools
 from triptych.cli.managers import Managers
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

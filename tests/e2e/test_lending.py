@@ -10,8 +10,9 @@ from tests.e2e.client import post, rest, timeline_of
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.presets import PRESETS
+from triptych.domain.slo import Slo
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio]
 
@@ -24,7 +25,7 @@ async def test_an_encoder_takes_text_that_waits_and_lets_images_pass_it(tmp_path
     write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.1, token_s=0.0001, load_s=0.1))
     decoder = synthetic_decoder_profile(step_s=STEP_S, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
     write_profile(profiles / "decoder.json", decoder)
-    own = PRESETS["hetero"].options()
+    own = PRESETS["hetero"].options(Slo())
     one_at_a_time = ("--delay-profile", str(profiles), "--max-sequences", "1")
     options = {"router": (*own["router"], "--lend-above", "2"), "text": (*own["text"], *one_at_a_time)}
     async with (

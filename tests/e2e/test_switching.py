@@ -18,15 +18,16 @@ from tests.e2e.test_answers import assert_no_stacks
 from tests.e2e.test_continuations import timeline
 from tests.e2e.test_metrics import scraped
 from triptych.cli.cluster import LocalCluster
+from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
 from triptych.cli.placement import placed
-from triptych.cli.scaling import options_of
+from triptych.cli.service_options import parse
 from triptych.domain.pool import MemberStatus
 from triptych.domain.stage import Role, Stage
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -200,7 +201,8 @@ async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Pa
     decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.01, prefill_token_s=0.0001, load_s=0.1)
     write_profile(profiles / "decoder.json", decoder)
     roles, slo = "E:2,P:1,D:1", f"ttft=4s,tbt={TBT_S:g}s"
-    flags = options_of([Model.named("demo")], placed(roles), switch_roles=True, delay_profile=profiles, slo=slo)
+    given = parse([f"--delay-profile={profiles}", f"--slo={slo}"])
+    flags = ClusterSettings([Model.named("demo")], placed(roles), given, switch_roles=True).flags()
     async with LocalCluster(roles=roles, switch_roles=True, options=flags, log_dir=logs) as cluster:
         manager = PoolManagerStub(cluster.manager_target)
         async with rest(cluster.url) as client, asyncio.TaskGroup() as group:

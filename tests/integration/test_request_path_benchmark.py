@@ -14,10 +14,10 @@ def test_the_benchmark_of_a_requests_path_counts_calls_files_and_records(tmp_pat
     assert figures["records"] == figures["objects"] + figures["messages"] + figures["displays"]
     assert figures["records_types"] == len(said["records_by_type"])
     for package in (
-        "services/gateway/",
-        "services/router/",
-        "services/encoder/",
-        "services/text/",
+        "src/triptych/services/gateway/",
+        "src/triptych/services/router/",
+        "src/triptych/services/encoder/",
+        "src/triptych/services/text/",
         "src/triptych/wire/",
     ):
         assert any(file.startswith(package) for file in said["calls_by_file"])

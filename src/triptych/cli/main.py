@@ -41,7 +41,10 @@ def root(
     """Options of the command itself."""
 
 
-app.command(epilog=starting.EXAMPLES)(starting.up)
+app.command(
+    epilog=starting.EXAMPLES,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)(starting.up)
 
 
 @app.command(

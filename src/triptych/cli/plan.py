@@ -1,7 +1,5 @@
 """The processes of a cluster: their ports, flags and environment. Nothing is started here."""
 
-import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -74,7 +72,7 @@ class ProcessPlan:
         return None if self.role is None or self.model is None else PoolName(self.model.model_id, self.role)
 
     def command(self, drain_s: float) -> list[str]:
-        """The module to run, and its command line. Raises ClusterError when the service is not installed."""
+        """The module to run, and its command line."""
         listen = ("--host", ports.HOST, "--port", str(self.port), "--admin-port", str(self.admin_port))
         return [package_of(self.service), *self.arguments, *listen, "--drain-s", f"{drain_s:g}", *self.options]
 
@@ -226,6 +224,11 @@ def refuse_impossible(
         raise ClusterError(f"{text}; there will be {', '.join(role.value for role in sizes)}", caller=True)
 
 
+def service_of(role: Role, *, switches: bool) -> str:
+    """The service that an instance of this role is a process of. One that ``switches`` roles can serve every stage."""
+    return "encoder" if role is Role.E and not switches else "text"
+
+
 def engine(
     model: Model,
     role: Role,
@@ -239,8 +242,7 @@ def engine(
     admin_port: int = 0,
 ) -> ProcessPlan:
     """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
-    widest = Role.EPD if switches else role
-    service = "encoder" if widest is Role.E else "text"
+    widest, service = Role.EPD if switches else role, service_of(role, switches=switches)
     told: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
     if switches:
         told += ("--switchable", widest.value)
@@ -315,9 +317,5 @@ def _the(plan: ProcessPlan) -> str:
 
 
 def package_of(service: str) -> str:
-    """A service's package: ``triptych.services`` in the wheel, ``services`` in a checkout."""
-    for module in (f"triptych.services.{service}", f"services.{service}"):
-        with contextlib.suppress(ModuleNotFoundError):
-            if importlib.util.find_spec(module) is not None:
-                return module
-    raise ClusterError(f"the {service} service is not installed here")
+    """The package that ``python -m`` runs as a service."""
+    return f"triptych.services.{service}"

@@ -30,19 +30,19 @@ class Preset:
     """
     lending: str = "always"
     """When instances that encode as well get text requests. ``idle``: items go first there."""
-    switching: str = ""
-    """Objectives by which instances switch roles, where ``--slo`` gives none; empty: no instance switches."""
+    switching: bool = False
+    """Whether instances switch roles."""
 
-    def options(self, slo: str | None = None) -> dict[str, tuple[str, ...]]:
-        """Flags by service. ``slo`` are the objectives of ``triptych up``, which are valid."""
-        routing = ("--encoder-routing", self.routing, "--text-routing", self.routing)
-        router = (*routing, "--sharding", self.sharding, "--lending", self.lending, "--ordering", self.ordering)
+    def options(self, slo: Slo) -> dict[str, tuple[str, ...]]:
+        """Flags by service. ``slo`` are the router's objectives."""
+        routing = (f"--encoder-routing={self.routing}", f"--text-routing={self.routing}")
+        router = (*routing, f"--sharding={self.sharding}", f"--lending={self.lending}", f"--ordering={self.ordering}")
         text = () if self.lending == "always" else ("--encode-first",)
         if self.tpot_slo_s is None:
             return {"router": router, "text": text}
-        told = None if slo is None else Slo.parse(slo.split(",")).objective("", Metric.TBT)
-        tpot_slo_s = self.tpot_slo_s if told is None or told.relative else told.value
-        return {"router": router, "text": (*text, "--tpot-slo-s", f"{tpot_slo_s:g}")}
+        tbt = slo.objective("", Metric.TBT)
+        tpot_slo_s = self.tpot_slo_s if tbt is None or tbt.relative else tbt.value
+        return {"router": router, "text": (*text, f"--tpot-slo-s={tpot_slo_s:g}")}
 
     def placed_as(self, roles: str, name: str) -> None:
         """Raises CliError if these are other roles than its own."""
@@ -54,7 +54,7 @@ class Preset:
 PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
     {
         "modserve": Preset("E:2,PD:1", "least-loaded", "never", "slo", None),
-        "epd": Preset("E:2,P:1,D:1", "least-loaded", "earliest-end", "first-come", None, switching="ttft=5x,tbt=5x"),
+        "epd": Preset("E:2,P:1,D:1", "least-loaded", "earliest-end", "first-come", None, switching=True),
         "hydra-ep-d": Preset("EP:1,D:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-ed-p": Preset("P:1,ED:1", "least-loaded", "never", "first-come", 0.08),
         "hydra-e-p-d": Preset("E:2,P:1,D:1", "least-loaded", "never", "first-come", 0.08),

@@ -3,12 +3,11 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
-from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES, NAMES, fair_threads, placed
 from triptych.cli.presets import PRESETS, PresetName
 
@@ -25,12 +24,37 @@ EXAMPLES = (
     "- `triptych up --roles E:2,P:1,D:1 --switch-roles --slo ttft=5x,tbt=5x` lets instances serve the stage that is short\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
+
+
+def _show_help(ctx: typer.Context, wanted: bool) -> None:
+    """Prints the command's own options, then the usual settings of services, and ends the command."""
+    if not wanted:
+        return
+    from rich.table import Table
+
+    from triptych.cli.service_options import usual_rows
+    from triptych.cli.show import plain_console
+
+    console = plain_console()
+    console.print(ctx.get_help())
+    table = Table("Settings of services", "", box=None, pad_edge=False, header_style="bold")
+    for row in usual_rows():
+        table.add_row(*row)
+    console.print(table)
+    console.print(_SETTINGS)
+    raise typer.Exit
+
+
 _PORTS = "Ports"
 _SIZES = "Sizes of pools"
-_ENGINES = "Engines"
+_SETTINGS = (
+    "Every setting of a service is an option: --NAME for all processes that have it, --SERVICE-NAME for those of one service "
+    "(--router-log-level DEBUG). python -m triptych.services.SERVICE --help lists them."
+)
 
 
 def up(
+    ctx: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,32 +106,6 @@ def up(
     mount_router: Annotated[
         bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
     ] = False,
-    engine: Annotated[
-        Literal["triptych", "vllm"],
-        typer.Option(help="Engine of text processes; *vllm* must be installed.", rich_help_panel=_ENGINES),
-    ] = "triptych",
-    vllm_args: Annotated[
-        str,
-        typer.Option(
-            metavar="ARGUMENTS",
-            help="vLLM's own engine arguments, in one string: `--vllm-args='--max-model-len 8192'`.",
-            show_default=False,
-            rich_help_panel=_ENGINES,
-        ),
-    ] = "",
-    encoder_engine: Annotated[
-        Literal["triptych", "vllm"],
-        typer.Option(help="Engine of encoder processes.", rich_help_panel=_ENGINES),
-    ] = "triptych",
-    encoder_vllm_args: Annotated[
-        str,
-        typer.Option(
-            metavar="ARGUMENTS",
-            help="vLLM's own arguments of encoder processes, in one string.",
-            show_default=False,
-            rich_help_panel=_ENGINES,
-        ),
-    ] = "",
     threads: Annotated[
         int | None,
         typer.Option(
@@ -116,43 +114,6 @@ def up(
             help="Compute threads of each encoder and text process; by default the machine's cores are divided among them, and with "
             "--autoscale each has one.",
             show_default=False,
-        ),
-    ] = None,
-    embedding_files: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            help="Directory in which encoders keep embeddings that outlive them; with --embedding-files-bytes.",
-            show_default=False,
-        ),
-    ] = None,
-    embedding_files_bytes: Annotated[
-        int,
-        typer.Option(min=0, max=1 << 50, help="Bytes of all files in --embedding-files together.", show_default=False),
-    ] = 0,
-    kv_prefixes: Annotated[
-        bool,
-        typer.Option(
-            "--kv-prefixes/--no-kv-prefixes",
-            help="Text instances pull long prefixes of prompts from each other instead of computing them again.",
-        ),
-    ] = False,
-    delay_profile: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            help="Engines compute nothing, but take as long as the profiles in this file or directory predict.",
-            show_default=False,
-            rich_help_panel=_SIZES,
-        ),
-    ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            help="Profiles of the model's parts, for routers and the pool manager; with --delay-profile, by default those.",
-            show_default=False,
-            rich_help_panel=_SIZES,
         ),
     ] = None,
     autoscale: Annotated[
@@ -167,17 +128,8 @@ def up(
         bool | None,
         typer.Option(
             "--switch-roles/--no-switch-roles",
-            help="Let instances serve another stage as the load needs it; needs --slo with TTFT and TBT, and profiles.",
+            help="Let instances serve another stage as the load needs it; needs profiles.",
             show_default="as the preset does",
-            rich_help_panel=_SIZES,
-        ),
-    ] = None,
-    resident: Annotated[
-        Literal["all", "role", "auto"] | None,
-        typer.Option(
-            help="Weights in memory of instances that switch roles: *all*; those that the *role* needs; or *auto*, those "
-            "that the role needs where all do not fit.",
-            show_default="all",
             rich_help_panel=_SIZES,
         ),
     ] = None,
@@ -189,33 +141,6 @@ def up(
             rich_help_panel=_SIZES,
         ),
     ] = False,
-    max_instances: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Largest size of a pool; by default 8, or what it begins with.",
-            show_default=False,
-            rich_help_panel=_SIZES,
-        ),
-    ] = None,
-    pool_sizes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE=LEAST-MOST,...",
-            help="Smallest and largest size of single pools: `E=1-8,PD=1-2`, or of a model's, `NAME/E=2-4`.",
-            show_default=False,
-            rich_help_panel=_SIZES,
-        ),
-    ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help="Service level objectives, such as `ttft=5x,image:ttft=2s`.",
-            show_default=False,
-            rich_help_panel=_SIZES,
-        ),
-    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
@@ -223,6 +148,9 @@ def up(
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Show processes, load and problems as they change.")
     ] = True,
+    _: Annotated[
+        bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message and exit.")
+    ] = False,
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
@@ -232,9 +160,10 @@ def up(
     """
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
+    from triptych.cli.cluster_settings import ClusterSettings
     from triptych.cli.model import Model
     from triptych.cli.plan import refuse_impossible, refuse_tls
-    from triptych.cli.scaling import options_of
+    from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
     from triptych.runtime.cores import usable_cores
@@ -250,41 +179,22 @@ def up(
             chosen.placed_as(roles, preset)
         engines, cores = len(models) * sum(sizes.values()), len(usable_cores())
         threads = threads or fair_threads(engines, cores, grows=autoscale)
-        switches = bool(chosen is not None and chosen.switching) if switch_roles is None else switch_roles
+        switches = chosen is not None and chosen.switching if switch_roles is None else switch_roles
         refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switches)
-        decides = autoscale or switches
-        measures = decides and profiles is None and delay_profile is None and model in (None, ["demo"])
-        if reprofile and not measures:
-            text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
-            raise CliError(text, caller=True)
-        options = options_of(
-            models,
-            sizes,
-            preset=chosen,
-            autoscale=autoscale,
-            switch_roles=switches,
-            delay_profile=delay_profile,
-            profiles=profiles,
-            max_instances=max_instances,
-            pool_sizes=pool_sizes,
-            slo=slo,
-            engine=engine,
-            vllm_args=vllm_args,
-            encoder_engine=encoder_engine,
-            encoder_vllm_args=encoder_vllm_args,
-            embedding_files=embedding_files,
-            embedding_files_bytes=embedding_files_bytes,
-            kv_prefixes=kv_prefixes,
-            resident=resident,
-            measure=partial(_demo_profiles, threads, again=reprofile) if measures else None,
+        own = [name for option in ctx.command.params for name in option.opts]
+        settings = ClusterSettings(
+            models, sizes, parse(ctx.args, own), chosen, autoscale=autoscale, switch_roles=switches
         )
+        measures = (autoscale or switches) and model in (None, ["demo"])
+        measure = partial(_demo_profiles, threads, again=reprofile) if measures else None
+        options = settings.flags(measure, reprofile=reprofile)
+        if any(flag.startswith("--delay-profile=") for flags in options.values() for flag in flags):
+            plain_console().print(
+                "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
+            )
         if threads > 1 and threads * engines > cores:
             plain_console().print(
                 f"{engines} processes with {threads} threads each share {cores} cores, and hold each other up: use fewer --threads"
-            )
-        if delay_profile is not None:
-            plain_console().print(
-                "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
             )
         cluster = LocalCluster(
             models,

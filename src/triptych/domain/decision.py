@@ -75,6 +75,22 @@ class PoolLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a profile says of a pool under the present mix. None if it is unknown."""
+
+    capacity_per_s: float | None = None
+    """Load that one replica bears within its objectives."""
+    wait_objective_s: float | None = None
+    """Longest wait in the queue within the objective."""
+    batch: int | None = None
+    """Items or answers that it has in one pass or step at that load."""
+    missing: tuple[str, ...] = ()
+    """Why something is unknown."""
+    start_s: float | None = None
+    """From the start of an instance's process until it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """Everything that a decision depends on."""
 
@@ -86,20 +102,13 @@ class PoolView:
     load: PoolLoad | None = None
     """None without a usable report."""
     report_age_s: float | None = None
-    capacity_per_s: float | None = None
-    """Load that one replica bears within its objectives, for the current mix; None if unknown."""
-    wait_objective_s: float | None = None
-    """Longest wait in the queue within the objective; None if unknown."""
-    batch: int | None = None
-    """As in ``PoolFacts``."""
+    facts: PoolFacts = PoolFacts()
     switched: int = 0
     """Instances of other pools that serve its stage now, less its own that serve another."""
     since_switch_s: float | None = None
     """Since the last order to switch to its stage or from it."""
     attainment: Judged = NOTHING_JUDGED
     """Requests by TTFT in the attainment window; only misses that this pool is charged with are missed."""
-    missing: tuple[str, ...] = ()
-    """Facts that are missing, by name."""
     start_s: float = 60.0
     """Usual time from an order until an instance is ready."""
     override: Override | None = None
@@ -121,22 +130,6 @@ class PoolView:
     def serving(self) -> int:
         """Instances that take work of its stage, wherever they belong."""
         return max(0, self.count(InstancePhase.READY) + self.switched)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFacts:
-    """What a profile says of a pool under the present mix. None if it is unknown."""
-
-    capacity_per_s: float | None = None
-    """Load that one replica bears within its objectives."""
-    wait_objective_s: float | None = None
-    """Longest wait in the queue within the objective."""
-    batch: int | None = None
-    """Items or answers that it has in one pass or step at that load."""
-    missing: tuple[str, ...] = ()
-    """Why something is unknown."""
-    start_s: float | None = None
-    """From the start of an instance's process until it is ready."""
 
 
 class Why(StrEnum):
@@ -263,7 +256,7 @@ class DecisionSummary:
             starting=view.count(InstancePhase.STARTING),
             draining=view.count(InstancePhase.DRAINING) + view.count(InstancePhase.DRAINED),
             load=view.load,
-            capacity_per_s=view.capacity_per_s,
+            capacity_per_s=view.facts.capacity_per_s,
             needed=decision.needed,
             attainment=view.attainment,
             report_age_s=view.report_age_s,

@@ -87,7 +87,7 @@ def decide(view: PoolView, limits: ScalingLimits) -> Decision:
 
 
 def _hold(view: PoolView, *reasons: Reason) -> Decision:
-    return Decision(view.wanted, reasons, missing=view.missing)
+    return Decision(view.wanted, reasons, missing=view.facts.missing)
 
 
 def _no_report(view: PoolView) -> str:
@@ -106,12 +106,12 @@ def _overridden(view: PoolView, size: int, left_s: float) -> Decision:
         text += f"; the bounds are {view.bounds.least} to {view.bounds.most}"
     reason = Reason(Why.OVERRIDE, text)
     if target >= view.wanted:
-        return Decision(target, (reason,), missing=view.missing)
+        return Decision(target, (reason,), missing=view.facts.missing)
     if view.count(InstancePhase.DRAINING):
         return _hold(view, reason)
     spare = view.count(InstancePhase.READY) >= view.wanted  # otherwise the scaler takes back one that starts
     drain = instance_to_drain(view.instances) if spare else ""
-    return Decision(view.wanted - 1, (reason,), drain=drain, missing=view.missing)
+    return Decision(view.wanted - 1, (reason,), drain=drain, missing=view.facts.missing)
 
 
 # --- growth -------------------------------------------------------------------------------------------------------------
@@ -123,14 +123,14 @@ def _growth(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> Decision:
     breach = in_breach(view.attainment, limits)
     sick = _sick(view, limits) if breach else ""
     wait_s = predicted_wait_s(view, load)
-    waits = wait_s is not None and view.wait_objective_s is not None and wait_s > view.wait_objective_s
+    waits = wait_s is not None and view.facts.wait_objective_s is not None and wait_s > view.facts.wait_objective_s
     needed = _needed(view, load, limits, pressed=breach or waits, waits=waits)
     goal = view.wanted
     if needed is not None and needed > goal:
         goal = needed
         if waits:
             reasons.append(
-                Reason(Why.WAIT, f"the queue takes {wait_s:.3g} s, its limit is {view.wait_objective_s:.3g} s")
+                Reason(Why.WAIT, f"the queue takes {wait_s:.3g} s, its limit is {view.facts.wait_objective_s:.3g} s")
             )
         reasons.append(Reason(Why.LOAD, _load_text(view, load, needed)))
     if breach:
@@ -154,7 +154,7 @@ def _growth(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> Decision:
         breach=breach,
         saturated=saturated,
         sick=sick,
-        missing=view.missing,
+        missing=view.facts.missing,
     )
 
 
@@ -167,31 +167,31 @@ def in_breach(judged: Judged, limits: ScalingLimits) -> bool:
 
 def predicted_wait_s(view: PoolView, load: PoolLoad) -> float | None:
     """How long the waiting work takes, with what is starting; None without a known capacity."""
-    if view.capacity_per_s is None or view.capacity_per_s <= 0:
+    if view.facts.capacity_per_s is None or view.facts.capacity_per_s <= 0:
         return None
     ready, starting = view.serving, view.count(InstancePhase.STARTING)
     if not load.waiting:
         return 0.0
     oldest_s = max((one.age_s for one in view.instances if one.phase is InstancePhase.STARTING), default=0.0)
     until_started_s = max(0.0, view.start_s - oldest_s) if starting else 0.0
-    meanwhile = ready * view.capacity_per_s * until_started_s
+    meanwhile = ready * view.facts.capacity_per_s * until_started_s
     if ready and load.waiting <= meanwhile:
-        return load.waiting / (ready * view.capacity_per_s)
+        return load.waiting / (ready * view.facts.capacity_per_s)
     if not ready + starting:
         return math.inf
-    return until_started_s + (load.waiting - meanwhile) / ((ready + starting) * view.capacity_per_s)
+    return until_started_s + (load.waiting - meanwhile) / ((ready + starting) * view.facts.capacity_per_s)
 
 
 def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, pressed: bool, waits: bool) -> int | None:
-    if view.capacity_per_s is None or view.capacity_per_s <= 0:
+    if view.facts.capacity_per_s is None or view.facts.capacity_per_s <= 0:
         return None
     per_s = max(load.short_per_s, load.long_per_s)
-    if pressed or load.announced > _AHEAD_S * view.serving * view.capacity_per_s:
+    if pressed or load.announced > _AHEAD_S * view.serving * view.facts.capacity_per_s:
         per_s = max(per_s, load.burst_per_s)
     per_s += load.announced / limits.recover_s  # an earlier stage that has grown passes it on at once
     if waits:
         per_s += load.waiting / limits.recover_s + _queued_meanwhile_per_s(view, per_s, limits)
-    return max(0, replicas(per_s, view.capacity_per_s) - view.switched)
+    return max(0, replicas(per_s, view.facts.capacity_per_s) - view.switched)
 
 
 def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits) -> float:
@@ -200,7 +200,7 @@ def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits)
     It is to be worked off in the recovery time, or in the start time where that is longer: so this at most doubles what is lacking.
     """
     there = view.serving + view.count(InstancePhase.STARTING)
-    lacking_per_s = max(0.0, per_s - there * (view.capacity_per_s or 0.0))
+    lacking_per_s = max(0.0, per_s - there * (view.facts.capacity_per_s or 0.0))
     return lacking_per_s * view.start_s / max(view.start_s, limits.recover_s)
 
 
@@ -262,12 +262,12 @@ def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
     if view.switched:
         at_work = "of other pools help" if view.switched > 0 else "of this pool serve another stage"
         switched = f", while {abs(view.switched)} {at_work}"
-    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.capacity_per_s:.4g} per replica: {needed} replicas{switched}"
+    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.facts.capacity_per_s:.4g} per replica: {needed} replicas{switched}"
 
 
 def _steady_text(needed: int | None, view: PoolView) -> str:
     if needed is None:
-        lacks = ", ".join(view.missing) or "profiles"
+        lacks = ", ".join(view.facts.missing) or "profiles"
         return f"what an instance bears is not known (without {lacks}), and attainment asks for no more"
     return f"{needed} needed for the load"
 
@@ -278,10 +278,12 @@ def _steady_text(needed: int | None, view: PoolView) -> str:
 def _shrinking(view: PoolView, load: PoolLoad, limits: ScalingLimits, found: Decision) -> Decision:
     """One instance less, if the load has permitted it for some periods and nothing else speaks against it."""
     needed = view.wanted
-    if view.capacity_per_s is not None and view.capacity_per_s > 0:
+    if view.facts.capacity_per_s is not None and view.facts.capacity_per_s > 0:
         highest = max(load.burst_per_s, load.short_per_s, load.long_per_s, load.peak_per_s)
         highest += load.announced / limits.recover_s
-        needed = max(view.bounds.least, replicas(limits.shrink_margin * highest, view.capacity_per_s) - view.switched)
+        needed = max(
+            view.bounds.least, replicas(limits.shrink_margin * highest, view.facts.capacity_per_s) - view.switched
+        )
     needed = min(needed, view.bounds.most)
     low = needed < view.wanted
     found = replace(found, low=low)
@@ -308,7 +310,10 @@ def _caution(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> str | Non
         (view.since_growth_s is not None and view.since_growth_s < limits.period_s, "the pool grew in this period"),
         (_switches(view), "instances switch"),
         (load.coverage < _SHRINK_COVERAGE, f"reports cover {load.coverage:.0%} of the routers' time"),
-        (wait_s is not None and view.wait_objective_s is not None and wait_s > view.wait_objective_s, "requests wait"),
+        (
+            wait_s is not None and view.facts.wait_objective_s is not None and wait_s > view.facts.wait_objective_s,
+            "requests wait",
+        ),
         (2 * view.changes_last_hour >= limits.max_changes_per_hour, "half of the hour's changes are used up"),
     )
     return next((text for holds, text in checks if holds), None)

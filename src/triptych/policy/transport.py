@@ -14,6 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MEMORY, SHM, NIXL, TCP = "memory", "shm", "nixl", "tcp"
+BETWEEN_PROCESSES = (SHM, NIXL, TCP)
+"""What an instance may be told to use; ``MEMORY`` is for readers in the holder's own process."""
+_REASONS = {
+    MEMORY: "the holder may be in the same process",
+    SHM: "same host: the holder's memory can be mapped",
+    NIXL: "same host: one-sided reads through shared memory",
+    TCP: "plain TCP reaches everything",
+}
+"""Why each is chosen, best first."""
+_ORDER = tuple(_REASONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +53,11 @@ def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], prefer
             continue  # shared memory works only within a host
         if own.backend == NIXL != preferred and own.host != theirs.host and not (own.rdma and theirs.rdma):
             continue  # slower than plain TCP, and a reader that dies kills the holder
-        score, reason = _score(own, theirs)
+        score = _ORDER.index(own.backend) if own.backend in _ORDER else len(_ORDER)
+        reason = _REASONS.get(own.backend, "a transport without a rank, which is tried last")
+        if own.backend == NIXL and own.host != theirs.host:
+            reason = "both hosts have RDMA"
         if theirs.backend == preferred:
             score, reason = -1, "preferred by configuration"
         scored.append((score, theirs.backend, reason))
     return tuple(Ranked(backend, reason) for _, backend, reason in sorted(scored))
-
-
-def _score(own: Endpoint, theirs: Endpoint) -> tuple[int, str]:
-    same_host = own.host == theirs.host
-    match own.backend:
-        case "memory":
-            return 0, "the holder may be in the same process"
-        case "shm":
-            return 1, "same host: the holder's memory can be mapped"
-        case "nixl":
-            return 2, "same host: one-sided reads through shared memory" if same_host else "both hosts have RDMA"
-        case "tcp":
-            return 3, "plain TCP reaches everything"
-        case _:
-            return 4, "unknown backend"

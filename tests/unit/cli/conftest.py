@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from triptych.demo import MODEL_DIR
+from triptych.engine.delay import synthetic_profiles
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_profiles
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,19 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from services.router.settings import RouterSettings
-from services.text.settings import TextSettings
 from triptych.cli.cluster import LocalCluster
+from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import NAMES, placed
 from triptych.cli.plan import ClusterPlan
 from triptych.cli.presets import PRESETS, Preset, PresetName
-from triptych.cli.scaling import options_of
+from triptych.cli.service_options import parse
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
 
 DEMO = [Model.named("demo")]
 OTHER: dict[str, Any] = {
@@ -29,7 +30,7 @@ OTHER: dict[str, Any] = {
     "ordering": "deadline",
     "tpot_slo_s": 0.5,
     "lending": "idle",
-    "switching": "ttft=2s,tbt=50ms",
+    "switching": True,
 }
 """Another value for each column than any preset's that is tested with it."""
 PLAIN = replace(PRESETS["modserve"], roles="E:2,P:1,D:1")
@@ -39,8 +40,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
 
 def started(preset: Preset, profiles: Path, slo: str | None = None) -> list[tuple[str, ...]]:
     """Name and flags of each process, without its ports."""
-    sizes, switches = placed(preset.roles), bool(preset.switching)
-    options = options_of(DEMO, sizes, preset=preset, profiles=profiles, slo=slo, switch_roles=switches)
+    given = parse([f"--profiles={profiles}", *(() if slo is None else (f"--slo={slo}",))])
+    sizes, switches = placed(preset.roles), preset.switching
+    options = ClusterSettings(DEMO, sizes, given, preset, switch_roles=switches).flags()
     made = ClusterPlan.made(
         DEMO, scaled=False, autoscale=False, threads=1, options=options, roles=preset.roles, switch_roles=switches
     )
@@ -62,7 +64,7 @@ def test_each_column_has_an_effect_on_what_is_started(column: str, profiles: Pat
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_services_accept_what_a_preset_tells_them(name: PresetName) -> None:
-    options = options_of(DEMO, placed(PRESETS[name].roles), preset=PRESETS[name])
+    options = ClusterSettings(DEMO, placed(PRESETS[name].roles), parse(()), PRESETS[name]).flags()
     router = RouterSettings.load(["--model", str(MODEL_DIR), *options["router"]], {})
     assert (router.policies.ordering, router.policies.sharding) == (PRESETS[name].ordering, PRESETS[name].sharding)
     assert router.policies.lending == PRESETS[name].lending
@@ -74,19 +76,14 @@ def test_the_services_accept_what_a_preset_tells_them(name: PresetName) -> None:
 
 def test_an_objective_in_seconds_replaces_that_of_the_preset(profiles: Path) -> None:
     preset = PRESETS["hydra-e-p-d"]
-    assert ("--tpot-slo-s", "0.08") in [one[-2:] for one in started(preset, profiles, "tbt=5x")]
-    assert ("--tpot-slo-s", "0.03") in [one[-2:] for one in started(preset, profiles, "ttft=1s,tbt=30ms")]
+    assert "--tpot-slo-s=0.08" in [process[-1] for process in started(preset, profiles, "tbt=5x")]
+    assert "--tpot-slo-s=0.03" in [process[-1] for process in started(preset, profiles, "ttft=1s,tbt=30ms")]
 
 
-def test_a_preset_that_switches_has_objectives_for_it_which_others_replace(profiles: Path) -> None:
-    sizes, epd = placed(PRESETS["epd"].roles), PRESETS["epd"]
-    assert epd.switching
-    for slo, told in ((None, epd.switching), ("ttft=2s,tbt=50ms", "ttft=2s,tbt=50ms")):
-        router = options_of(DEMO, sizes, preset=epd, profiles=profiles, slo=slo, switch_roles=True)["router"]
-        assert router[router.index("--slo") + 1] == told
-    assert "--slo" not in options_of(DEMO, sizes, preset=epd, profiles=profiles)["router"], "without switching"
+def test_a_preset_that_switches_needs_objectives_for_it(profiles: Path) -> None:
     with pytest.raises(CliError, match="to switch roles takes objectives"):
-        options_of(DEMO, sizes, preset=epd, profiles=profiles, slo="ttft=2s", switch_roles=True)
+        started(PRESETS["epd"], profiles, "ttft=2s")
+    assert started(replace(PRESETS["epd"], switching=False), profiles, "ttft=2s")
 
 
 def test_another_count_of_the_same_roles_may_be_asked_for() -> None:
@@ -100,7 +97,8 @@ def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch, pro
     seen: list[list[Any]] = []
 
     def made(models: object, **shape: Any) -> LocalCluster:
-        seen.append([shape["roles"], shape["switch_roles"], *shape["options"]["router"][-2:]])
+        ordering = [flag for flag in shape["options"]["router"] if flag.startswith("--ordering")]
+        seen.append([shape["roles"], shape["switch_roles"], *ordering[-1:]])
         raise CliError("enough", caller=True)
 
     monkeypatch.setattr("triptych.cli.cluster.LocalCluster", made)
@@ -111,16 +109,16 @@ def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch, pro
         [],
         ["--preset", "epd", *known],
         ["--preset", "epd", "--no-switch-roles"],
-        ["--preset", "hydra-e-p-d", "--switch-roles", "--slo", "ttft=5x,tbt=5x", *known],
+        ["--preset", "hydra-e-p-d", "--switch-roles", *known, "--ordering", "slo"],
     ):
         assert CliRunner().invoke(app, ["up", *arguments]).stderr == "triptych: enough\n"
     assert seen == [
-        ["EPD:2,PD:1", False, "--ordering", "first-come"],
-        ["EPD:5,PD:2", False, "--ordering", "first-come"],
+        ["EPD:2,PD:1", False, "--ordering=first-come"],
+        ["EPD:5,PD:2", False, "--ordering=first-come"],
         ["E:2,PD:1", False],
-        ["E:2,P:1,D:1", True, "--ordering", "first-come"],
-        ["E:2,P:1,D:1", False, "--ordering", "first-come"],
-        ["E:2,P:1,D:1", True, "--ordering", "first-come"],
+        ["E:2,P:1,D:1", True, "--ordering=first-come"],
+        ["E:2,P:1,D:1", False, "--ordering=first-come"],
+        ["E:2,P:1,D:1", True, "--ordering=slo"],
     ]
 
 
@@ -135,7 +133,7 @@ def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
             one.ordering,
             "" if one.tpot_slo_s is None else f"{one.tpot_slo_s:g} s",
             "" if one.lending == "always" else one.lending,
-            one.switching,
+            "yes" if one.switching else "",
         ]
         for name, one in PRESETS.items()
     }

@@ -44,7 +44,7 @@ _MORE_MODULES = {
         "triptych.store.redis",
         "triptych.integrations.kubernetes.api",
     ),
-    "gateway": ("triptych.media.fetch", "services.gateway.keys"),
+    "gateway": ("triptych.media.fetch", "triptych.services.gateway.keys"),
 }
 """What an image runs beside its service, or imports when it is used."""
 
@@ -114,7 +114,11 @@ def test_a_service_without_torch_needs_only_what_its_image_installs(service: str
         if not installed & {canonicalize_name(owner) for owner in owners}
     }
     assert {"torch", "transformers", "numpy", "safetensors", "av", "PIL"} <= absent
-    modules = (f"services.{service}.app", f"services.{service}.settings", *_MORE_MODULES.get(service, ()))
+    modules = (
+        f"triptych.services.{service}.app",
+        f"triptych.services.{service}.settings",
+        *_MORE_MODULES.get(service, ()),
+    )
     command = [sys.executable, "-c", _IMPORTS, ",".join(absent), *modules]
     assert subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, cwd=ROOT).stderr == ""
 

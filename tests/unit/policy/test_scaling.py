@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.decision import Bounds, InstancePhase, Override, PoolInstance, PoolLoad, PoolView, Why
+from triptych.domain.decision import Bounds, InstancePhase, Override, PoolFacts, PoolInstance, PoolLoad, PoolView, Why
 from triptych.domain.windows import ClassWindow, Judged
 from triptych.policy.capacity import ItemClass, RequestClass
 from triptych.policy.scaling import (
@@ -44,8 +44,7 @@ VIEW = PoolView(
     instances=pool(2),
     load=load(150),
     report_age_s=1.0,
-    capacity_per_s=100.0,
-    wait_objective_s=1.0,
+    facts=PoolFacts(100.0, 1.0),
     attainment=FINE,
     start_s=10.0,
 )
@@ -83,7 +82,7 @@ def test_a_wait_takes_what_is_starting_into_account() -> None:
     assert predicted_wait_s(growing, load(0, waiting=400)) == 2.0
     assert predicted_wait_s(growing, load(0, waiting=2400)) == 11.0
     assert predicted_wait_s(replace(VIEW, instances=()), load(0, waiting=1)) == float("inf")
-    assert predicted_wait_s(replace(VIEW, capacity_per_s=None), load(0, waiting=1)) is None
+    assert predicted_wait_s(replace(VIEW, facts=PoolFacts()), load(0, waiting=1)) is None
 
 
 def test_attainment_below_its_threshold_grows_the_pool_at_once() -> None:
@@ -182,7 +181,7 @@ def test_a_smaller_pool_must_bear_more_than_the_load() -> None:
         replace(LOW, load=load(50, coverage=0.8)),
         replace(LOW, load=load(50, waiting=300)),
         replace(LOW, bounds=Bounds(2, 20)),
-        replace(LOW, capacity_per_s=None),
+        replace(LOW, facts=PoolFacts()),
     ],
 )
 def test_a_pool_does_not_shrink_while_anything_speaks_against_it(view: PoolView) -> None:
@@ -257,7 +256,7 @@ def test_without_usable_reports_the_size_is_held(view: PoolView, text: str) -> N
 
 
 def test_without_a_profile_the_load_decides_nothing_and_the_fact_is_named() -> None:
-    view = replace(VIEW, capacity_per_s=None, missing=("profile of the encoder",))
+    view = replace(VIEW, facts=PoolFacts(missing=("profile of the encoder",)))
     decision = decide(replace(view, load=load(900)), LIMITS)
     assert (decision.target, decision.needed, decision.missing) == (2, None, ("profile of the encoder",))
     assert "profile of the encoder" in decision.reasons[0].text
@@ -304,8 +303,9 @@ views = st.builds(
     instances=st.builds(pool, st.integers(0, 8), st.integers(0, 4), st.integers(0, 2)),
     load=st.none() | st.builds(PoolLoad, rates, rates, rates, rates, rates, st.floats(0, 1), rates),
     report_age_s=st.none() | st.floats(0, 40),
-    capacity_per_s=st.none() | st.floats(1, 500),
-    wait_objective_s=st.none() | st.floats(0.1, 10),
+    facts=st.builds(
+        PoolFacts, capacity_per_s=st.none() | st.floats(1, 500), wait_objective_s=st.none() | st.floats(0.1, 10)
+    ),
     attainment=st.builds(Judged, st.integers(0, 200), st.integers(0, 50)),
     start_s=st.floats(0, 60),
     since_growth_s=st.none() | st.floats(0, 900),

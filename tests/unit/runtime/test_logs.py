@@ -11,7 +11,7 @@ from triptych.runtime import logs
 
 
 def logger_into(stream: StringIO, formatter: logging.Formatter) -> logging.Logger:
-    logger = logging.Logger("services.some")  # noqa: LOG001 - one of its own, that no other test sees
+    logger = logging.Logger("triptych.services.some")  # noqa: LOG001 - one of its own, that no other test sees
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
     logger.addHandler(handler)
@@ -28,8 +28,8 @@ def test_text_logs_have_the_request_id_after_the_message() -> None:
     finally:
         logs.request_id.reset(token)
     before, during = stream.getvalue().splitlines()
-    assert before.endswith("services.some: before")
-    assert during.endswith("services.some: during [r-1]")
+    assert before.endswith("triptych.services.some: before")
+    assert during.endswith("triptych.services.some: during [r-1]")
 
 
 async def test_tasks_of_a_request_inherit_its_id_and_others_do_not() -> None:
@@ -92,7 +92,7 @@ def test_configure_sets_level_and_format(log_format: str, capsys: pytest.Capture
 def test_calls_of_the_http_client_are_logged_for_debugging_only(level: str, said: set[str]) -> None:
     script = (
         "import logging; from triptych.runtime import logs; "
-        f"logs.configure({level!r}); logging.getLogger('httpx').info('call'); logging.getLogger('services').info('own')"
+        f"logs.configure({level!r}); logging.getLogger('httpx').info('call'); logging.getLogger('triptych').info('own')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert {line.rsplit(" ", 1)[1] for line in done.stderr.splitlines()} == said
@@ -108,7 +108,7 @@ def test_bounded_warnings_say_how_many_of_their_kind_were_left_out() -> None:
     assert stream.getvalue().splitlines() == ["one", "one (and 2 more before it)", "one", "another"]
 
 
-FOREIGN = "bye\n2026-01-01 00:00:00 ERROR services.router: forged\x00\x1b[2J\u202e" + "x" * 10_000
+FOREIGN = "bye\n2026-01-01 00:00:00 ERROR triptych.services.router: forged\x00\x1b[2J\u202e" + "x" * 10_000
 
 
 @pytest.mark.parametrize("formatter", [logs.TextFormatter(logs.FORMAT), logs.JsonFormatter()])

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError
 
+from triptych.rpc.settings import RpcServiceSettings
 from triptych.runtime import settings as settings_module
 from triptych.runtime.settings import (
-    RpcServiceSettings,
     ServiceSettings,
     SettingsError,
     Strings,
@@ -150,7 +150,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         load_or_exit(DoorSettings, arguments)
-    assert (stop.value.code, capsys.readouterr().err) == (2, f"services.door: {said}\n")
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"triptych.services.door: {said}\n")
 
 
 def test_print_config_prints_all_settings_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_invalid_settings_are_one_message_and_status_2(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as stop:
         load_or_exit(DoorSettings, ["--port", "many"])
     assert stop.value.code == 2
-    assert "services.door: invalid configuration" in capsys.readouterr().err
+    assert "triptych.services.door: invalid configuration" in capsys.readouterr().err
 
 
 def test_settings_are_frozen() -> None:

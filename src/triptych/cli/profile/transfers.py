@@ -9,7 +9,7 @@ from statistics import median
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.profile import TransferRow
 from triptych.errors import TriptychError
-from triptych.policy.transport import NIXL, SHM, TCP
+from triptych.policy.transport import BETWEEN_PROCESSES
 from triptych.ports import Arena
 from triptych.runtime.host import machine_name
 from triptych.transport.arena import HostArena
@@ -18,7 +18,6 @@ from triptych.transport.slot import seal, verify
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
-BACKENDS = (SHM, NIXL, TCP)
 _MAX_PULL_S = 60.0
 _CONNECT_S = 10.0
 _REPEATS = 9
@@ -33,7 +32,7 @@ def measure_transfers(sizes: Sequence[int]) -> list[TransferRow]:
 
 async def _measure(sizes: Sequence[int]) -> list[TransferRow]:
     rows: list[TransferRow] = []
-    for backend in BACKENDS:
+    for backend in BETWEEN_PROCESSES:
         arenas = [
             HostArena(max(sizes) + _MARGIN_NBYTES, instance_id=f"profile-{side}", epoch=1)
             for side in ("holder", "reader")

@@ -59,11 +59,7 @@ class CrossCache:
     def __init__(self, *, layers: int, nbytes: int = 0) -> None:
         self.nbytes = nbytes
         self._layers = layers
-        self._used = 0
-
-    @property
-    def used_nbytes(self) -> int:
-        return self._used
+        self.used_nbytes = 0
 
     def project(self, layer: Any, states: CrossStates) -> KeysValues:
         """Keys and values of a cross-attention layer, cached if there is room for all layers'."""
@@ -79,14 +75,14 @@ class CrossCache:
         return keys, values
 
     def _keep(self, states: CrossStates, nbytes: int) -> None:
-        if self._used + nbytes > self.nbytes:
+        if self.used_nbytes + nbytes > self.nbytes:
             return
         states.kept = {}
-        self._used += nbytes
+        self.used_nbytes += nbytes
         weakref.finalize(states, self._give, nbytes)
 
     def _give(self, nbytes: int) -> None:
-        self._used -= nbytes
+        self.used_nbytes -= nbytes
 
 
 @dataclass(frozen=True, slots=True)

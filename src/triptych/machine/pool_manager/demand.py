@@ -39,20 +39,17 @@ class Demand:
         """The view with what is known of load, capacity and attainment; ``start_s`` stays where no profile says it."""
         reports = self._reports
         facts = self._facts(now_s)
-        missing = facts.missing
         if uncharged := reports.uncharged(now_s):
-            missing += (f"isolated latencies: {uncharged} missed TTFTs are charged to no stage",)
+            unknown = f"isolated latencies: {uncharged} missed TTFTs are charged to no stage"
+            facts = replace(facts, missing=(*facts.missing, unknown))
         judged = reports.instances(now_s)
         return replace(
             view,
             instances=tuple(replace(one, judged=judged.get(one.instance_id, Judged())) for one in view.instances),
             load=self._load(facts.wait_objective_s or 0.0, now_s),
             report_age_s=reports.age_s(now_s),
-            capacity_per_s=facts.capacity_per_s,
-            wait_objective_s=facts.wait_objective_s,
-            batch=facts.batch,
+            facts=facts,
             attainment=self._attainment(now_s),
-            missing=missing,
             start_s=view.start_s if facts.start_s is None else facts.start_s,
         )
 

@@ -15,8 +15,8 @@ class LoadHistory:
 
     def observe(self, view: PoolView, hour: int) -> None:
         """What a decision was made from."""
-        if view.capacity_per_s is not None:
-            self._capacity_per_s = view.capacity_per_s
+        if view.facts.capacity_per_s is not None:
+            self._capacity_per_s = view.facts.capacity_per_s
         if view.load is None:
             return
         self._peaks[hour] = max(self._peaks.get(hour, 0.0), view.load.short_per_s)

@@ -33,19 +33,19 @@ def _view(stage: Stage, there: Sequence[MemberStatus], known: PoolView) -> Stage
     serving = [one for one in there if stage in one.open]
     staying = sum(stage in one.stays_open for one in serving)
     if stage is Stage.DECODE:
-        if not known.batch:
+        if not known.facts.batch:
             return None
         held = [float(one.load.at(stage).pending) for one in serving]
-        return StageView(stage, staying, sum(held), float(known.batch), 0.0, 0.0, _movable(stage, serving, held))
-    per_s, load, age_s = known.capacity_per_s, known.load, known.report_age_s
-    if not per_s or load is None or age_s is None or age_s > _STALE_S or not known.wait_objective_s:
+        return StageView(stage, staying, sum(held), float(known.facts.batch), 0.0, 0.0, _movable(stage, serving, held))
+    per_s, load, age_s = known.facts.capacity_per_s, known.load, known.report_age_s
+    if not per_s or load is None or age_s is None or age_s > _STALE_S or not known.facts.wait_objective_s:
         return None
     held = [one.load.at(stage).pending_tokens / per_s for one in serving]
     return StageView(
         stage,
         staying,
         max(sum(held), load.waiting / per_s),
-        known.wait_objective_s,
+        known.facts.wait_objective_s,
         (load.burst_per_s if load.burst_per_s >= _BURST * load.short_per_s else load.short_per_s) / per_s,
         1.0,
         _movable(stage, serving, held),

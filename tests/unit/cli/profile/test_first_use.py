@@ -13,9 +13,9 @@ from triptych.cli.profile.command import Job
 from triptych.cli.profile.first_use import demo_profiles
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import ModelPart
+from triptych.engine.delay import synthetic_profiles
 from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import read_profiles, write_profile
-from triptych.testing.delay import synthetic_profiles
 
 
 class Measuring:

@@ -70,14 +70,14 @@ def test_a_pool_has_the_load_and_the_misses_of_its_stages(
     assert (load(view).waiting, load(view).announced) == (waiting, announced)
     assert view.attainment == Judged(10 - missed, missed)
     assert view.instances[0].judged == Judged(5, 2)
-    assert (view.capacity_per_s, view.wait_objective_s, view.start_s) == (500.0, 1.0, 20.0)
-    assert view.missing == ("isolated latencies: 1 missed TTFTs are charged to no stage",)
+    assert (view.facts.capacity_per_s, view.facts.wait_objective_s, view.start_s) == (500.0, 1.0, 20.0)
+    assert view.facts.missing == ("isolated latencies: 1 missed TTFTs are charged to no stage",)
 
 
 def test_without_reports_or_profiles_nothing_is_known_and_the_start_time_stays() -> None:
     view = Demand(Role.E, lambda classes: PoolFacts(missing=("profile",)), RouterReports()).seen(SEEN, 1.0)
-    assert (view.load, view.report_age_s, view.capacity_per_s) == (None, None, None)
-    assert (view.missing, view.start_s) == (("profile",), 60.0)
+    assert (view.load, view.report_age_s, view.facts.capacity_per_s) == (None, None, None)
+    assert (view.facts.missing, view.start_s) == (("profile",), 60.0)
 
 
 def test_the_peak_is_that_of_the_period_and_an_idle_pool_keeps_its_capacity() -> None:
@@ -89,7 +89,7 @@ def test_the_peak_is_that_of_the_period_and_an_idle_pool_keeps_its_capacity() ->
     for at_s in range(31, 401):
         reports.accept("r", told(at_s, arrivals=0), float(at_s))
     view = demand.seen(SEEN, 400.0)
-    assert (load(view).short_per_s, view.capacity_per_s) == (0.0, 500.0)
+    assert (load(view).short_per_s, view.facts.capacity_per_s) == (0.0, 500.0)
     assert load(view).peak_per_s == pytest.approx(1000)
     demand.begin_period()
     assert load(demand.seen(SEEN, 400.0)).peak_per_s == 0.0

@@ -1,11 +1,11 @@
-from triptych.domain.decision import Bounds, PoolLoad, PoolView
+from triptych.domain.decision import Bounds, PoolFacts, PoolLoad, PoolView
 from triptych.domain.history import HOURS_OF_WEEK, WEEKS
 from triptych.machine.pool_manager.history import LoadHistory
 
 
 def view(per_s: float | None, capacity_per_s: float | None = None) -> PoolView:
     load = None if per_s is None else PoolLoad(per_s, per_s, per_s, per_s, 0.0, 1.0)
-    return PoolView("m/E", 1, Bounds(1, 9), load=load, capacity_per_s=capacity_per_s)
+    return PoolView("m/E", 1, Bounds(1, 9), load=load, facts=PoolFacts(capacity_per_s))
 
 
 def test_the_peak_of_an_hour_and_the_last_capacity_are_kept() -> None:

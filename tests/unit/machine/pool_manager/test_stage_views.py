@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.domain.decision import Bounds, PoolLoad, PoolView
+from triptych.domain.decision import Bounds, PoolFacts, PoolLoad, PoolView
 from triptych.domain.instance import ClosedStage, InstanceLoad, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import MemberCondition, MemberStatus, Registration
@@ -12,7 +12,8 @@ from triptych.machine.pool_manager.stage_views import stage_views, switched
 
 ENCODE, PREFILL, DECODE = Stage.ENCODE, Stage.PREFILL, Stage.DECODE
 LOAD = PoolLoad(burst_per_s=30.0, short_per_s=20.0, long_per_s=50.0, peak_per_s=60.0, waiting=500.0, coverage=1.0)
-KNOWN = PoolView("m/E", 2, Bounds(), load=LOAD, report_age_s=1.0, capacity_per_s=100.0, wait_objective_s=2.0, batch=12)
+FACTS = PoolFacts(100.0, 2.0, 12)
+KNOWN = PoolView("m/E", 2, Bounds(), load=LOAD, report_age_s=1.0, facts=FACTS)
 POOLS = {Role.E: KNOWN, Role.P: KNOWN, Role.D: KNOWN}
 
 
@@ -80,9 +81,9 @@ def test_one_that_is_about_to_leave_a_stage_does_not_count_for_it() -> None:
 @pytest.mark.parametrize(
     "unknown",
     [
-        replace(KNOWN, capacity_per_s=None),
-        replace(KNOWN, wait_objective_s=None),
-        replace(KNOWN, wait_objective_s=0.0),
+        replace(KNOWN, facts=replace(FACTS, capacity_per_s=None)),
+        replace(KNOWN, facts=replace(FACTS, wait_objective_s=None)),
+        replace(KNOWN, facts=replace(FACTS, wait_objective_s=0.0)),
         replace(KNOWN, load=None),
         replace(KNOWN, report_age_s=None),
         replace(KNOWN, report_age_s=6.0),
@@ -91,7 +92,7 @@ def test_one_that_is_about_to_leave_a_stage_does_not_count_for_it() -> None:
 def test_a_stage_of_which_little_is_known_is_left_out(unknown: PoolView) -> None:
     members = [member("e", Role.E), member("d", Role.D)]
     assert [view.stage for view in stage_views(members, {Role.E: unknown, Role.D: KNOWN})] == [DECODE]
-    assert stage_views(members, {Role.D: replace(KNOWN, batch=None)}) == []
+    assert stage_views(members, {Role.D: replace(KNOWN, facts=replace(FACTS, batch=None))}) == []
     assert stage_views(members, {}) == []
 
 

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from services.pool_manager.capacity import Capacities
 from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCODER_IDENTITY
 from triptych.domain.decision import (
     Bounds,
@@ -25,9 +24,10 @@ from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus, Regi
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.policy.scaling import ScalingLimits, decide, encode_tokens, prompt_tokens
 from triptych.runtime.profiles import KnownProfiles
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+from triptych.services.pool_manager.capacity import Capacities
 
 E, PD, EPD = (PoolName("m", role) for role in (Role.E, Role.PD, Role.EPD))
 ENCODER_PART = ServedPart(ENCODER_IDENTITY, 8, prepare_cores=4)
@@ -212,8 +212,7 @@ def decided(
         tuple(PoolInstance(str(one), InstancePhase.READY) for one in range(instances)),
         load(tokens(classes) / window_s, waiting),
         report_age_s=0.5,
-        capacity_per_s=facts.capacity_per_s,
-        wait_objective_s=facts.wait_objective_s,
+        facts=facts,
         start_s=facts.start_s,
     )
     return decide(view, ScalingLimits())

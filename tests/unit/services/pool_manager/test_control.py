@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.pool_manager import gauges
-from services.pool_manager.histories import Histories
-from services.pool_manager.limits import ControlLimits
-from services.pool_manager.service import PoolManagerService
-from services.pool_manager.settings import PoolManagerSettings
 from triptych.domain.decision import (
     Acting,
     Bounds,
     DecisionOutcome,
     DecisionRecord,
     Override,
+    PoolFacts,
     PoolLoad,
     PoolState,
     PoolView,
@@ -50,6 +46,11 @@ from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager import gauges
+from triptych.services.pool_manager.histories import Histories
+from triptych.services.pool_manager.limits import ControlLimits
+from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
@@ -337,7 +338,7 @@ def test_a_breach_of_the_image_pool_is_seen_logged_and_advised_on_and_nothing_is
             assert (record.outcome, record.decision.why) == (DecisionOutcome.ADVISED, Why.BREACH)
             assert record.decision.missing == ("profile of the encoder",)
 
-    with caplog.at_level(logging.INFO, logger="services.pool_manager.control"):
+    with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager.control"):
         virtual_time.run(test())
     assert any("pool m/E: 2 instances, 3 wanted: breach" in one.getMessage() for one in caplog.records)
 
@@ -630,7 +631,7 @@ def test_a_scaler_that_is_not_there_yet_is_waited_for_and_the_log_names_its_addr
         await asyncio.sleep(20)
         assert service.control.status()[E].fault == ""
 
-    with caplog.at_level(logging.INFO, logger="services.pool_manager"):
+    with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager"):
         play(scenario)
     said = [one.getMessage() for one in caplog.records if "scaler" in one.getMessage()]
     assert "the scaler at 127.0.0.1:1 fails: the scaler cannot be reached" in said
@@ -979,7 +980,7 @@ FROM_HISTORY = PoolManagerSettings(
 
 def seen(per_s: float, capacity_per_s: float | None) -> PoolView:
     load = PoolLoad(per_s, per_s, per_s, per_s, 0.0, 1.0)
-    return PoolView("m/E", 1, Bounds(1, 7), load=load, capacity_per_s=capacity_per_s)
+    return PoolView("m/E", 1, Bounds(1, 7), load=load, facts=PoolFacts(capacity_per_s))
 
 
 async def earlier_weeks(store: MemoryStore, peaks: Mapping[int, float]) -> None:
@@ -1042,7 +1043,7 @@ def test_the_load_of_pools_is_kept_in_the_store_for_the_next_leader() -> None:
         await site.kill()
         histories = Histories(site.store, now_s, lambda: HOUR + HOURS_OF_WEEK)
         await histories.read()
-        histories.observe(PoolView("m/E", 1, Bounds(1, 7), capacity_per_s=1.0))
+        histories.observe(PoolView("m/E", 1, Bounds(1, 7), facts=PoolFacts(1.0)))
         assert 100 <= histories.initial_size("m/E", Bounds(1, 1000)) < 130  # tokens per second
 
     play(test, shared=True)

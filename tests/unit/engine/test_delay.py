@@ -15,12 +15,7 @@ from triptych.domain.profile import BadProfile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart
 from triptych.engine.decoder.options import EngineOptions
-from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.policy.costs import Costs, CostWarning
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineRequest
-from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import (
+from triptych.engine.delay import (
     DelayEncoderEngine,
     DelayTextEngine,
     delay_costs,
@@ -28,6 +23,11 @@ from triptych.testing.delay import (
     synthetic_encoder_profile,
     synthetic_profiles,
 )
+from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.policy.costs import Costs, CostWarning
+from triptych.policy.queueing import Turn
+from triptych.ports import EngineRequest
+from triptych.runtime.profiles import write_profile
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
 

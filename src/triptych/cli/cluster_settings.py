@@ -1,0 +1,146 @@
+"""What ``triptych up`` is told: a placement, and settings of the services. All of it is checked before anything starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.cli.model import Model
+from triptych.cli.outcome import CliError
+from triptych.cli.plan import service_of
+from triptych.cli.presets import Preset
+from triptych.cli.service_options import Flags, loaded, without_those_of_instances
+from triptych.domain.pool_sizes import bounds_of, parse_bounds
+from triptych.domain.profile import BadProfile
+from triptych.domain.scaling import PoolName
+from triptych.domain.slo import Metric, Slo
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.runtime.profiles import KnownProfiles, the_profile
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
+
+_MAX_INSTANCES = 8
+"""Largest size of a pool by default: a machine has no room for the pool manager's own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The models, their instances by role, and the flags of each service that the caller has given.
+
+    ``sizes`` are those of each model's pools at the start. The classes of the services validate the flags together with the
+    environment; the rules here are those between services.
+    """
+
+    models: Sequence[Model]
+    sizes: Mapping[Role, int]
+    given: Flags
+    preset: Preset | None = None
+    autoscale: bool = False
+    switch_roles: bool = False
+
+    def flags(self, measure: Callable[[], Path] | None = None, *, reprofile: bool = False) -> Flags:
+        """All flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
+
+        ``measure`` makes profiles if none are named, once everything else is known to be right; ``reprofile``: it has to. Raises
+        CliError.
+        """
+        router: RouterSettings = loaded("router", self.given["router"])
+        slo = Slo.parse(router.slo)
+        preset = {} if self.preset is None else self.preset.options(slo)
+        of_router = (*preset.get("router", ()), *self.given["router"])
+        of_text = (*preset.get("text", ()), *self.given["text"])
+        texts, encoder = self._instances(of_text)
+        most = self._check_pools()
+        if self.switch_roles and not {metric for _, metric in slo.objectives} >= {Metric.TTFT, Metric.TBT}:
+            raise _cannot_switch(
+                "takes objectives for the time to the first token and between tokens: --slo ttft=5x,tbt=5x"
+            )
+        delays = next((one.delay_profile for one in (*texts, encoder) if one.delay_profile), None)
+        known = _checked(router.profiles, delays)
+        if reprofile and (measure is None or known is not None):
+            text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
+            raise CliError(text, caller=True)
+        if known is None and measure is not None:
+            known = measure()
+        if self.switch_roles:
+            _check_parts(known)
+        profiled = () if known is None else (f"--profiles={known}",)
+        pulling = ("--prefixes=by-cost",) if any(text.kv_prefixes for text in texts) else ()
+        return {
+            **self.given,
+            "text": of_text,
+            "mounted_encoder": without_those_of_instances(self.given["encoder"]),
+            "router": (*profiled, *pulling, *of_router),
+            "pool_manager": (*profiled, f"--max-instances={most}", *self.given["pool_manager"]),
+        }
+
+    def _instances(self, of_text: Sequence[str]) -> tuple[list[TextSettings], EncoderSettings]:
+        """The settings of the text processes of each role, and those of encoders. Raises CliError."""
+        path = f"--model={self.models[0].path}"
+        texts: list[TextSettings] = []
+        for role in self.sizes:
+            if service_of(role, switches=self.switch_roles) == "text":
+                switchable = (f"--switchable={Role.EPD.value}",) if self.switch_roles else ()
+                texts.append(loaded("text", (path, f"--role={role.value}", *switchable, *of_text)))
+        encoder: EncoderSettings = loaded("encoder", (path, *self.given["encoder"]))
+        mounting = [text.widest.value for text in texts if text.widest.serves(Stage.ENCODE)]
+        if mounting and encoder.engine.engine == "vllm":
+            raise CliError(f"--encoder-engine vllm is for encoders of role E, not for {mounting[0]}", caller=True)
+        return texts, encoder
+
+    def _check_pools(self) -> int:
+        """The largest size of a pool. Raises CliError if one begins outside its bounds, or bounds are of none that there will be."""
+        begins = max(self.sizes.values())
+        below = {"max_instances": max(_MAX_INSTANCES, begins)}
+        settings: PoolManagerSettings = loaded("pool_manager", self.given["pool_manager"], below)
+        most, entries = settings.control.max_instances, settings.control.pool_sizes
+        if begins > most:
+            raise CliError(f"--max-instances {most}: a pool begins with {begins} instances", caller=True)
+        pools = {PoolName(model.model_id, role): size for model in self.models for role, size in self.sizes.items()}
+        names = [parse_bounds(entry)[0] for entry in entries]
+        for entry, name in zip(entries, names, strict=True):
+            if name not in {text for pool in pools for text in (str(pool), pool.role.value)}:
+                there = ", ".join(map(str, pools))
+                raise CliError(
+                    f"--pool-sizes {entry!r}: there will be no such pool; there will be: {there}", caller=True
+                )
+            if names.count(name) > 1:
+                raise CliError(f"--pool-sizes names {name} more than once", caller=True)
+        for pool, size in pools.items():
+            bounds = bounds_of(pool, entries)
+            grows = bounds is not None and self.autoscale and size < bounds.least
+            if bounds is not None and not grows and not bounds.least <= size <= bounds.most:
+                raise CliError(
+                    f"--roles {pool.role.value}:{size}: --pool-sizes lets pool {pool} have {bounds.least} to {bounds.most} instances",
+                    caller=True,
+                )
+        return most
+
+
+def _checked(profiles: Path | None, delays: Path | None) -> Path | None:
+    """The profiles that routers and the pool manager get: by default those of the delays. Raises CliError if they cannot be read."""
+    try:
+        if delays is not None:
+            for part in ModelPart:
+                the_profile(delays, part)
+    except BadProfile as error:
+        raise CliError(f"--delay-profile {delays}: {error}", caller=True) from None
+    try:
+        KnownProfiles.read(profiles)
+    except BadProfile as error:
+        raise CliError(f"--profiles {profiles}: {error}", caller=True) from None
+    return profiles or delays
+
+
+def _check_parts(known: Path | None) -> None:
+    """Whether the pool manager can tell what an instance bears in each stage. Raises CliError."""
+    profiled = {profile.identity.part for profile in KnownProfiles.read(known).own}
+    if lacking := [part.value for part in ModelPart if part not in profiled]:
+        raise _cannot_switch(
+            f"takes profiles of the model's {' and '.join(lacking)}: --profiles DIR (triptych profile)"
+        )
+
+
+def _cannot_switch(why: str) -> CliError:
+    return CliError(f"to switch roles {why}; --no-switch-roles does without", caller=True)
