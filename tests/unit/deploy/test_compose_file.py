@@ -64,7 +64,7 @@ def test_it_is_valid_by_the_specification_of_compose() -> None:
 
 @pytest.mark.parametrize("service", SETTINGS)
 def test_a_service_takes_its_settings(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.runtime.settings.own_address", lambda: "172.18.0.7")
+    monkeypatch.setattr("triptych.rpc.settings.own_address", lambda: "172.18.0.7")
     settings = loaded(service)
     assert settings.tls.tls_name == "triptych.internal"
     grace_s = int(SERVICES[service]["stop_grace_period"].removesuffix("s"))
