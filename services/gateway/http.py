@@ -135,6 +135,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open for an answer."""
+        if self.pipeline and self.cycle.more_body and not self._refused:
+            self._drop_newest()
         cycle = self.cycle
         if cycle is None or cycle.response_complete or self.transport.is_closing():
             return False
@@ -143,6 +145,12 @@ class BoundedHttp(HttpToolsProtocol):
         cycle.keep_alive = False
         self._half_closed = HalfClosed(self.loop, self.transport, lambda: self._running)
         return True
+
+    def _drop_newest(self) -> None:
+        """Forget a request that has no end. Those before it are answered."""
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+        self._in_head, self._has_begun = True, False
 
     def on_message_begin(self) -> None:
         self._fields = 0
