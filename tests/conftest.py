@@ -2,12 +2,15 @@
 file left behind.
 """
 
+import ast
+import functools
 import gc
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +28,23 @@ if not Path("/proc/driver/nvidia").exists():
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None)
 hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
+
+
+def _one_at_a_time(parse: Callable[..., ast.AST]) -> Callable[..., ast.AST]:
+    lock = threading.RLock()
+
+    @functools.wraps(parse)
+    def alone(*args: object, **options: object) -> ast.AST:
+        with lock:
+            return parse(*args, **options)
+
+    return alone
+
+
+if sys.version_info < (3, 11, 8):
+    # It counts the depth of all syntax trees in one place (gh-106905). When garbage is collected meanwhile and another thread
+    # parses too, as kernels do, both fail: within pytest that ends the session.
+    ast.parse = _one_at_a_time(ast.parse)  # type: ignore[assignment]
 
 DAYS = 3
 """In so many days continuous integration runs every test that is marked ``rotating``."""

@@ -27,8 +27,9 @@ from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import ServerCertificate, TlsIdentity
 
 from . import observe
-from .http import BoundedHttp
+from .http import SPARE_CONNECTIONS, BoundedHttp
 from .keys import KeyRing
+from .listener import Listener
 from .media import RemoteMedia
 from .routes import create_app
 from .service import Gateway
@@ -68,15 +69,35 @@ class GatewayApp:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: ``runtime.process`` handles signals."""
+    """Uvicorn without its signal handlers, as ``runtime.process`` handles signals, and without its way to accept connections."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, settings: GatewaySettings) -> None:
         super().__init__(config)
-        self.drain_s = drain_s
+        self.drain_s = settings.drain_s
+        self._listening = listening
+        self._settings = settings
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets or [])
+        self._listener = Listener(
+            self._listening,
+            self._protocol,
+            tls=self.config.ssl,
+            handshake_s=self._settings.head_timeout_s,
+            most_handshakes=self._settings.max_connections + SPARE_CONNECTIONS,
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listener.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
+        return made
 
 
 @asynccontextmanager
@@ -168,11 +189,7 @@ async def serve(
         http=type(
             "Http",
             (BoundedHttp,),
-            {
-                "max_connections": settings.max_connections,
-                "head_timeout_s": settings.head_timeout_s,
-                "listener": listener,
-            },
+            {"max_connections": settings.max_connections, "head_timeout_s": settings.head_timeout_s},
         ),
         timeout_keep_alive=settings.keep_alive_s,
         ws="none",
@@ -184,10 +201,10 @@ async def serve(
         ssl_context_factory=None if certificate is None else lambda _config, _default: certificate.listening(),
         timeout_graceful_shutdown=int(settings.drain_s + _ABORT_S),
     )
-    server = _Server(config, settings.drain_s)
+    server = _Server(config, listener, settings)
     try:
         async with TaskScope("gateway", limit=1) as serving:
-            serving.spawn(server.serve(sockets=[listener]), name="http", vital=True)
+            serving.spawn(server.serve(), name="http", vital=True)
             if not settings.is_loopback and settings.keys is None:
                 logger.warning(
                     "%s is not a loopback address and no keys are set: anyone can send requests", settings.host

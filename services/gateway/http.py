@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import httptools
 from starlette.types import Message, Send
@@ -35,8 +35,6 @@ REFUSAL = "refusal"
 """Key in ``scope["state"]`` of the error with which the application must refuse the request."""
 ARRIVED_S = "arrived_s"
 """Key in ``scope["state"]`` of the time at which the request's head was there to be read, which may be long before it was."""
-MOST_ACCEPTED = 64
-"""Connections that are accepted at once, at most."""
 _TCP_INFO_BYTES = 60
 _LAST_DATA_AT = 52
 """Where ``tcp_info`` has the milliseconds since the kernel received the last data (linux/tcp.h)."""
@@ -54,16 +52,10 @@ class BoundedHttp(HttpToolsProtocol):
       looks the same until something is written to it, so the connection is probed (ADR 59).
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
-    - With each connection the others that wait are accepted too: uvloop accepts one in each round of its event loop, so clients of a
-      busy gateway would wait in the kernel's queue, unseen, until they give up.
     """
 
     max_connections = 4096
     head_timeout_s = 20.0
-    listener: socket.socket | None = None
-    """Where other connections wait."""
-    _accepting: ClassVar[set[asyncio.Task[None]]] = set()
-    """Connections that are accepted with another, until their TLS handshake is over. Uvicorn would wait for them at the end among its own tasks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,28 +78,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(Overloaded(f"{self.max_connections} connections are open, which is the limit"))
         else:
             self._close_after(self.head_timeout_s)
-        self._accept_others()
-
-    def _accept_others(self) -> None:
-        if self.listener is None:
-            return
-        for _ in range(MOST_ACCEPTED):
-            try:
-                accepted, _ = self.listener.accept()
-            except OSError:  # none waits, or too many files are open; or the listener is closed
-                return
-            accepted.setblocking(False)
-            self._accepting.add(task := self.loop.create_task(self._serve(accepted)))
-            task.add_done_callback(self._accepting.discard)
-
-    async def _serve(self, accepted: socket.socket) -> None:
-        def protocol() -> asyncio.Protocol:
-            return type(self)(self.config, self.server_state, self.app_state)
-
-        try:
-            await self.loop.connect_accepted_socket(protocol, accepted, ssl=self.config.ssl)
-        except OSError:  # it is closed again, or its handshake failed
-            accepted.close()
 
     def shutdown(self) -> None:
         """Close if no answer is due, else after it."""
@@ -165,6 +135,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open for an answer."""
+        if self.pipeline and self.cycle.more_body and not self._refused:
+            self._drop_newest()
         cycle = self.cycle
         if cycle is None or cycle.response_complete or self.transport.is_closing():
             return False
@@ -173,6 +145,12 @@ class BoundedHttp(HttpToolsProtocol):
         cycle.keep_alive = False
         self._half_closed = HalfClosed(self.loop, self.transport, lambda: self._running)
         return True
+
+    def _drop_newest(self) -> None:
+        """Forget a request that has no end. Those before it are answered."""
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+        self._in_head, self._has_begun = True, False
 
     def on_message_begin(self) -> None:
         self._fields = 0

@@ -11,13 +11,17 @@ class BadFile(ValueError):
     """The file cannot be used. The message is a phrase that goes after the file's name: ``is a directory``."""
 
 
-def check_regular(path: Path) -> None:
-    """Raises BadFile unless it is a regular file. A device or a pipe may have no end, or nobody who writes to it."""
+def check_regular(path: Path, limit_nbytes: int | None = None) -> None:
+    """Raises BadFile unless it is a regular file, of at most so many bytes. A device or a pipe may have no end, or nobody who
+    writes to it.
+    """
     try:
         if not path.exists():
             raise BadFile("does not exist")
         if not path.is_file():
             raise BadFile("is a directory" if path.is_dir() else "is a device, a pipe or a socket, not a regular file")
+        if limit_nbytes is not None and path.stat().st_size > limit_nbytes:
+            raise BadFile(f"has more than {limit_nbytes} bytes")
     except OSError as error:
         raise BadFile(f"cannot be read: {error.strerror}") from None
 

@@ -24,6 +24,15 @@ GATEWAY, OPERATOR = "gateway", "operator"
 KINDS = frozenset({ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS, GATEWAY, OPERATOR})
 
 _CHECK_S = 1.0
+_MAX_FILE_NBYTES = 4 << 20
+"""A bundle with every public authority has a quarter of it. Files are read in the event loop."""
+_EC_KEY = bytes.fromhex("06072a8648ce3d0201")
+_KEYS_OF_GRPC = (
+    bytes.fromhex("06092a864886f70d010101"),  # RSA
+    _EC_KEY + bytes.fromhex("06082a8648ce3d030107"),  # P-256
+    _EC_KEY + bytes.fromhex("06052b81040022"),  # P-384
+)
+"""How a certificate names the kind of its key, for the kinds that gRPC can use. OpenSSL takes more."""
 _NAME = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
 
 T = TypeVar("T")
@@ -342,7 +351,7 @@ def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
             authority.read_bytes(),
             listener,
             caller,
-            _validity(certificate, key, serves=False),
+            _validity(certificate, key, serves=False, kinds=_KEYS_OF_GRPC),
         )
 
 
@@ -356,7 +365,7 @@ def _explained(*files: Path) -> Generator[None]:
     """Raises ValueError for files that cannot be used."""
     for file in files:
         try:
-            check_regular(file)
+            check_regular(file, _MAX_FILE_NBYTES)
         except BadFile as error:
             raise ValueError(f"the TLS file {file} {error}") from None
     try:
@@ -370,9 +379,10 @@ def _explained(*files: Path) -> Generator[None]:
         raise ValueError(f"a TLS file cannot be read: {name} ({error.strerror})") from None
 
 
-def _validity(certificate: Path, key: Path, *, serves: bool) -> Validity:
+def _validity(certificate: Path, key: Path, *, serves: bool, kinds: Sequence[bytes] = (b"",)) -> Validity:
     """That of the own certificate. The module ``ssl`` decodes one only when a peer presents it: so it is presented here, in
-    memory, as a server's or a caller's. Raises SSLCertVerificationError if it is not valid now, or not for that.
+    memory, as a server's or a caller's. Raises SSLCertVerificationError if it is not valid now, or not for that, and ValueError
+    for a key of none of ``kinds``.
     """
     listener, caller = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller.check_hostname = False
@@ -389,5 +399,9 @@ def _validity(certificate: Path, key: Path, *, serves: bool) -> Validity:
         for end in ends:
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-    own: dict[str, Any] = ends[0 if serves else 1].getpeercert() or {}
+    verifier = ends[0 if serves else 1]
+    encoded = verifier.getpeercert(binary_form=True) or b""
+    if not any(kind in encoded for kind in kinds):
+        raise ValueError(f"the key of {certificate} is neither RSA nor ECDSA with P-256 or P-384: gRPC takes no others")
+    own: dict[str, Any] = verifier.getpeercert() or {}
     return Validity(ssl.cert_time_to_seconds(own["notBefore"]), ssl.cert_time_to_seconds(own["notAfter"]))

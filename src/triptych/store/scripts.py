@@ -102,7 +102,11 @@ ACQUIRE = (
 local lease, revision = unpack(KEYS)
 local owner, ttl_ms = unpack(ARGV)
 local raw = redis.call('GET', lease)
-if raw and raw ~= number_of(raw) .. ' ' .. owner then return false end
+if raw and raw ~= number_of(raw) .. ' ' .. owner then
+  -- Redis ends keys by its wall clock: after a step back this one would stay for as long as the step.
+  if redis.call('PTTL', lease) > tonumber(ttl_ms) then redis.call('PEXPIRE', lease, ttl_ms) end
+  return false
+end
 local token = next_revision(revision)
 redis.call('SET', lease, token .. ' ' .. owner, 'PX', ttl_ms)
 return token

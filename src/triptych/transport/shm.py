@@ -222,7 +222,10 @@ class ShmPeer:
 async def _greet(offer: ShmOffer) -> tuple[socket.socket, int]:
     """Connect to a holder and receive its arena's descriptor, which the caller closes. Raises TransferFailed."""
     loop = asyncio.get_running_loop()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransferFailed(f"no connection to the holder can be made: {error.strerror}") from None
     connection.setblocking(False)
     fds: list[int] = []
     try:

@@ -17,6 +17,7 @@ from struct import error as StructError  # noqa: N812 - the module calls its exc
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TransferFailed
 from triptych.policy.transport import SHM
+from triptych.runtime.listening import Acceptor
 from triptych.transport.arena import PROBE_NBYTES, HostArena, probed_nbytes
 
 NONCE_NBYTES = 16
@@ -73,22 +74,16 @@ class ShmListener:
         self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have not sent the nonce yet."""
         self._readers: set[socket.socket] = set()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._socket.bind(self.offer.address)
-        self._socket.listen(128)
-        self._loop.add_reader(self._socket, self._accept)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(self.offer.address)
+        listening.listen(128)
+        self._acceptor = Acceptor(listening, self._accepted, client="reader")
 
     @property
     def connections(self) -> int:
         return len(self._greeting) + len(self._readers)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
+    def _accepted(self, connection: socket.socket) -> None:
         if self.connections >= _MAX_READERS or not same_user(connection):
             connection.close()
             return
@@ -120,7 +115,6 @@ class ShmListener:
 
     def close(self) -> None:
         """Readers notice at their next pull."""
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+        self._acceptor.close()
         for connection in [*self._greeting, *self._readers]:
             self._hang_up(connection)

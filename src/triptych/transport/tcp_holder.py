@@ -5,7 +5,6 @@ connection, bytes in the write buffer, bytes sent per turn of the event loop, th
 """
 
 import asyncio
-import errno
 import logging
 import socket
 from collections import deque
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from triptych.ports import Arena, LeaseCheck
+from triptych.runtime.listening import Acceptor
 from triptych.runtime.logs import BoundedWarnings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import INSTANCE, TlsIdentity
@@ -26,11 +26,6 @@ _CHUNK_NBYTES = 1 << 19
 _TURN_NBYTES = 1 << 22
 _GREETING_S = 10.0
 """Time in which a new connection must send its first request."""
-_ACCEPT_AGAIN_S = 1.0
-"""Pause after a connection could not be accepted for lack of resources."""
-_NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_SOCKET_IS_DEAD = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
-"""Errors of accept(2) after which it accepts nothing more. Those in neither set are of the one connection."""
 
 OnFailure = Callable[[str], None]
 """Told the name of what cannot go on."""
@@ -64,12 +59,9 @@ class TcpListener:
         *,
         on_failure: OnFailure,
     ) -> None:
-        self._socket = bound
-        self._socket.setblocking(False)
         self._arena = arena
         self._check = check
         self._limits = limits
-        self._on_failure = on_failure
         self._encryption = None if tls is None else tls.listening(INSTANCE)
         self._loop = asyncio.get_running_loop()
         self._scope = TaskScope("tcp")
@@ -77,9 +69,10 @@ class TcpListener:
         """Before the end of their TLS handshake. They count in the limit: each has buffers."""
         self._serving: set[Serving] = set()
         self._warnings = BoundedWarnings(logger)
-        self._again: asyncio.TimerHandle | None = None
         self._closed = False
-        self._listen()
+        self._acceptor = Acceptor(
+            bound, self._accepted, client="reader", on_failure=lambda: on_failure("the listening socket of tcp")
+        )
 
     @property
     def connections(self) -> int:
@@ -90,10 +83,7 @@ class TcpListener:
         """Safe to cancel."""
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-        if self._again is not None:
-            self._again.cancel()
+            self._acceptor.close()
         for serving in self._serving:
             serving.abort()
         await self._scope.close()
@@ -102,17 +92,7 @@ class TcpListener:
         if self._serving:
             await asyncio.wait([serving.gone for serving in self._serving])
 
-    def _listen(self) -> None:
-        self._loop.add_reader(self._socket, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._socket.accept()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._not_accepted(error)
-            return
+    def _accepted(self, connection: socket.socket) -> None:
         if len(self._beginning) + len(self._serving) >= self._limits.max_connections:
             connection.close()
             limit = self._limits.max_connections
@@ -123,18 +103,6 @@ class TcpListener:
         serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
         self._beginning[serving] = connection
         self._scope.spawn(self._begin(serving, connection), name="handshake")
-
-    def _not_accepted(self, error: OSError) -> None:
-        if error.errno in _SOCKET_IS_DEAD:
-            logger.error("readers cannot connect any more: %s", error)
-            self._loop.remove_reader(self._socket)
-            self._on_failure("the listening socket of tcp")
-        elif error.errno in _NO_RESOURCES:
-            self._warnings.warn(f"readers cannot connect: {error}")
-            self._loop.remove_reader(self._socket)
-            self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
-        else:
-            self._warnings.warn(f"a reader could not connect: {error}", kind="connection")
 
     async def _begin(self, serving: "Serving", connection: socket.socket) -> None:
         timeout_s = None if self._encryption is None else TLS_HANDSHAKE_S

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import synthetic_profiles
 
 from triptych.demo import MODEL_DIR
 from triptych.engine.delay import synthetic_profiles

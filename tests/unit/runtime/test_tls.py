@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from tests import identities
 from triptych.cli.authority import Authority
@@ -79,7 +81,7 @@ def test_files_that_are_only_touched_change_nothing(authority: Authority, clock:
     assert own.current is first
 
 
-@pytest.mark.parametrize("broken", ["half", "of another key", "expired", "missing", "empty"])
+@pytest.mark.parametrize("broken", ["half", "of another key", "expired", "missing", "empty", "endless"])
 def test_files_that_cannot_be_used_leave_the_last_ones_until_they_can(
     authority: Authority, clock: Clock, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
@@ -96,6 +98,8 @@ def test_files_that_cannot_be_used_leave_the_last_ones_until_they_can(
             identities.issue(authority, "router", "a", lifetime=-timedelta(minutes=1))
         case "missing":
             (folder / "key.pem").unlink()
+        case "endless":
+            os.truncate(folder / "cert.pem", 1 << 40)
         case _:
             (folder / "ca.pem").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
@@ -131,6 +135,31 @@ def test_the_key_of_another_certificate_is_refused_at_the_start(authority: Autho
     other = identities.issue(authority, "other", "a")
     with pytest.raises(ValueError, match="cannot be used: KEY_VALUES_MISMATCH"):
         TlsIdentity.load(certificate, other / "key.pem", trusted)
+
+
+@pytest.mark.parametrize(
+    ("key", "taken"),
+    [
+        (ec.generate_private_key(ec.SECP256R1()), True),
+        (ec.generate_private_key(ec.SECP384R1()), True),
+        (rsa.generate_private_key(65537, 2048), True),
+        (ec.generate_private_key(ec.SECP521R1()), False),
+        (ed25519.Ed25519PrivateKey.generate(), False),
+    ],
+    ids=["P-256", "P-384", "RSA", "P-521", "Ed25519"],
+)
+def test_a_key_that_grpc_cannot_use_is_refused(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, key: CertificateIssuerPrivateKeyTypes, taken: bool
+) -> None:
+    """OpenSSL takes it, so the process would use it, and its peers would refuse each new connection."""
+    monkeypatch.setattr(ec, "generate_private_key", lambda *_: key)
+    files = identities.files(identities.issue(authority, "other", "other.a"))
+    ServerCertificate(*files[:2])
+    if taken:
+        TlsIdentity.load(*files)
+        return
+    with pytest.raises(ValueError, match="neither RSA nor ECDSA with P-256 or P-384"):
+        TlsIdentity.load(*files)
 
 
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(authority: Authority, clock: Clock) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import mmap
 import os
@@ -16,6 +17,7 @@ import pytest
 from tests.contract.transport_kit import Kit, Site, tensor_of
 from triptych.domain.embedding import DType
 from triptych.errors import TransferFailed
+from triptych.runtime import listening
 from triptych.transport.arena import HostArena
 from triptych.transport.shm import ShmTransport
 from triptych.transport.shm_holder import ShmListener, ShmOffer
@@ -167,6 +169,33 @@ async def test_a_connection_without_a_request_is_not_a_reader(holder: Site) -> N
     async with asyncio.timeout(60):
         while holder.transport.connections:  # noqa: ASYNC110 - the holder does not tell
             await asyncio.sleep(0.001)
+
+
+async def test_a_lack_of_files_pauses_accepting(
+    holder: Site, reader: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The socket stays readable: without a pause the event loop would do nothing else."""
+    tries = 0
+
+    def accept(_: socket.socket) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(listening, "_AGAIN_S", 0.5)
+    with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        patch.setattr(socket.socket, "accept", accept)
+        stranger.connect(offered(holder).address)
+        async with asyncio.timeout(60):
+            while not tries:  # noqa: ASYNC110 - the holder does not tell
+                await asyncio.sleep(0)
+        for _ in range(10):  # turns of the loop, which sees that somebody connects
+            await asyncio.sleep(0)
+        assert tries == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"readers cannot connect: [Errno {errno.EMFILE}] {os.strerror(errno.EMFILE)}"
+    ]
+    await (await reader.transport.connect(holder.transport.offer())).close()
 
 
 async def test_closing_a_listener_frees_its_name() -> None:

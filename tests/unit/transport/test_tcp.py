@@ -14,7 +14,8 @@ import uvloop
 from tests.contract.transport_kit import Kit, tensor_of
 from triptych.domain.embedding import DType
 from triptych.errors import TransferFailed
-from triptych.transport import tcp, tcp_holder
+from triptych.runtime import listening as listening_sockets
+from triptych.transport import tcp
 from triptych.transport.arena import HostArena
 from triptych.transport.tcp_holder import Serving, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
@@ -158,9 +159,9 @@ def test_readers_connect_at_once_after_an_error_of_another_connection(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
     error: int,
 ) -> None:
-    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", HOUR_S)
+    monkeypatch.setattr(listening_sockets, "_AGAIN_S", HOUR_S)
     run(new_loop, connects(monkeypatch, [error] * 3))
-    (said,) = (one.getMessage() for one in caplog.records if one.name == tcp_holder.__name__)
+    (said,) = (one.getMessage() for one in caplog.records if one.name == listening_sockets.__name__)
     assert said == f"a reader could not connect: [Errno {error}] {os.strerror(error)}"
 
 
@@ -181,12 +182,12 @@ def test_a_lack_of_resources_pauses_accepting(
                     await asyncio.sleep(0)
                 assert bound.tries == 1
 
-    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", HOUR_S)
+    monkeypatch.setattr(listening_sockets, "_AGAIN_S", HOUR_S)
     run(new_loop, waits())
     assert [one.getMessage() for one in caplog.records] == [
         f"readers cannot connect: [Errno {error}] {os.strerror(error)}"
     ]
-    monkeypatch.setattr(tcp_holder, "_ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(listening_sockets, "_AGAIN_S", 0.01)
     run(new_loop, connects(monkeypatch, [error] * 3))
 
 
@@ -212,7 +213,7 @@ def test_a_listening_socket_that_is_dead_is_told_once(
 
     run(new_loop, dies())
     assert failures == ["the listening socket of tcp"]
-    (said,) = (one for one in caplog.records if one.name == tcp_holder.__name__)
+    (said,) = (one for one in caplog.records if one.name == listening_sockets.__name__)
     assert (said.levelname, said.getMessage()) == (
         "ERROR",
         f"readers cannot connect any more: [Errno {errno.EINVAL}] {os.strerror(errno.EINVAL)}",

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Annotated, Any, NoReturn
@@ -75,35 +75,37 @@ class _Decoder:
     """One process. Any thread may call ``kill``; the other methods are for one thread at a time."""
 
     def __init__(self, limits: DecodeLimits, cores: Cores) -> None:
-        self._link, theirs = socket.socketpair()
-        self._file = os.memfd_create("triptych-decoder")
-        with theirs:
-            descriptors = (theirs.fileno(), self._file)
-            options = (
-                *descriptors,
-                os.getpid(),
-                limits.max_decode_bytes,
-                limits.max_decode_s,
-                ",".join(map(str, cores)),
-            )
-            # Writing to a full pipe fails instead of blocking the decoder.
-            self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with ExitStack() as opened:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
-                    [sys.executable, "-P", "-m", _MODULE, *map(str, options)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stderr,
-                    stderr=stderr,
-                    pass_fds=descriptors,
-                    process_group=0,  # a terminal's signals go to the parent only
-                )
+                self._link, theirs = socket.socketpair()
+                opened.callback(self._link.close)
+                with theirs:
+                    self._file = os.memfd_create("triptych-decoder")
+                    opened.callback(os.close, self._file)
+                    # Writing to a full pipe fails instead of blocking the decoder.
+                    self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                    opened.callback(os.close, self._stderr)
+                    try:
+                        self._process = self._started(limits, cores, theirs.fileno(), stderr)
+                    finally:
+                        os.close(stderr)
             except OSError as error:
-                self._close()
                 raise EngineFailure(f"a decoder process does not start: {error.strerror}") from None
-            finally:
-                os.close(stderr)
+            opened.pop_all()
         self.cores = cores
         self.started = self.busy = self._read = self._ended = False
+
+    def _started(self, limits: DecodeLimits, cores: Cores, link: int, output: int) -> subprocess.Popen[bytes]:
+        descriptors = (link, self._file)
+        options = (*descriptors, os.getpid(), limits.max_decode_bytes, limits.max_decode_s, ",".join(map(str, cores)))
+        return subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
+            [sys.executable, "-P", "-m", _MODULE, *map(str, options)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            process_group=0,  # a terminal's signals go to the parent only
+        )
 
     @property
     def alive(self) -> bool:
@@ -165,13 +167,10 @@ class _Decoder:
             self._process.kill()
             self._process.wait()
             self._log_output()
-            self._close()
+            self._link.close()
+            os.close(self._file)
+            os.close(self._stderr)
         return self._process.wait()
-
-    def _close(self) -> None:
-        self._link.close()
-        os.close(self._file)
-        os.close(self._stderr)
 
     def _log_output(self) -> None:
         """Log what it wrote since the last item, escaped: it may contain parts of the item."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -175,13 +176,16 @@ def test_a_decoder_killed_externally_is_not_an_error_of_the_item(decoders: Decod
     assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
 
 
+@pytest.mark.parametrize(
+    ("where", "what"), [(subprocess, "Popen"), (os, "pipe2"), (os, "memfd_create"), (socket, "socketpair")]
+)
 def test_a_process_that_cannot_be_started_leaves_no_descriptor(
-    decoders: DecoderProcesses, monkeypatch: pytest.MonkeyPatch
+    decoders: DecoderProcesses, monkeypatch: pytest.MonkeyPatch, where: object, what: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(where, what, refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
         with pytest.raises(EngineFailure, match="does not start"):

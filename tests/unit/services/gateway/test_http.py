@@ -429,6 +429,14 @@ async def test_pipelined_requests_are_answered_after_a_half_close() -> None:
     assert answer.endswith(b"]}")
 
 
+@pytest.mark.parametrize("rest", [GOOD[:-1], GOOD[:60], GET + b"\r\n" + GOOD[:-1]], ids=["body", "head", "both"])
+async def test_a_half_close_within_a_request_leaves_the_answers_to_those_before_it(rest: bytes) -> None:
+    whole = 2 if rest.startswith(GET) else 1
+    answer = await answered_after_half_close([..., *WORDS, *FINISH], GOOD + rest)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == answer.count(b"HTTP/1.1 ") - answer.count(b"100 Continue") == whole
+    assert b'"content":"one two"' in answer.replace(b": ", b":")
+
+
 @pytest.mark.parametrize("script", [[asyncio.Event], [TokenChunk((1,), "x"), asyncio.Event]], ids=["waiting", "begun"])
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("request_", [GOOD, GOOD_STREAM], ids=["whole", "stream"])

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from triptych.runtime.process import CannotStart
 from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
 from triptych.services.gateway.app import serve
+from triptych.services.gateway.http import SPARE_CONNECTIONS
 from triptych.services.gateway.keys import new_key
 from triptych.services.gateway.settings import GatewaySettings, RestTls
 
@@ -70,6 +72,31 @@ def test_clients_that_send_nothing_do_not_hold_up_the_end(tmp_path: Path) -> Non
         assert took_s < 25, "uvloop waits 30 s for a close_notify, 60 s for a handshake"
 
     uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_handshakes_that_do_not_go_on_are_bounded_in_number_and_time(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    certificate, private, trusted = identities.files(identities.cluster(tmp_path / "ca").folder / "gateway")
+
+    async def scenario(head_timeout_s: int, clients: int, ended: int) -> None:
+        """The oldest of the clients that only connect are cut off, while another gets its answer."""
+        tls = RestTls(certificate, private)
+        settings = GatewaySettings(port=0, max_connections=1, head_timeout_s=head_timeout_s, rest_tls=tls)
+        async with serve(settings, FakeRouter()) as app, asyncio.timeout(60):
+            silent = [await asyncio.open_connection("127.0.0.1", app.port) for _ in range(clients)]
+            async with client(app.port, trusted) as one:
+                assert (await one.get("/v1/models")).status_code == 200
+            for reader, _ in silent[:ended]:
+                assert await reader.read() == b""
+            assert not any(reader.at_eof() for reader, _ in silent[ended:])
+            for _, writer in silent:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario(1, 3, 3))  # a handshake has the time of a head
+        runner.run(scenario(3600, SPARE_CONNECTIONS + 4, 4))  # one too many ends the oldest
 
 
 async def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
