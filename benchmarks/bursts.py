@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from triptych.engine.delay import synthetic_profiles
-
 from triptych.cli.bench import load, traces, workload
 from triptych.cli.bench.load import Endpoint, Record
 from triptych.cli.bench.payload import Style

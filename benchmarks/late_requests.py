@@ -23,13 +23,6 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
-from triptych.engine.delay import (
-    DelayEncoderEngine,
-    DelayTextEngine,
-    synthetic_decoder_profile,
-    synthetic_encoder_profile,
-)
-
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import MIB, Engines, SimCluster, World, running

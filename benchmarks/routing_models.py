@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
-
 from tests.simulation.cluster import Engines
 from tests.simulation.workload import Ask
 from triptych.cli.bench import traces, workload

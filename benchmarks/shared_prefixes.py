@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any
 
-from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
-
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Model

@@ -34,7 +34,6 @@ from typing import Any, Self
 
 import psutil
 import uvloop
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures

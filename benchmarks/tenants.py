@@ -20,7 +20,6 @@ from random import Random
 from typing import Any
 
 import httpx
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures

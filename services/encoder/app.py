@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from triptych.engine.delay import DelayEncoderEngine, delay_costs
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity

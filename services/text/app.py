@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import grpc.aio
-from triptych.engine.delay import DelayTextEngine, delay_costs
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity

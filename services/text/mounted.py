@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triptych.rpc.settings import InstanceSettings
-
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import ModelPart

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from triptych.engine.delay import DelayTextEngine, synthetic_decoder_profile
 
 from tests.contract.test_continuations import SAMPLING, check_same, of_choices
 from tests.contract.test_text_engine import SCHEMA, TWO

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import rest, stream_message
 from triptych.cli import ports

@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.contract.kubernetes_kit import ApiServer, api_server
 from tests.contract.kubernetes_nodes import NAMESPACE, Nodes, apply, make_secret

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest, timeline_of
 from tests.e2e.reference import Question

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import probed
 from tests.e2e.record import keep

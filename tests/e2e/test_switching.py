@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-from triptych.engine.delay import DelayEncoderEngine, synthetic_profiles
 
 from tests.integration.families.harness import Item, TinyFamily, random_image
 from tests.integration.families.tiny_llava import TINIES as DECODER_ONLY

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from triptych.engine.delay import synthetic_profiles
 
 from triptych.demo import MODEL_DIR
 from triptych.engine.delay import synthetic_profiles

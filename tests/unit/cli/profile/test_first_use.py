@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from triptych.engine.delay import synthetic_profiles
 
 from triptych.cli.profile import first_use
 from triptych.cli.profile.command import Job

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCODER_IDENTITY
 from triptych.domain.decision import (

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from triptych.domain.profile import Profile
