@@ -21,7 +21,7 @@ from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Instance, LeaseCheck, ObservedTextEngine, Offload, StagedTextEngine
@@ -104,7 +104,7 @@ class MountedEncoder:
     """Combines the text service and the encoder into one instance."""
     store: ArenaStore
     """Its arena, which also holds keys and values."""
-    published: PublishedEmbeddings
+    published: PublishedContents
     """What it tells routers that the arena holds."""
     register: Register
     """Adds the encoder's servicer to the server."""
@@ -404,11 +404,11 @@ def _kv_store(
     return kv
 
 
-def _published(settings: TextSettings, mounted: MountedEncoder | None) -> PublishedEmbeddings | None:
+def _published(settings: TextSettings, mounted: MountedEncoder | None) -> PublishedContents | None:
     """Where kept segments are named for routers: with the embeddings, where they lie beside them."""
     if not settings.kv_prefixes:
         return None
-    return PublishedEmbeddings(MOST_PUBLISHED) if mounted is None else mounted.published
+    return PublishedContents(MOST_PUBLISHED) if mounted is None else mounted.published
 
 
 async def _loaded(

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.stage_states import StageStates
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total

@@ -10,7 +10,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import HandedOver
 from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
 from triptych.errors import LeaseLost, TriptychError
-from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.arena.arena_events import Slot
 from triptych.ports import HandingTextEngine
 
 from .engine_loop import EngineLoop

@@ -10,7 +10,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
-from triptych.machine.encoder.published_embeddings import HintReader
+from triptych.machine.arena.published import HintReader
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.watched_value import WatchedValue

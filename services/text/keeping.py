@@ -7,7 +7,7 @@ from functools import partial
 
 from triptych.domain.kv_segment import KvSegment
 from triptych.errors import TriptychError
-from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.arena.arena_events import Slot
 from triptych.ports import HandingTextEngine
 
 from .engine_loop import EngineLoop

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.errors import ArenaFull, InvalidMedia
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
-from triptych.machine.extents import round_up
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.extents import round_up
+from triptych.machine.arena.published import PublishedContents
 from triptych.policy.queueing import Turn
 from triptych.ports import Clock, Rng
 from triptych.transport.arena_store import ArenaStore
@@ -37,7 +37,7 @@ class KvStore:
         shared: bool,
         rng: Rng,
         clock: Clock,
-        published: PublishedEmbeddings | None = None,
+        published: PublishedContents | None = None,
     ) -> None:
         """``shared``: embeddings lie in the arena too. Then nothing waits for room, as requests that hold embeddings there would
         wait for each other. ``published``: where whole segments are named for routers, which is told what the arena evicts;

@@ -26,8 +26,8 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.extents import round_up
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.extents import round_up
 from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import as_called, longest_waits
 from triptych.ports import Clock, EngineRequest, HandingTextEngine, ObservedTextEngine, Offload, Rng, TokenGrammar

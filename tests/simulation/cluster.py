@@ -51,7 +51,7 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TriptychError
 from triptych.families.base import Family
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
 from triptych.machine.stage_states import StageStates
@@ -397,7 +397,7 @@ class TextNode(_Node):
             rng = cluster.rng(f"segments of {self.name}.{epoch}")
             published = None
             if settings.kv_prefixes:
-                published = PublishedEmbeddings(64) if encoder is None else encoder.service.published
+                published = PublishedContents(64) if encoder is None else encoder.service.published
             kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock, published=published)
         tokenizer = fake_tokenizer()
         scheduler = None

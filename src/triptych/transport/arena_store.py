@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.errors import EngineFailure, InternalError, InvalidRequest
-from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaMachine, LeaseLimits
+from triptych.machine.arena import arena_events
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.leases import LeaseLimits
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal, seal_in_place
 

@@ -27,8 +27,8 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import LeaseLimits
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.leases import LeaseLimits
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
@@ -309,7 +309,7 @@ async def text_instance(
                 shared=False,
                 rng=random.Random(3),
                 clock=clock,
-                published=PublishedEmbeddings(1000) if said.kv_prefixes else None,
+                published=PublishedContents(1000) if said.kv_prefixes else None,
             ),
             states=states,
         )

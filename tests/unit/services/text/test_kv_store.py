@@ -8,9 +8,9 @@ from services.text.kv_store import KvStore
 from services.text.record import TextRecord
 from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
-from triptych.machine.encoder.arena import LeaseLimits
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.leases import LeaseLimits
+from triptych.machine.arena.published import PublishedContents
 from triptych.policy.queueing import Turn
 from triptych.runtime.metrics import Metrics
 from triptych.testing.fake_kv import fake_kv_kind
@@ -23,7 +23,7 @@ KIND = fake_kv_kind(FAKE_MODEL)
 SLOT_NBYTES = 16 * KIND.position_nbytes + 64
 
 
-def store(slots: int, *, shared: bool = False, published: PublishedEmbeddings | None = None) -> KvStore:
+def store(slots: int, *, shared: bool = False, published: PublishedContents | None = None) -> KvStore:
     clock = asyncio.get_running_loop().time
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
     held = ArenaStore(arena, LeaseLimits(), max_pull_s=1.0, clock=clock, copy=InlineOffload(1))
@@ -124,7 +124,7 @@ def test_segments_and_hand_overs_are_counted() -> None:
 
 def test_whole_segments_are_told_to_routers_until_they_are_evicted() -> None:
     async def scenario() -> None:
-        published = PublishedEmbeddings(10)
+        published = PublishedContents(10)
         kv = store(2, published=published)
         whole, last = KIND.segments(0, 24)
         names = [bytes([number]) * 32 for number in range(3)]
