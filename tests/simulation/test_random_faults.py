@@ -288,7 +288,7 @@ _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)
     Promises: ("promise", "take"),
     AttainmentRecorder: ("prepared", "dispatched", "answering", "over", "refused", "roll"),
     PublishedContents: ("encoding", "held", "segment", "over", "gone"),
-    Jobs: ("add", "enters_engine", "answered", "over"),
+    Jobs: ("add", "enters_engine", "got_tokens", "over"),
 }
 """What changes each machine."""
 

@@ -303,6 +303,28 @@ def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases
     under_virtual_time(scenario)
 
 
+@pytest.mark.parametrize(("used_s", "ends_s"), [(0.02, 0.02), (1.0, 0.1)])
+def test_a_call_that_hands_over_ends_when_one_of_its_leases_is_used(used_s: float, ends_s: float) -> None:
+    async def scenario() -> None:
+        async with apart() as p:
+            loop = asyncio.get_running_loop()
+            asked = await p.asked("what is this?", "cat")
+            stream = p.prefill.service.generate(prefill_call(asked.request))
+            last: TextEvent | None = None
+            while not isinstance(last, HandedOver):
+                last = (await anext(stream))[-1]
+            ticket = last.segments[-1].placement.ticket
+            began_s = loop.time()
+            loop.call_later(used_s, p.prefill.store.release, [ticket.lease_id])  # type: ignore[union-attr]
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            assert loop.time() - began_s == pytest.approx(ends_s)
+            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
+            await p.prefill.service.release([one.router_lease for one in last.segments])
+
+    under_virtual_time(scenario)
+
+
 @pytest.mark.parametrize("kv_bytes", [0, SEGMENT_TOKENS * POSITION_NBYTES // 2])
 def test_without_room_it_is_handed_over_without_segments_and_computed(kv_bytes: int) -> None:
     async def scenario() -> None:

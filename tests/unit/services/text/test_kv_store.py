@@ -87,6 +87,23 @@ def test_one_that_leaves_as_it_gets_room_gives_it_back() -> None:
     under_virtual_time(scenario)
 
 
+def test_room_in_pieces_is_waited_for_until_it_is_in_one_piece() -> None:
+    async def scenario() -> None:
+        kv = store(2)
+        halves = kv.reserve_now([KvSegment(KIND, 0, 8) for _ in range(3)])
+        assert len(halves) == 3
+        kv.abandon((halves[0], halves[2]))
+        waiting = asyncio.get_running_loop().create_task(kv.reserve(segments(1), turn(0)))
+        await asyncio.sleep(1)
+        assert kv.store.memory.available_bytes >= SLOT_NBYTES
+        assert not waiting.done()
+        kv.abandon(halves[1:2])
+        kv.abandon(await at_once(waiting))
+        assert kv.store.memory.leased_bytes == 0
+
+    under_virtual_time(scenario)
+
+
 def test_what_never_fits_and_what_shares_the_arena_gets_what_there_is() -> None:
     async def scenario() -> None:
         for kv in (store(2), store(2, shared=True)):
