@@ -17,7 +17,8 @@ import uvloop
 
 from benchmarks import ending
 from benchmarks.talking_child import talking_child
-from services.text import app as text_app
+from services.text import text_part
+from services.text.app import app
 from services.text.record import TextRecord
 from services.text.settings import TextSettings
 from triptych.cli import ports
@@ -118,7 +119,7 @@ async def timed(options: Options) -> AsyncIterator[Timed]:
 
 async def _serve(options: Options) -> None:
     """Print the port; then answer each line with what happened since the last."""
-    async with text_app.app(options.settings) as running:
+    async with app(options.settings) as running:
         print(json.dumps(running.port), flush=True)
         while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
             told, _happened[:] = list(_happened), []
@@ -132,7 +133,7 @@ def main() -> None:
     said = json.loads(parser.parse_args().options)
     for owner, name, instead in (
         (text_engine, "TransformersTextEngine", _TimedEngine),
-        (text_app, "TextRecord", _TimedRecord),
+        (text_part, "TextRecord", _TimedRecord),
     ):
         assert hasattr(owner, name), name
         setattr(owner, name, instead)

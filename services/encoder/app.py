@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -29,15 +28,15 @@ from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
+from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
-from triptych.rpc.server import check_port
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
-from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.host import machine_name
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -87,53 +86,40 @@ async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[RpcApp[EncoderService[Any]]]:
     """Load the engine, register the arena, listen. Raises CannotStart, and Unavailable if the port is in use."""
-    check_port(settings.host, settings.port)
-    telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings, telemetry)
-    epoch = new_epoch()
-    instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
+    identity = InstanceIdentity.new("encoder", settings, telemetry)
     async with AsyncExitStack() as stack:
         compute = ThreadOffload(1, name="encoder-compute")
         stack.callback(compute.close)
-        one = await stack.enter_async_context(
-            opened(
-                settings,
-                telemetry,
-                model=settings.model,
-                compute=compute,
-                instance_id=instance_id,
-                epoch=epoch,
-                tls=tls,
-            )
-        )
-        one.service.start()
+        try:
+            checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
+        except BadModel as error:
+            raise CannotStart(str(error)) from None
+        encoder = await stack.enter_async_context(opened(settings, identity, checkpoint, compute=compute))
+        service, telemetry, tls = encoder.service, identity.telemetry, identity.tls
+        service.start()
 
         def register(server: grpc.aio.Server) -> None:
-            EncoderServicer(one.service).register(server)
-            InstanceServicer(one.service).register(server)
+            EncoderServicer(service).register(server)
+            InstanceServicer(service).register(server)
 
-        server = await stack.enter_async_context(
-            server_of(settings, (SERVICE_NAME, instance.SERVICE_NAME), register, telemetry=telemetry, tls=tls)
-        )
-        running = RpcApp(one.service, server, one.scope)
-        async with instance_registered(settings, one.service, running, telemetry=telemetry, tls=tls):
+        names = (SERVICE_NAME, instance.SERVICE_NAME)
+        server = await stack.enter_async_context(server_of(settings, names, register, telemetry=telemetry, tls=tls))
+        running = RpcApp(service, server, encoder.scope)
+        async with instance_registered(settings, service, running, telemetry=telemetry, tls=tls):
             yield running
 
 
 @asynccontextmanager
 async def opened(
     settings: EncoderSettings,
-    telemetry: Telemetry,
+    identity: InstanceIdentity,
+    checkpoint: Checkpoint,
     *,
-    model: Path | Checkpoint,
     compute: Offload,
-    instance_id: str,
-    epoch: int,
-    tls: TlsIdentity | None,
     states: StageStates | None = None,
     unloads: bool = False,
 ) -> AsyncGenerator[OpenEncoder]:
-    """Load the engine of ``model``, which ``compute`` runs, and register the arena. ``states``: of an instance that switches.
+    """Load the engine, which ``compute`` runs, and register the arena. ``states``: of an instance that switches.
     ``unloads``: its weights can leave the memory. Raises CannotStart.
     """
     async with AsyncExitStack() as stack:
@@ -145,7 +131,7 @@ async def opened(
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
-        loaded = await compute.run(partial(_load, settings, model, decoders, can_unload=unloads))
+        loaded = await compute.run(partial(_load, settings, checkpoint, decoders, can_unload=unloads))
         if loaded.close is not None:
             stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
@@ -156,12 +142,14 @@ async def opened(
             raise CannotStart(f"engine {settings.engine.engine}: {error}") from error
         settings = settings.model_copy(update={"batches": await compute.run(_batches, settings, loaded.engine)})
 
-        record = EncoderRecord(telemetry.metrics)
-        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device)
+        record = EncoderRecord(identity.telemetry.metrics)
+        opening = partial(
+            open_arena, instance_id=identity.instance_id, epoch=identity.epoch, device=settings.compute.device
+        )
         arena = await compute.run(opening, settings.transfers.arena, settings.arena_bytes)
         store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
         scope = TaskScope("encoder")
-        transports = await _transports(settings, store, record, tls, scope)
+        transports = await _transports(settings, store, record, identity.tls, scope)
         stack.push_async_callback(transports.close)
 
         files = await _file_tier(settings, store, record, scope, stack)
@@ -182,7 +170,7 @@ async def opened(
             files=files,
             states=states,
         )
-        watch(telemetry.metrics, service, store, files)
+        watch(identity.telemetry.metrics, service, store, files)
         yield OpenEncoder(service, store, loaded.engine, scope)
 
 
@@ -225,12 +213,9 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(
-    settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding, *, can_unload: bool
-) -> _LoadedEngine:
+def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: Decoding, *, can_unload: bool) -> _LoadedEngine:
     """Runs in the thread that encodes. Raises CannotStart."""
     try:
-        checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         model_id = settings.model_id or served_name(settings.model)
         if settings.delay_profile is not None:
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])

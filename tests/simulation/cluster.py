@@ -19,10 +19,10 @@ from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.text.device_scheduler import DeviceScheduler
+from services.text.encoder_part import OwnEncoder
 from services.text.engine_loop import handing_engine
 from services.text.hybrid import HybridInstance
 from services.text.kv_store import KvStore
-from services.text.mounted import OwnEncoder
 from services.text.service import TextService
 from services.text.settings import TextSettings
 from services.text.switching import Switching
@@ -494,12 +494,6 @@ class HybridNode(TextNode):
         for link in self._inbound:
             link.restart(self.instance)
         self.register()
-
-    async def drain(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.service.drain())
-            group.create_task(self.encoder.service.drain())
-        self.drained = True
 
     def hang(self) -> None:
         super().hang()

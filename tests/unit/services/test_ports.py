@@ -11,7 +11,6 @@ import pytest
 from services.encoder import app as encoder
 from services.encoder.settings import EncoderSettings
 from services.text import app as text
-from services.text import mounted
 from services.text.settings import TextSettings
 from triptych.domain.stage import Role
 from triptych.errors import Unavailable
@@ -24,7 +23,7 @@ NO_MODEL = Path("/there/is/no/model")
     [
         lambda port: encoder.app(EncoderSettings(model=NO_MODEL, port=port)),
         lambda port: text.app(TextSettings(model=NO_MODEL, port=port)),
-        lambda port: mounted.app(TextSettings(model=NO_MODEL, port=port, role=Role.EPD)),
+        lambda port: text.app(TextSettings(model=NO_MODEL, port=port, role=Role.EPD)),
     ],
     ids=["encoder", "text", "hybrid"],
 )
