@@ -33,17 +33,13 @@ from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
-from triptych.runtime.host import machine_name
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.runtime.tls import TlsIdentity
 from triptych.testing.delay import DelayEncoderEngine, delay_costs
 from triptych.transport.arena_store import ArenaStore
-from triptych.transport.start import start_transports
-from triptych.transport.transport_set import TransportSet
 
 from .embedding_files import EmbeddingFiles
 from .file_tier import FileTier
@@ -149,7 +145,14 @@ async def opened(
         arena = await compute.run(opening, settings.transfers.arena, settings.arena_bytes)
         store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
         scope = TaskScope("encoder")
-        transports = await _transports(settings, store, record, identity.tls, scope)
+        transports = await identity.transports(
+            settings,
+            arena,
+            store.may_read,
+            connect_timeout_s=_CONNECT_S,
+            on_reset=record.transport_reset,
+            scope=scope,
+        )
         stack.push_async_callback(transports.close)
 
         files = await _file_tier(settings, store, record, scope, stack)
@@ -192,25 +195,6 @@ async def _file_tier(
     except ValueError as error:
         raise CannotStart(f"embedding_files {directory}: {error}") from None
     return FileTier(files, store, scope=scope, reads=reads, writes=writes, clock=monotonic, record=record)
-
-
-async def _transports(
-    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, tls: TlsIdentity | None, scope: TaskScope
-) -> TransportSet:
-    try:
-        return await start_transports(
-            settings.transfers,
-            store.arena,
-            machine=machine_name(),
-            host=settings.host,
-            check=store.may_read,
-            connect_timeout_s=_CONNECT_S,
-            tls=tls,
-            on_reset=record.transport_reset,
-            on_failure=scope.fail,
-        )
-    except ValueError as error:
-        raise CannotStart(str(error)) from None
 
 
 def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: Decoding, *, can_unload: bool) -> _LoadedEngine:

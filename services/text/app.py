@@ -25,6 +25,7 @@ from triptych.runtime.process import CannotStart
 from triptych.runtime.registrar import SetStages
 from triptych.runtime.telemetry import Telemetry
 
+from .engines import engine_threads
 from .gauges import watch_stages
 from .hybrid import HybridInstance
 from .record import MeteredSwitches
@@ -33,7 +34,6 @@ from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 from .switching import Switching, SwitchingService
 from .text_part import TextPart, open_text
-from .threads import engine_threads
 
 if TYPE_CHECKING:
     from .encoder_part import EncoderPart

@@ -32,10 +32,10 @@ from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .device_scheduler import VisionEncoder
+from .engines import EngineThreads
 from .residence import Residence, Unloadable, parts_of
 from .service import TextService
 from .settings import TextSettings
-from .threads import EngineThreads
 
 if TYPE_CHECKING:
     from triptych.engine.shared_threads import SharedThreads

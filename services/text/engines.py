@@ -1,11 +1,14 @@
-"""Loads the text engine of the settings: one that computes, vLLM, or one that sleeps.
+"""The text engine of the settings (one that computes, vLLM, or one that sleeps), and the threads in which engines compute.
 
 Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
 """
 
+import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
@@ -13,15 +16,22 @@ from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
-from triptych.ports import ObservedTextEngine
+from triptych.ports import ObservedTextEngine, Offload
+from triptych.runtime.clock import monotonic
 from triptych.runtime.hub import served_name
 from triptych.runtime.metrics import Read
+from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 
 from .settings import TextSettings
+
+if TYPE_CHECKING:
+    from triptych.engine.shared_threads import SharedThreads
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +110,33 @@ def _load_vllm(
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
     return loaded(engine, part, metrics=engine.metrics, close=engine.close, when_lost=engine.when_lost)
+
+
+class EngineThreads(NamedTuple):
+    text: Offload
+    encoder: Offload
+    """The same one where both engines compute in turns."""
+    shared: "SharedThreads | None" = None
+    """Divides torch's threads between two engines that compute at the same time; None if they do not."""
+
+
+def engine_threads(settings: TextSettings, stack: AsyncExitStack) -> EngineThreads:
+    """Ended by ``stack``. Engines compute in turns on a GPU, with one thread for both, and where items go first."""
+
+    def new(name: str) -> ThreadOffload:
+        thread = ThreadOffload(1, name=name)
+        stack.callback(thread.close)
+        return thread
+
+    compute = settings.compute
+    encodes = settings.widest.serves(Stage.ENCODE)
+    at_once = encodes and compute.device == "cpu" and compute.torch_threads > 1 and not settings.encode_first
+    if not at_once or settings.delay_profile is not None:
+        thread = new("engine" if encodes else "text-engine")
+        return EngineThreads(thread, thread)
+    from triptych.engine.shared_threads import BETWEEN_STEPS_S, SharedThreads, SharingOffload
+
+    logger.info("encoder and text engine compute at the same time, in %d threads", compute.torch_threads)
+    shared = SharedThreads(compute.torch_threads, clock=monotonic)
+    text = SharingOffload(new("text-engine"), shared, keeps_s=BETWEEN_STEPS_S)
+    return EngineThreads(text, SharingOffload(new("encoder"), shared), shared)

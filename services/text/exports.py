@@ -8,11 +8,11 @@ The engine's copies are never interrupted, as they write to slots.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from math import inf
 
 from triptych.domain.embedding import LeaseId
@@ -122,7 +122,7 @@ class _Export(ABC):
 
     @abstractmethod
     async def _copy(self) -> None:
-        """Copy what there is, as it is computed."""
+        """Copy what there is, as it is computed. Nothing is reserved at its end."""
 
     async def run(self) -> None:
         self._loop.follow(self._request_id, self._choices, self._tell)
@@ -163,11 +163,11 @@ class _Export(ABC):
         return False
 
     async def _name(self, parts: Sequence[_Part]) -> None:
-        """Set the keys of those whose contents have an identity."""
-        if parts:
-            hashes = await self._loop.between(partial(self._hashes, parts))
-            for part, prefix_hash in zip(parts, hashes, strict=True):
-                part.key = b"" if prefix_hash is None else part.segment.key(prefix_hash)
+        """Set the keys of these: that of the slot for contents without an identity."""
+        hashes = await self._loop.between(partial(self._hashes, parts)) if parts else []
+        for part, prefix_hash in zip(parts, hashes, strict=True):
+            unnamed = b"" if part.slot is None else part.slot.key
+            part.key = unnamed if prefix_hash is None else part.segment.key(prefix_hash)
 
     def _hashes(self, parts: Sequence[_Part]) -> list[bytes | None]:
         """Runs in the engine's thread."""
@@ -225,33 +225,24 @@ class KvTransfer(_Export):
         super().__init__(request_id, {choice for part in parts for choice in part.choices}, exporter, pin_s)
         self._parts = parts
 
-    async def run(self) -> None:
+    async def _copy(self) -> None:
         try:
-            await super().run()
+            await self._name(self._parts)
+            for part in self._parts:
+                if self._store.has(part.key, part.segment):
+                    self._keep(part)
+                    self._free(part)
+                    self._record.kv_segments("cached", nbytes=part.segment.nbytes)
+            async with asyncio.TaskGroup() as group:
+                for part in self._parts:
+                    if part.pin is None and await self._is_computed(part):
+                        # Begun here, so that it is copied before the next step.
+                        group.create_task(self._seal(part, self._begin_copy(part)))
         finally:
             for part in self._parts:
                 self._free(part)
             if self._is_stopped:
                 self._unpin()
-
-    async def _copy(self) -> None:
-        await self._name(self._parts)
-        for part in self._parts:
-            if self._store.has(part.key, part.segment):
-                self._keep(part)
-                self._free(part)
-                self._record.kv_segments("cached", nbytes=part.segment.nbytes)
-        async with asyncio.TaskGroup() as group:
-            for part in self._parts:
-                if part.pin is None and await self._is_computed(part):
-                    # Begun here, so that it is copied before the next step.
-                    group.create_task(self._seal(part, self._begin_copy(part)))
-
-    async def _name(self, parts: Sequence[_Part]) -> None:
-        await super()._name(parts)
-        for part in parts:
-            assert part.slot is not None  # noqa: S101 - nothing is sealed yet
-            part.key = part.key or part.slot.key
 
     def stop(self) -> None:
         """The request ends here, and what is sealed and not granted is for nobody."""
@@ -337,11 +328,11 @@ class KvPrefix(_Export):
     async def _copy(self) -> None:
         size = self._store.kind.segment_tokens
         # What is known is named now, so that it is copied right after the step that computes it: the answer may be short.
-        known = [self._part(first) for first in range(0, self._tokens // size * size, size)]
+        known = list(map(self._part, range(0, self._tokens // size * size, size)))
         await self._name(known)
         await self._begun.wait()
         async with asyncio.TaskGroup() as group:
-            for part in self._all(known):
+            for part in chain(known, map(self._part, count(len(known) * size, size))):
                 if part.segment.first < self._first:
                     continue
                 if not await self._is_computed(part):
@@ -353,15 +344,9 @@ class KvPrefix(_Export):
                     if part.slot is not None:
                         group.create_task(self._seal(part, self._begin_copy(part)))
 
-    def _all(self, known: Sequence[_Part]) -> Iterable[_Part]:
-        """Those that are known, and those that the answer will add."""
-        yield from known
-        for first in count(len(known) * self._store.kind.segment_tokens, self._store.kind.segment_tokens):
-            yield self._part(first)
-
     def _part(self, first: int) -> _Part:
-        (segment,) = self._store.kind.segments(first, first + self._store.kind.segment_tokens)
-        return _Part(segment, self._choices)
+        kind = self._store.kind
+        return _Part(KvSegment(kind, first, kind.segment_tokens), self._choices)
 
 
 def _parts(kind: KvKind, prompt: int, ends: Mapping[int, int]) -> list[_Part]:

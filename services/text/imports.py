@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from triptych.domain.embedding import Tensor, Ticket
@@ -142,14 +142,11 @@ class _KvImport:
         """Raises InvalidRequest."""
         self._request_id = request_id
         self._turn = turn
+        self._by = importer
         self._receiver = importer.receiver
-        self._loop = importer.loop
-        self._engine = importer.engine
-        self._clock = importer.clock
-        self._record = importer.record
         self._is_prefix = not request.continued
         self._lengths = _lengths(request)
-        kind = None if self._engine is None else self._engine.kv_kind
+        kind = None if importer.engine is None else importer.engine.kv_kind
         self._offered, self._ignored = _usable(request, kind, self._lengths.keys())
         self._covered = dict.fromkeys(self._lengths, 0)
         self._pulls: deque[_Pull] = deque()
@@ -158,7 +155,7 @@ class _KvImport:
         self._over = asyncio.Event()
         self.pulled_positions = 0
         """Where the last segment ends that was pulled."""
-        self._report = KvReport()
+        self._pulled_tokens = self._pulled_nbytes = self._found_tokens = 0
 
     @property
     def positions(self) -> int:
@@ -167,17 +164,14 @@ class _KvImport:
 
     async def run(self) -> None:
         self._is_running = True
-        began_s = self._clock()
         try:
             self._computed(len(self._ignored))
-            if self._engine is not None and self._offered:
-                await self._bring(self._engine)
+            if self._by.engine is not None and self._offered:
+                await self._bring(self._by.engine)
         except* TriptychError as errors:
             logger.info("keys and values of request %s do not arrive: %s", self._request_id, errors.exceptions[0])
         finally:
             self._give_back()
-            computed = sum(max(0, length - 1 - self._covered[choice]) for choice, length in self._lengths.items())
-            self._report = replace(self._report, computed_tokens=computed, pull_s=self._clock() - began_s)
             self._over.set()
 
     def stop(self) -> None:
@@ -188,11 +182,14 @@ class _KvImport:
 
     async def over(self) -> KvReport:
         """Wait until nothing more will arrive."""
+        began_s = self._by.clock()
         await self._over.wait()
-        return self._report
+        computed = sum(max(0, length - 1 - self._covered[choice]) for choice, length in self._lengths.items())
+        pull_s = self._by.clock() - began_s
+        return KvReport(self._pulled_tokens, self._found_tokens, computed, self._pulled_nbytes, pull_s)
 
     async def _bring(self, engine: HandingTextEngine) -> None:
-        computed, awaiting = await self._loop.between(partial(self._state, engine))
+        computed, awaiting = await self._by.loop.between(partial(self._state, engine))
         for choice, positions in computed.items():
             self._cover(choice, positions)
         async with asyncio.TaskGroup() as group:
@@ -213,7 +210,7 @@ class _KvImport:
                     await self._copy_in(engine)
             while self._pulls:
                 await self._copy_in(engine)
-        await self._loop.between(partial(engine.arrived, self._request_id))
+        await self._by.loop.between(partial(engine.arrived, self._request_id))
 
     def _state(self, engine: HandingTextEngine) -> tuple[dict[int, int], set[int]]:
         """Runs in the engine's thread: the positions that each choice has already, and the choices that await more."""
@@ -260,7 +257,7 @@ class _KvImport:
             return []
         memory = pulled[0].data
         return [
-            self._loop.between(partial(engine.unpack, self._request_id, choice, segment, memory), segment.nbytes)
+            self._by.loop.between(partial(engine.unpack, self._request_id, choice, segment, memory), segment.nbytes)
             for choice in pull.choices
         ]
 
@@ -278,18 +275,16 @@ class _KvImport:
         elif nbytes:
             self._count("pulled", nbytes=segment.nbytes)
             self.pulled_positions = segment.end
-            report = self._report
-            self._report = replace(
-                report, pulled_tokens=report.pulled_tokens + segment.positions, nbytes=report.nbytes + nbytes
-            )
+            self._pulled_tokens += segment.positions
+            self._pulled_nbytes += nbytes
         else:
             self._found(segment)
 
     def _count(self, outcome: str, count: int = 1, *, nbytes: int = 0) -> None:
         if self._is_prefix:
-            self._record.prefix_segments(outcome, count)
+            self._by.record.prefix_segments(outcome, count)
         else:
-            self._record.kv_segments(outcome, count, nbytes)
+            self._by.record.kv_segments(outcome, count, nbytes)
 
     def _computed(self, segments: int) -> None:
         if segments:
@@ -297,7 +292,7 @@ class _KvImport:
 
     def _found(self, segment: KvSegment) -> None:
         self._count("found", nbytes=segment.nbytes)
-        self._report = replace(self._report, cached_tokens=self._report.cached_tokens + segment.positions)
+        self._found_tokens += segment.positions
 
     def _cover(self, choice: int, end: int) -> None:
         """The last token is always computed."""

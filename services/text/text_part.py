@@ -14,11 +14,10 @@ from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import Checkpoint
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Arena, LeaseCheck, ObservedTextEngine, Offload, StagedTextEngine
+from triptych.ports import ObservedTextEngine, Offload, StagedTextEngine
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
-from triptych.runtime.host import machine_name
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
@@ -28,8 +27,7 @@ from triptych.transport.arena_store import ArenaStore
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver
 from triptych.transport.releases import Releases
-from triptych.transport.start import nobody_reads, start_transports
-from triptych.transport.transport_set import TransportSet
+from triptych.transport.start import nobody_reads
 
 from .device_scheduler import DeviceScheduler
 from .engine_loop import handing_engine
@@ -98,11 +96,19 @@ async def open_text(
         )
         arena = await thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
         scope = TaskScope("text")
-        transports = await _transports(settings, identity, arena, nobody_reads, record, scope, encoder)
+        start = partial(
+            identity.transports,
+            settings,
+            connect_timeout_s=settings.connect_timeout_s,
+            on_reset=record.transport_reset,
+            scope=scope,
+            preferred=settings.prefer_transport,
+        )
+        transports = await start(arena, nobody_reads, network=None if encoder is None else encoder.network)
         stack.push_async_callback(transports.close)
         offering = transports
         if own_store is not None:
-            offering = await _transports(settings, identity, own_store.arena, own_store.may_read, record, scope)
+            offering = await start(own_store.arena, own_store.may_read)
             stack.push_async_callback(offering.close)
         tls = identity.tls
         peers = PeerPool(
@@ -211,34 +217,6 @@ def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
         engine.preemptions,
         engine.kv_copies,
     )
-
-
-async def _transports(
-    settings: TextSettings,
-    identity: InstanceIdentity,
-    arena: Arena,
-    check: LeaseCheck,
-    record: TextRecord,
-    scope: TaskScope,
-    encoder: "EncoderPart | None" = None,
-) -> TransportSet:
-    """``encoder``: in this process, whose arena is read directly."""
-    try:
-        return await start_transports(
-            settings.transfers,
-            arena,
-            machine=machine_name(),
-            host=settings.host,
-            check=check,
-            connect_timeout_s=settings.connect_timeout_s,
-            preferred=settings.prefer_transport,
-            tls=identity.tls,
-            on_reset=record.transport_reset,
-            on_failure=scope.fail,
-            network=None if encoder is None else encoder.network,
-        )
-    except ValueError as error:
-        raise CannotStart(str(error)) from None
 
 
 async def _own_store(

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+from triptych.ports import Arena, LeaseCheck
 from triptych.rpc.server import check_port
-from triptych.runtime.host import instance_name, new_epoch
-from triptych.runtime.process import tls_identity
+from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.settings import InstanceSettings
+from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
+from triptych.transport.memory import MemoryNetwork
+from triptych.transport.nixl import OnReset
+from triptych.transport.start import start_transports
+from triptych.transport.transport_set import TransportSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +36,33 @@ class InstanceIdentity:
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name(kind, settings.port, epoch)
         return cls(instance_id, epoch, tls_identity(settings, telemetry), telemetry)
+
+    async def transports(
+        self,
+        settings: InstanceSettings,
+        arena: Arena,
+        check: LeaseCheck,
+        *,
+        connect_timeout_s: float,
+        on_reset: OnReset,
+        scope: TaskScope,
+        preferred: str = "",
+        network: MemoryNetwork | None = None,
+    ) -> TransportSet:
+        """As ``start_transports``. ``scope`` fails when one cannot go on. Raises CannotStart."""
+        try:
+            return await start_transports(
+                settings.transfers,
+                arena,
+                machine=machine_name(),
+                host=settings.host,
+                check=check,
+                connect_timeout_s=connect_timeout_s,
+                preferred=preferred,
+                tls=self.tls,
+                on_reset=on_reset,
+                on_failure=scope.fail,
+                network=network,
+            )
+        except ValueError as error:
+            raise CannotStart(str(error)) from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from services.encoder.embedding_files import EmbeddingFiles
 from services.encoder.file_tier import FileTier
+from services.encoder.record import Record as EncoderRecord
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
@@ -117,8 +118,8 @@ def encode_request(
     )
 
 
-class FilesCount:
-    """A ``FilesRecord``: how often each outcome was."""
+class FilesCount(EncoderRecord):
+    """How often each outcome was."""
 
     def __init__(self) -> None:
         self.reads: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.text.record import NoRecord
+from services.text.record import Record
 from tests.unit.services.instances import (
     VOCABULARY,
     answer,
@@ -21,7 +21,7 @@ from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
 
 
-class Requests(NoRecord):
+class Requests(Record):
     """What is recorded of requests."""
 
     def __init__(self) -> None:

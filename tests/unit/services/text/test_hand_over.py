@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.text.record import NoRecord
+from services.text.record import Record
 from tests.unit.services.instances import (
     VOCABULARY,
     Asked,
@@ -42,7 +42,7 @@ ROOM = 64 * SEGMENT_TOKENS * POSITION_NBYTES
 LEASE_S = 20.0
 
 
-class Counts(NoRecord):
+class Counts(Record):
     """What became of segments, and how many answers were handed over."""
 
     def __init__(self) -> None:

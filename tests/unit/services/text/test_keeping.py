@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.text.record import NoRecord
+from services.text.record import Record
 from tests.unit.services.instances import (
     TextInstance,
     address_of,
@@ -32,7 +32,7 @@ PROMPT = "a long text that many prompts begin with, of sixty-four letters."
 """A token for each letter."""
 
 
-class Counts(NoRecord):
+class Counts(Record):
     def __init__(self) -> None:
         self.kept = 0
         self.prefixes = Counter[str]()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from services.text.gauges import watch_stages
-from services.text.record import MeteredSwitches, NoRecord
+from services.text.record import MeteredSwitches, Record
 from services.text.switching import Switching
 from tests.unit.services.instances import (
     EncoderInstance,
@@ -55,7 +55,7 @@ class Switchable:
         return self.metrics.registry.get_sample_value(f"triptych_{name}", labels)
 
 
-class Left(NoRecord):
+class Left(Record):
     """Keeps why answers were handed over."""
 
     def __init__(self) -> None:
