@@ -19,11 +19,11 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
 from triptych.errors import LeaseLost, TriptychError
 from triptych.machine.arena.arena_events import Slot
-from triptych.policy.queueing import Turn
-from triptych.ports import HandingTextEngine
+from triptych.ports import Clock, HandingTextEngine
 from triptych.runtime.tasks import TaskScope
 
 from .engine_loop import EngineLoop
+from .jobs import Job
 from .kv_store import KvStore
 from .record import Record
 
@@ -56,40 +56,38 @@ class Exporter:
     loop: EngineLoop
     engine: HandingTextEngine
     scope: TaskScope
+    clock: Clock
     record: Record
 
-    async def transfer(
-        self, request_id: str, prompt: int, ends: Mapping[int, int], turn: Turn, pin_s: float
-    ) -> "KvTransfer":
-        """Once there is room for all of it, before it is computed: the positions of each choice up to its end.
+    async def transfer(self, job: Job) -> "KvTransfer":
+        """Of all tokens that are known, before they are computed: once there is room for them, in the request's turn."""
+        parts = _parts(
+            self.store.kind, job, {choice: len(token_ids) for choice, token_ids in job.request.begun.items()}
+        )
+        slots = await self.store.reserve([part.segment for part in parts], job.turn)
+        return self._transfer(job, parts, slots)
 
-        ``prompt``: tokens of the prompt. ``pin_s``: how long sealed segments are kept for ``KvTransfer.granted``.
-        """
-        parts = _parts(self.store.kind, prompt, ends)
-        slots = await self.store.reserve([part.segment for part in parts], turn)
-        return self._transfer(request_id, parts, slots, pin_s)
-
-    def transfer_now(self, request_id: str, prompt: int, ends: Mapping[int, int], pin_s: float) -> "KvTransfer | None":
-        """In the middle of an answer; None if there is no room for all of it now."""
-        parts = _parts(self.store.kind, prompt, ends)
+    def transfer_now(self, job: Job, tokens: Mapping[int, int]) -> "KvTransfer | None":
+        """In the middle of an answer. ``tokens``: of each choice, those after the prompt. None if there is no room for all now."""
+        parts = _parts(self.store.kind, job, tokens)
         slots = self.store.reserve_now([part.segment for part in parts])
         if len(slots) < len(parts):
             self.store.abandon(slots)
             return None
-        return self._transfer(request_id, parts, slots, pin_s)
+        return self._transfer(job, parts, slots)
 
-    def _transfer(self, request_id: str, parts: Sequence[_Part], slots: Sequence[Slot], pin_s: float) -> "KvTransfer":
+    def _transfer(self, job: Job, parts: Sequence[_Part], slots: Sequence[Slot]) -> "KvTransfer":
         for part, slot in zip(parts, slots, strict=False):
             part.slot = slot
-        transfer = KvTransfer(request_id, parts[: len(slots)], pin_s, self)
+        transfer = KvTransfer(job, parts[: len(slots)], self)
         self.scope.spawn(transfer.run(), name="kv-transfer")
         return transfer
 
-    def keep_prefix(self, request_id: str, choice: int, tokens: int) -> "KvPrefix | None":
-        """For prompts elsewhere that begin alike; None if this instance keeps nothing. ``choice`` has ``tokens`` at the start."""
+    def keep_prefix(self, job: Job) -> "KvPrefix | None":
+        """For prompts elsewhere that begin alike; None if this instance keeps nothing."""
         if self.store.published is None:
             return None
-        prefix = KvPrefix(request_id, choice, tokens, self)
+        prefix = KvPrefix(job, self)
         self.scope.spawn(prefix.run(), name="kv-prefix")
         return prefix
 
@@ -100,12 +98,10 @@ class _Export(ABC):
     outcome: str
     """Of a segment that was sealed, for the record."""
 
-    def __init__(
-        self, request_id: str, choices: Collection[int], exporter: Exporter, pin_s: float | None = None
-    ) -> None:
+    def __init__(self, job: Job, choices: Collection[int], exporter: Exporter, pin_s: float | None = None) -> None:
         """``pin_s``: how long what is sealed is kept; None if the arena may evict it at once."""
         self._pin_s = pin_s
-        self._request_id = request_id
+        self._request_id = job.job_id
         self._choices = tuple(choices)
         self._store = exporter.store
         self._loop = exporter.loop
@@ -221,8 +217,9 @@ class KvTransfer(_Export):
 
     outcome = "sealed"
 
-    def __init__(self, request_id: str, parts: Sequence[_Part], pin_s: float, exporter: Exporter) -> None:
-        super().__init__(request_id, {choice for part in parts for choice in part.choices}, exporter, pin_s)
+    def __init__(self, job: Job, parts: Sequence[_Part], exporter: Exporter) -> None:
+        choices = {choice for part in parts for choice in part.choices}
+        super().__init__(job, choices, exporter, pin_s=job.deadline_s - exporter.clock())
         self._parts = parts
 
     async def _copy(self) -> None:
@@ -308,10 +305,12 @@ class KvPrefix(_Export):
 
     outcome = "kept"
 
-    def __init__(self, request_id: str, choice: int, tokens: int, exporter: Exporter) -> None:
-        """``choice``: whose positions; those of the prompt are the same for all. It has ``tokens`` at the start."""
-        super().__init__(request_id, (choice,), exporter)
-        self._tokens = tokens
+    def __init__(self, job: Job, exporter: Exporter) -> None:
+        """Of the first choice: the positions of the prompt are the same for all."""
+        choice, begun = next(iter(job.request.begun.items()))
+        super().__init__(job, (choice,), exporter)
+        self._tokens = len(job.request.token_ids) + len(begun)
+        """Known at the start."""
         self._first = 0
         self._begun = asyncio.Event()
 
@@ -349,9 +348,10 @@ class KvPrefix(_Export):
         return _Part(KvSegment(kind, first, kind.segment_tokens), self._choices)
 
 
-def _parts(kind: KvKind, prompt: int, ends: Mapping[int, int]) -> list[_Part]:
-    """All positions of each choice up to its end. Of several choices those of the prompt are shared."""
-    choices = tuple(ends)
+def _parts(kind: KvKind, job: Job, tokens: Mapping[int, int]) -> list[_Part]:
+    """All positions of the prompt and of these tokens of each choice. Of several choices those of the prompt are shared."""
+    prompt, choices = len(job.request.token_ids), tuple(tokens)
+    ends = {choice: prompt + length for choice, length in tokens.items()}
     common = max(ends.values()) if len(ends) == 1 else min(prompt, *ends.values())
     parts = [_Part(segment, choices) for segment in kind.segments(0, common)]
     for choice, end in ends.items():

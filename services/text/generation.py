@@ -81,7 +81,7 @@ class Generation:
         self._loop = serving.loop
         self._record = NO_RECORD if request.early else serving.record
         self._tolerated_gap_s = inf if request.continued else serving.tolerated_gap_s
-        self._imports = Imports(self._job.job_id, request, turn, serving.importer)
+        self._imports = Imports(self._job, serving.importer)
         self._prefix: KvPrefix | None = None
         self._transfer: KvTransfer | None = None
         self._is_transferred = request.hands_over
@@ -163,11 +163,7 @@ class Generation:
                 grammar = await serving.offload.run(serving.new_grammar, request.sampling.response_format)
             arrived, pull_s = await self._imports.embeddings()
             if request.hands_over and serving.exporter is not None:
-                prompt = len(request.token_ids)
-                ends = {choice: prompt + len(token_ids) for choice, token_ids in request.begun.items()}
-                self._transfer = await serving.exporter.transfer(
-                    job.job_id, prompt, ends, job.turn, pin_s=job.deadline_s - serving.clock()
-                )
+                self._transfer = await serving.exporter.transfer(job)
             engine_request = EngineRequest(
                 job.job_id,
                 request.token_ids,
@@ -185,8 +181,7 @@ class Generation:
                 engine_request, on_copied=self._imports.copied, on_over=self._imports.copies_gone
             )
             if serving.exporter is not None and self._transfer is None and not request.early:
-                choice, begun = next(iter(request.begun.items()))
-                self._prefix = serving.exporter.keep_prefix(job.job_id, choice, len(request.token_ids) + len(begun))
+                self._prefix = serving.exporter.keep_prefix(job)
             began_s = await sequences.joined()
             job.has_begun = True
             if request.hands_over:
@@ -241,17 +236,15 @@ class Generation:
         """Get no more tokens, and transfer what there is. False, and nothing has changed, if there is no room for it, or the caller
         takes no transfer.
         """
-        exporter, request, job = self._serving.exporter, self._request, self._job
+        exporter, job = self._serving.exporter, self._job
         self._departure.is_wanted = False  # it is tried once
-        if exporter is None or not request.kv_lease_s > 0:
+        if exporter is None or not self._request.kv_lease_s > 0:
             return False
         if self._prefix is not None:
             self._prefix.stop()
             await self._prefix.over()
-        prompt = len(request.token_ids)
-        ends = {choice: prompt + answer.completion_tokens - 1 for choice, answer in answers.items()}
-        pin_s = job.deadline_s - self._serving.clock()
-        self._transfer = exporter.transfer_now(job.job_id, prompt, ends, pin_s=pin_s)
+        tokens = {choice: answer.completion_tokens - 1 for choice, answer in answers.items()}
+        self._transfer = exporter.transfer_now(job, tokens)
         if self._transfer is None:
             return False
         self._is_transferred = True

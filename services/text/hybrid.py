@@ -17,24 +17,23 @@ from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.watched_value import WatchedValue
 
+from .service import TextService
 
-class _Reporting(Serves, Protocol):
+
+class ReportingEncoder(ports.Encoder, Serves, Protocol):
+    """The encoder service."""
+
     def load(self) -> InstanceLoad: ...
 
     def on_change(self, listener: Callable[[], None]) -> None: ...
 
-
-class ReportingEncoder(ports.Encoder, _Reporting, Protocol):
     def hints(self) -> HintReader: ...
-
-
-class ReportingText(ports.Text, _Reporting, Protocol): ...
 
 
 class HybridInstance:
     """``ports.Encoder`` and ``ports.Text`` with one description and one load report over the stages of both."""
 
-    def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
+    def __init__(self, text: TextService, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
         self._text = text
         self._encoder = encoder
         self._watched_load = WatchedValue(self.load, settings.load_reports)

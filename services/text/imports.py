@@ -16,12 +16,12 @@ from triptych.domain.embedding import Tensor, Ticket
 from triptych.domain.generation import KvReport, TextRequest
 from triptych.domain.kv_segment import KV, KvKind, KvSegment
 from triptych.errors import InvalidRequest, TriptychError
-from triptych.policy.queueing import Turn
 from triptych.ports import Clock, HandingTextEngine
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.receiver import Arrived, TensorReceiver
 
 from .engine_loop import EngineLoop
+from .jobs import Job
 from .record import Record
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,9 @@ class Importer:
 class Imports:
     """Owner of a request's tickets: each ticket's lease is released once, whatever happens, and at the latest by ``release``."""
 
-    def __init__(self, request_id: str, request: TextRequest, turn: Turn, importer: Importer) -> None:
-        """``request_id``: unique in this instance."""
-        self._request_id = request_id
-        self._request = request
-        self._turn = turn
+    def __init__(self, job: Job, importer: Importer) -> None:
+        self._job = job
+        self._request = job.request
         self._importer = importer
         self._receiver = importer.receiver
         self._in_receiver = False
@@ -61,7 +59,7 @@ class Imports:
     def check(self) -> None:
         """Raises InvalidRequest if its keys and values do not cover a prefix of each choice without gap and overlap."""
         if self._request.kv_segments:
-            self._kv = _KvImport(self._request_id, self._request, self._turn, self._importer)
+            self._kv = _KvImport(self._job, self._importer)
 
     async def embeddings(self) -> tuple[Arrived, float]:
         """All embeddings, once they are here, and how long that took in seconds. Raises as ``TensorReceiver.acquire``."""
@@ -70,7 +68,7 @@ class Imports:
         clock = self._importer.clock
         began_s = clock()
         self._in_receiver = True
-        arrived = await self._receiver.acquire(self._request_id, self._request.placements, self._turn)
+        arrived = await self._receiver.acquire(self._job.job_id, self._request.placements, self._job.turn)
         return arrived, clock() - began_s
 
     @property
@@ -93,11 +91,11 @@ class Imports:
 
     def copied(self) -> None:
         """The engine has its copies of the embeddings, or does not want them."""
-        self._receiver.leave(self._request_id)
+        self._receiver.leave(self._job.job_id)
 
     def copies_gone(self) -> None:
         """The engine has freed its copies."""
-        self._receiver.copies_gone(self._request_id)
+        self._receiver.copies_gone(self._job.job_id)
 
     def release(self, *, in_engine: bool) -> None:
         """Give back what the request still has. ``in_engine``: the engine has been told to cancel it, and ``copied`` follows."""
@@ -138,10 +136,11 @@ class _Pull:
 class _KvImport:
     """Keys and values of one request. Run ``run`` once the engine has memory for them; it ends by itself, soon after ``stop``."""
 
-    def __init__(self, request_id: str, request: TextRequest, turn: Turn, importer: Importer) -> None:
+    def __init__(self, job: Job, importer: Importer) -> None:
         """Raises InvalidRequest."""
-        self._request_id = request_id
-        self._turn = turn
+        request = job.request
+        self._request_id = job.job_id
+        self._turn = job.turn
         self._by = importer
         self._receiver = importer.receiver
         self._is_prefix = not request.continued

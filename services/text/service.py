@@ -100,7 +100,9 @@ class TextService:
             engine=engine,
             loop=self._loop,
             importer=Importer(receiver, self._loop, kv_engine, scope, clock, record),
-            exporter=None if kv is None or kv_engine is None else Exporter(kv, self._loop, kv_engine, scope, record),
+            exporter=None
+            if kv is None or kv_engine is None
+            else Exporter(kv, self._loop, kv_engine, scope, clock, record),
             jobs=self._jobs,
             stages=self._stages,
             new_detokenizer=new_detokenizer,

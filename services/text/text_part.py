@@ -32,7 +32,7 @@ from triptych.transport.start import nobody_reads
 from .device_scheduler import DeviceScheduler
 from .engine_loop import handing_engine
 from .engines import load, try_out
-from .gauges import KvMemory, watch
+from .gauges import watch
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import TextRecord
 from .service import TextService
@@ -156,9 +156,8 @@ async def open_text(
             metrics,
             service,
             receiver,
-            model=engine.model,
-            kv=None if loaded.metrics is not None else partial(_kv_memory, engine),
-            connections=peers.by_backend,
+            engine,
+            engine_has_metrics=loaded.metrics is not None,
             preferred=transports.preferred,
             held=None if own_store is None else own_store.memory,
         )
@@ -206,16 +205,6 @@ async def _scheduler(
         by_turns,
         settings.encode_first,
         settings.encode_share if budget is None else 1.0,
-    )
-
-
-def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
-    return KvMemory(
-        1 - engine.kv_free_tokens / engine.kv_tokens,
-        engine.prefix_queries_tokens,
-        engine.prefix_hits_tokens,
-        engine.preemptions,
-        engine.kv_copies,
     )
 
 
