@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import grpc.aio
-
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
@@ -26,7 +24,7 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
-from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.instance import InstanceServicer
@@ -91,17 +89,15 @@ async def app(
         except BadModel as error:
             raise CannotStart(str(error)) from None
         encoder = await stack.enter_async_context(opened(settings, identity, checkpoint, compute=compute))
-        service, telemetry, tls = encoder.service, identity.telemetry, identity.tls
+        service = encoder.service
         service.start()
-
-        def register(server: grpc.aio.Server) -> None:
-            EncoderServicer(service).register(server)
-            InstanceServicer(service).register(server)
-
-        names = (SERVICE_NAME, instance.SERVICE_NAME)
-        server = await stack.enter_async_context(server_of(settings, names, register, telemetry=telemetry, tls=tls))
+        servicers = {
+            SERVICE_NAME: EncoderServicer(service).register,
+            instance.SERVICE_NAME: InstanceServicer(service).register,
+        }
+        server = await stack.enter_async_context(identity.server(settings, servicers))
         running = RpcApp(service, server, encoder.scope)
-        async with instance_registered(settings, service, running, telemetry=telemetry, tls=tls):
+        async with instance_registered(settings, service, running, telemetry=identity.telemetry, tls=identity.tls):
             yield running
 
 

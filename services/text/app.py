@@ -5,15 +5,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from triptych.domain.stage import Stage
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.families.model_files import BadModel
 from triptych.machine.stage_states import StageStates
 from triptych.rpc import encoder as encoder_rpc
 from triptych.rpc import instance as instance_rpc
-from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.instance import InstanceServicer
@@ -86,7 +84,13 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         if encoder is not None:
             await encoder.complete(text.service, text.engine)
             service = HybridInstance(text.service, encoder.service, settings)
-        server = await stack.enter_async_context(_server(settings, identity, service, text, encoder))
+        servicers = {
+            SERVICE_NAME: TextServicer(service).register,
+            instance_rpc.SERVICE_NAME: InstanceServicer(service).register,
+        }
+        if encoder is not None or text.own_store is not None:  # others read from its arena
+            servicers[encoder_rpc.SERVICE_NAME] = EncoderServicer(service).register
+        server = await stack.enter_async_context(identity.server(settings, servicers))
         set_stages = None if states is None else _switching(states, identity, text, encoder)
         running = InstanceApp(service, server, text, encoder, set_stages)
         await stack.enter_async_context(
@@ -95,25 +99,6 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             )
         )
         yield running
-
-
-def _server(
-    settings: TextSettings,
-    identity: InstanceIdentity,
-    service: TextService | HybridInstance,
-    text: TextPart,
-    encoder: "EncoderPart | None",
-) -> RpcServer:
-    is_holder = encoder is not None or text.own_store is not None
-
-    def register(server: grpc.aio.Server) -> None:
-        InstanceServicer(service).register(server)
-        TextServicer(service).register(server)
-        if is_holder:
-            EncoderServicer(service).register(server)
-
-    names = (SERVICE_NAME, instance_rpc.SERVICE_NAME, *((encoder_rpc.SERVICE_NAME,) if is_holder else ()))
-    return server_of(settings, names, register, telemetry=identity.telemetry, tls=identity.tls)
 
 
 def _switching(

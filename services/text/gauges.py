@@ -1,11 +1,9 @@
 """The text instance's gauges, read at every scrape: queue, batch, KV memory, embeddings, pulls, connections, open stages."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import InstanceLoad
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
 from triptych.machine.arena.arena import ArenaMachine
@@ -15,18 +13,12 @@ from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 from triptych.transport.receiver import TensorReceiver
 
-
-class Loaded(Protocol):
-    """Reports load."""
-
-    def load(self) -> InstanceLoad: ...
-
-    def longest_waits_s(self) -> dict[int, float]: ...
+from .service import TextService
 
 
 def watch(
     metrics: Metrics,
-    service: Loaded,
+    service: TextService,
     receiver: TensorReceiver,
     engine: ObservedTextEngine,
     *,

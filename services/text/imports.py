@@ -343,13 +343,14 @@ def _usable(
             ends[choice] = placement.end
         arrives = tuple([choice for choice in covered if choice in arriving and choice not in broken])
         segment = None if kind is None else KvSegment(kind, placement.first, placement.ticket.tokens)
-        if arrives and segment is not None and _is_sealed_as(placement.ticket, segment):
-            usable.append(_Offered(segment, placement.ticket, arrives))
+        ticket = placement.ticket
+        if (
+            arrives
+            and segment is not None
+            and (ticket.tensors, ticket.payload_nbytes) == ((segment.spec,), segment.nbytes)
+        ):
+            usable.append(_Offered(segment, ticket, arrives))
         else:
-            ignored.append(placement.ticket)
+            ignored.append(ticket)
             broken.update(covered)
     return usable, ignored
-
-
-def _is_sealed_as(ticket: Ticket, segment: KvSegment) -> bool:
-    return ticket.tensors == (segment.spec,) and ticket.payload_nbytes == segment.nbytes

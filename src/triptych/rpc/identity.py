@@ -1,9 +1,13 @@
 """Who an instance is, for as long as its process runs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import grpc.aio
+
 from triptych.ports import Arena, LeaseCheck
-from triptych.rpc.server import check_port
+from triptych.rpc.app import server_of
+from triptych.rpc.server import Register, RpcServer, check_port
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.settings import InstanceSettings
@@ -66,3 +70,12 @@ class InstanceIdentity:
             )
         except ValueError as error:
             raise CannotStart(str(error)) from None
+
+    def server(self, settings: InstanceSettings, servicers: Mapping[str, Register]) -> RpcServer:
+        """The server of these servicers, by the names of their services. Entering it raises Unavailable if the port is in use."""
+
+        def register(server: grpc.aio.Server) -> None:
+            for add in servicers.values():
+                add(server)
+
+        return server_of(settings, tuple(servicers), register, telemetry=self.telemetry, tls=self.tls)
