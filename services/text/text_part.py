@@ -14,7 +14,7 @@ from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import Checkpoint
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import ObservedTextEngine, Offload, StagedTextEngine
+from triptych.ports import Arena, ObservedTextEngine, Offload, StagedTextEngine
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
@@ -28,6 +28,7 @@ from triptych.transport.peer_pool import PeerPool
 from triptych.transport.receiver import TensorReceiver
 from triptych.transport.releases import Releases
 from triptych.transport.start import nobody_reads
+from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler
 from .engine_loop import handing_engine
@@ -110,30 +111,9 @@ async def open_text(
         if own_store is not None:
             offering = await start(own_store.arena, own_store.may_read)
             stack.push_async_callback(offering.close)
-        tls = identity.tls
-        peers = PeerPool(
-            partial(holder_stub, tls=tls, beyond_loopback=settings.allow_network or tls is not None),
-            transports.connect,
-            limit=_MAX_HOLDERS,
-            clock=monotonic,
-            own=None if encoder is None else (identity.instance_id, identity.epoch, encoder.own),
-        )
-        stack.push_async_callback(peers.close)
-
+        receiver = _receiver(settings, identity, arena, transports, encoder, checks=checks, scope=scope, record=record)
+        stack.push_async_callback(receiver.peers.close)
         await stack.enter_async_context(scope)
-        receiver = TensorReceiver(
-            arena=arena,
-            transport=transports,
-            peers=peers,
-            releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-            limits=settings.tensor_cache,
-            pulls=settings.pulls,
-            max_pull_s=settings.transfers.max_pull_s,
-            scope=scope,
-            offload=checks,
-            clock=monotonic,
-            record=record,
-        )
         service = TextService(
             engine,
             receiver,
@@ -167,6 +147,40 @@ async def open_text(
         if loaded.when_lost is not None:
             loaded.when_lost(partial(_call_soon, asyncio.get_running_loop(), service.lose_engine))
         yield TextPart(service, engine, scope, own_store)
+
+
+def _receiver(
+    settings: TextSettings,
+    identity: InstanceIdentity,
+    arena: Arena,
+    transports: TransportSet,
+    encoder: "EncoderPart | None",
+    *,
+    checks: Offload,
+    scope: TaskScope,
+    record: TextRecord,
+) -> TensorReceiver:
+    tls = identity.tls
+    peers = PeerPool(
+        partial(holder_stub, tls=tls, beyond_loopback=settings.allow_network or tls is not None),
+        transports.connect,
+        limit=_MAX_HOLDERS,
+        clock=monotonic,
+        own=None if encoder is None else (identity.instance_id, identity.epoch, encoder.own),
+    )
+    return TensorReceiver(
+        arena=arena,
+        transport=transports,
+        peers=peers,
+        releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
+        limits=settings.tensor_cache,
+        pulls=settings.pulls,
+        max_pull_s=settings.transfers.max_pull_s,
+        scope=scope,
+        offload=checks,
+        clock=monotonic,
+        record=record,
+    )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
