@@ -32,13 +32,6 @@ from PIL import Image
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from services.encoder import app as encoder_app
-from services.encoder.service import EncoderService
-from services.encoder.settings import EncoderSettings
-from services.text.app import app as text_app
-from services.text.service import TextService
-from services.text.settings import TextSettings
-from services.text.text_part import open_text
 from triptych.cli.bench.report import percentile
 from triptych.demo import MODEL_DIR
 from triptych.domain.encoding import EncodeRequest
@@ -53,6 +46,13 @@ from triptych.engine.timing import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.rpc.identity import InstanceIdentity
 from triptych.runtime.offload import ThreadOffload
+from triptych.services.encoder import app as encoder_app
+from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text.app import app as text_app
+from triptych.services.text.service import TextService
+from triptych.services.text.settings import TextSettings
+from triptych.services.text.text_part import open_text
 from triptych.transport.options import TransferOptions
 
 transformers: Any = untyped_transformers

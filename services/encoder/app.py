@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from triptych.engine.delay import DelayEncoderEngine, delay_costs
+
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
@@ -36,7 +38,6 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.testing.delay import DelayEncoderEngine, delay_costs
 from triptych.transport.arena_store import ArenaStore
 
 from .embedding_files import EmbeddingFiles

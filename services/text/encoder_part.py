@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from triptych.rpc.settings import InstanceSettings
+
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import ModelPart
@@ -26,7 +28,7 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.host import machine_name
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
-from triptych.runtime.settings import InstanceSettings, SettingsError
+from triptych.runtime.settings import SettingsError
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych

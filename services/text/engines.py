@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from triptych.engine.delay import DelayTextEngine, delay_costs
+
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
@@ -22,7 +24,6 @@ from triptych.runtime.hub import served_name
 from triptych.runtime.metrics import Read
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
-from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from triptych.rpc.settings import InstanceSettings
+
 from triptych import ports
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -14,7 +16,6 @@ from triptych.domain.stage import Role
 from triptych.machine.arena.published import HintReader
 from triptych.rpc.app import Serves
 from triptych.runtime.hinted_load import watch_with_hints
-from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.watched_value import WatchedValue
 
 from .service import TextService

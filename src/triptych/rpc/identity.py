@@ -8,9 +8,9 @@ import grpc.aio
 from triptych.ports import Arena, LeaseCheck
 from triptych.rpc.app import server_of
 from triptych.rpc.server import Register, RpcServer, check_port
+from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.process import CannotStart, tls_identity
-from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
