@@ -38,7 +38,7 @@ from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NB
 from triptych.domain.instance import TransportOffer
 from triptych.domain.kv_segment import KvKind, KvSegment
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.machine.extents import round_up
+from triptych.machine.arena.extents import round_up
 from triptych.policy.transport import MEMORY, NIXL
 from triptych.ports import Peer
 from triptych.transport.arena import HostArena

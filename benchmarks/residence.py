@@ -31,7 +31,7 @@ from triptych.domain.generation import TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
-from triptych.services.text.mounted import TextWithEncoder, app
+from triptych.services.text.app import InstanceApp, app
 from triptych.services.text.settings import TextSettings
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ class Gaps:
 
 
 class Driven:
-    def __init__(self, running: TextWithEncoder) -> None:
+    def __init__(self, running: InstanceApp) -> None:
         self._running = running
         self._version = 0
 
@@ -115,15 +115,14 @@ class Driven:
         return (opened_s or time.perf_counter()) - began_s
 
     def _open(self) -> frozenset[Stage]:
-        services = self._running.text.service, self._running.encoder.service
-        return frozenset(stage for service in services for stage in service.load().stages)
+        return frozenset(self._running.service.load().stages)
 
     async def answer(self, number: int, gaps: Gaps) -> None:
         """Until cancelled."""
         sampling = SamplingParams(max_tokens=200, temperature=0.0, seed=1, ignore_eos=True)
         while True:
             request = TextRequest(f"a{number}", "m", tuple(range(30, 46)), (), sampling, _LIMIT_S)
-            async with aclosing(self._running.text.service.generate(request)) as stream:
+            async with aclosing(self._running.text.generate(request)) as stream:
                 async for events in stream:
                     if any(isinstance(event, TokenChunk) for event in events):
                         gaps.token(number)

@@ -44,15 +44,15 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.timing import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.rpc.identity import InstanceIdentity
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.telemetry import Telemetry
 from triptych.services.encoder import app as encoder_app
 from triptych.services.encoder.service import EncoderService
 from triptych.services.encoder.settings import EncoderSettings
-from triptych.services.text import app as text_app
-from triptych.services.text import mounted
+from triptych.services.text.app import app as text_app
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
+from triptych.services.text.text_part import open_text
 from triptych.transport.options import TransferOptions
 
 transformers: Any = untyped_transformers
@@ -144,8 +144,9 @@ def picture(rng: random.Random) -> bytes:
 
 @asynccontextmanager
 async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
-    async with mounted.app(settings) as running:
-        yield running.text.service, running.encoder.service
+    async with text_app(settings) as running:
+        assert running.encoder is not None
+        yield running.text, running.encoder.service
 
 
 @asynccontextmanager
@@ -155,31 +156,21 @@ async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextServi
     encoder_settings = EncoderSettings(
         model=settings.model, model_id=settings.model_id, transfers=TransferOptions(("shm",))
     )
+    checkpoint = open_checkpoint(settings.model)
     async with AsyncExitStack() as stack:
         stack.callback(compute.close)
         encoder = await stack.enter_async_context(
             encoder_app.opened(
                 encoder_settings,
-                Telemetry(),
-                model=settings.model,
+                InstanceIdentity.new("encoder", encoder_settings, None),
+                checkpoint,
                 compute=compute,
-                instance_id="encoder",
-                epoch=1,
-                tls=None,
             )
         )
         encoder.service.start()
-        text = await stack.enter_async_context(
-            text_app.opened(
-                settings.model_copy(update={"role": Role.PD}),
-                Telemetry(),
-                model=settings.model,
-                engine_thread=compute,
-                instance_id="text",
-                epoch=1,
-                tls=None,
-            )
-        )
+        text_settings = settings.model_copy(update={"role": Role.PD})
+        identity = InstanceIdentity.new("text", text_settings, None)
+        text = await stack.enter_async_context(open_text(text_settings, identity, checkpoint, thread=compute))
         yield text.service, encoder.service
 
 

@@ -8,10 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import grpc.aio
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
@@ -28,23 +25,19 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
-from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
+from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
-from triptych.rpc.server import check_port
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
-from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena_store import ArenaStore
-from triptych.transport.start import start_transports
-from triptych.transport.transport_set import TransportSet
 
 from .embedding_files import EmbeddingFiles
 from .file_tier import FileTier
@@ -87,53 +80,38 @@ async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[RpcApp[EncoderService[Any]]]:
     """Load the engine, register the arena, listen. Raises CannotStart, and Unavailable if the port is in use."""
-    check_port(settings.host, settings.port)
-    telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings, telemetry)
-    epoch = new_epoch()
-    instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
+    identity = InstanceIdentity.new("encoder", settings, telemetry)
     async with AsyncExitStack() as stack:
         compute = ThreadOffload(1, name="encoder-compute")
         stack.callback(compute.close)
-        one = await stack.enter_async_context(
-            opened(
-                settings,
-                telemetry,
-                model=settings.model,
-                compute=compute,
-                instance_id=instance_id,
-                epoch=epoch,
-                tls=tls,
-            )
-        )
-        one.service.start()
-
-        def register(server: grpc.aio.Server) -> None:
-            EncoderServicer(one.service).register(server)
-            InstanceServicer(one.service).register(server)
-
-        server = await stack.enter_async_context(
-            server_of(settings, (SERVICE_NAME, instance.SERVICE_NAME), register, telemetry=telemetry, tls=tls)
-        )
-        running = RpcApp(one.service, server, one.scope)
-        async with instance_registered(settings, one.service, running, telemetry=telemetry, tls=tls):
+        try:
+            checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
+        except BadModel as error:
+            raise CannotStart(str(error)) from None
+        encoder = await stack.enter_async_context(opened(settings, identity, checkpoint, compute=compute))
+        service = encoder.service
+        service.start()
+        servicers = {
+            SERVICE_NAME: EncoderServicer(service).register,
+            instance.SERVICE_NAME: InstanceServicer(service).register,
+        }
+        server = await stack.enter_async_context(identity.server(settings, servicers))
+        running = RpcApp(service, server, encoder.scope)
+        async with instance_registered(settings, service, running, telemetry=identity.telemetry, tls=identity.tls):
             yield running
 
 
 @asynccontextmanager
 async def opened(
     settings: EncoderSettings,
-    telemetry: Telemetry,
+    identity: InstanceIdentity,
+    checkpoint: Checkpoint,
     *,
-    model: Path | Checkpoint,
     compute: Offload,
-    instance_id: str,
-    epoch: int,
-    tls: TlsIdentity | None,
     states: StageStates | None = None,
     unloads: bool = False,
 ) -> AsyncGenerator[OpenEncoder]:
-    """Load the engine of ``model``, which ``compute`` runs, and register the arena. ``states``: of an instance that switches.
+    """Load the engine, which ``compute`` runs, and register the arena. ``states``: of an instance that switches.
     ``unloads``: its weights can leave the memory. Raises CannotStart.
     """
     async with AsyncExitStack() as stack:
@@ -145,7 +123,7 @@ async def opened(
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
-        loaded = await compute.run(partial(_load, settings, model, decoders, can_unload=unloads))
+        loaded = await compute.run(partial(_load, settings, checkpoint, decoders, can_unload=unloads))
         if loaded.close is not None:
             stack.push_async_callback(compute.run, loaded.close)
         if settings.delay_profile is None:
@@ -156,12 +134,21 @@ async def opened(
             raise CannotStart(f"engine {settings.engine.engine}: {error}") from error
         settings = settings.model_copy(update={"batches": await compute.run(_batches, settings, loaded.engine)})
 
-        record = EncoderRecord(telemetry.metrics)
-        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.compute.device)
+        record = EncoderRecord(identity.telemetry.metrics)
+        opening = partial(
+            open_arena, instance_id=identity.instance_id, epoch=identity.epoch, device=settings.compute.device
+        )
         arena = await compute.run(opening, settings.transfers.arena, settings.arena_bytes)
         store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=monotonic, copy=copy)
         scope = TaskScope("encoder")
-        transports = await _transports(settings, store, record, tls, scope)
+        transports = await identity.transports(
+            settings,
+            arena,
+            store.may_read,
+            connect_timeout_s=_CONNECT_S,
+            on_reset=record.transport_reset,
+            scope=scope,
+        )
         stack.push_async_callback(transports.close)
 
         files = await _file_tier(settings, store, record, scope, stack)
@@ -182,7 +169,7 @@ async def opened(
             files=files,
             states=states,
         )
-        watch(telemetry.metrics, service, store, files)
+        watch(identity.telemetry.metrics, service, store, files)
         yield OpenEncoder(service, store, loaded.engine, scope)
 
 
@@ -206,31 +193,9 @@ async def _file_tier(
     return FileTier(files, store, scope=scope, reads=reads, writes=writes, clock=monotonic, record=record)
 
 
-async def _transports(
-    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, tls: TlsIdentity | None, scope: TaskScope
-) -> TransportSet:
-    try:
-        return await start_transports(
-            settings.transfers,
-            store.arena,
-            machine=machine_name(),
-            host=settings.host,
-            check=store.may_read,
-            connect_timeout_s=_CONNECT_S,
-            tls=tls,
-            on_reset=record.transport_reset,
-            on_failure=scope.fail,
-        )
-    except ValueError as error:
-        raise CannotStart(str(error)) from None
-
-
-def _load(
-    settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding, *, can_unload: bool
-) -> _LoadedEngine:
+def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: Decoding, *, can_unload: bool) -> _LoadedEngine:
     """Runs in the thread that encodes. Raises CannotStart."""
     try:
-        checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         model_id = settings.model_id or served_name(settings.model)
         if settings.delay_profile is not None:
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])

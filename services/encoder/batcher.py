@@ -23,9 +23,9 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.encoder import batch_queue
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
@@ -81,7 +81,7 @@ class Batcher(Generic[PreparedT]):
         compute: Offload,
         clock: Clock,
         on_change: Callable[[], None],
-        published: PublishedEmbeddings,
+        published: PublishedContents,
         on_encoded: Callable[[Slot, Sequence[Tensor]], None] = lambda *_: None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time.

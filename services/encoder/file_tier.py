@@ -10,13 +10,13 @@ from math import inf
 
 from triptych.domain.embedding import Tensor
 from triptych.errors import TriptychError
-from triptych.machine.encoder.arena_events import Slot
+from triptych.machine.arena.arena_events import Slot
 from triptych.ports import Clock, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.arena_store import ArenaStore
 
 from .embedding_files import DamagedFile, EmbeddingFiles, StoredEmbedding
-from .record import NO_RECORD, FilesRecord
+from .record import NO_RECORD, Record
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class FileTier:
         reads: Offload,
         writes: Offload,
         clock: Clock,
-        record: FilesRecord = NO_RECORD,
+        record: Record = NO_RECORD,
     ) -> None:
         self._files = files
         self._store = store

@@ -1,28 +1,20 @@
 """The encoder's gauges, read at every scrape: items, arena, leases."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import InstanceLoad
 from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge, longest_wait
 from triptych.transport.arena_gauges import arena_gauges
 from triptych.transport.arena_store import ArenaStore
 
 from .file_tier import FileTier
+from .service import EncoderService
 
 
-class Loaded(Protocol):
-    """Reports load."""
-
-    def load(self) -> InstanceLoad: ...
-
-    def longest_waits_s(self) -> dict[int, float]: ...
-
-
-def watch(metrics: Metrics, service: Loaded, store: ArenaStore, files: FileTier | None = None) -> None:
+def watch(metrics: Metrics, service: EncoderService[Any], store: ArenaStore, files: FileTier | None = None) -> None:
     """Read the encoder's state at every scrape."""
 
     def read() -> Iterable[Metric]:

@@ -1,54 +1,30 @@
 """Observability of items: metrics, and stages on the request's trace."""
 
-from typing import Protocol
-
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
 from triptych.runtime.metrics import Metrics
 
 
-class Record(Protocol):
-    """Receives the outcome of every encode call."""
+class Record:
+    """Receives the outcome of every encode call, and of each read and write of an embedding's file. This one does nothing with them."""
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None: ...
 
     def refused(self, error: TriptychError) -> None: ...
 
-
-class FilesRecord(Protocol):
-    """Receives what became of each read and write of an embedding's file."""
-
     def file_read(self, outcome: str) -> None:
         """hit, miss, damaged (and removed), failed, or left (by all callers)."""
-        ...
 
     def file_written(self, outcome: str) -> None:
         """written, dropped, or failed."""
-        ...
 
 
-class NoRecord:
-    """A ``Record`` and ``FilesRecord`` that does nothing."""
-
-    def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
-        del request, result
-
-    def refused(self, error: TriptychError) -> None:
-        del error
-
-    def file_read(self, outcome: str) -> None:
-        del outcome
-
-    def file_written(self, outcome: str) -> None:
-        del outcome
+NO_RECORD = Record()
 
 
-NO_RECORD = NoRecord()
-
-
-class EncoderRecord:
-    """A ``Record`` and ``FilesRecord`` that writes to metrics and trace."""
+class EncoderRecord(Record):
+    """Writes to metrics and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
         items = metrics.counter(

@@ -19,7 +19,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.encoder.published_embeddings import HintReader, PublishedEmbeddings
+from triptych.machine.arena.published import HintReader, PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.hinted_load import watch_with_hints
@@ -72,7 +72,7 @@ class EncoderService(Generic[PreparedT]):
         self._clock = clock
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         store.on_change(self._watched_load.notify)
-        self.published = PublishedEmbeddings(settings.published_embeddings)
+        self.published = PublishedContents(settings.published_embeddings)
         """What routers are told; of an instance that keeps keys and values in this arena, those too."""
         store.on_evicted(self.published.gone)
         self._batcher = Batcher(

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from triptych.domain.embedding import TensorSpec, Ticket, joined
+from triptych.domain.embedding import TensorSpec, joined
 from triptych.domain.generation import Placement, TextRequest
-from triptych.domain.kv_segment import KvKind, KvSegment
 from triptych.errors import ContextTooLong, InvalidRequest, ModelNotFound, TransferFailed
 from triptych.families.base import Span, filled_positions
 from triptych.policy.admission import check_continued, check_parameters
 from triptych.ports import TextEngine
 from triptych.transport.slot import check_ticket
-
-from .arriving import Offered
 
 
 def check_request(request: TextRequest, engine: TextEngine) -> None:
@@ -36,48 +33,6 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
     _check_layout(request, engine.placeholder_ids)
     for item in _items(request.placements):
         _check_tensors(item, engine)
-
-
-def usable_segments(request: TextRequest, kind: KvKind | None) -> tuple[list[Offered], list[Ticket]]:
-    """The keys and values that this instance can take, each with the choices that get it, and the tickets of the others: of
-    another kind, contradictory, or behind such a one.
-
-    Raises InvalidRequest if they do not cover a beginning of each choice without gap and overlap.
-    """
-    choices, arriving = tuple(request.begun), arriving_lengths(request)
-    ends, broken = dict.fromkeys(choices, 0), set[int]()
-    usable: list[Offered] = []
-    ignored: list[Ticket] = []
-    for placement in request.kv_segments:
-        whose = [one for one in placement.choices or choices if one in ends]
-        for one in whose:
-            length = len(request.token_ids) + len(request.begun[one])
-            if placement.first != ends[one] or not placement.first < placement.end <= length:
-                raise InvalidRequest(
-                    f"keys and values of positions {placement.first} to {placement.end} do not follow {ends[one]} within the "
-                    f"{length} tokens of choice {one}",
-                    param="kv_segments",
-                )
-            ends[one] = placement.end
-        arrives = tuple([one for one in whose if one in arriving and one not in broken])
-        segment = None if kind is None else KvSegment(kind, placement.first, placement.ticket.tokens)
-        if arrives and segment is not None and _is_sealed_as(placement.ticket, segment):
-            usable.append(Offered(segment, placement.ticket, arrives))
-        else:
-            ignored.append(placement.ticket)
-            broken.update(whose)
-    return usable, ignored
-
-
-def arriving_lengths(request: TextRequest) -> dict[int, int]:
-    """The tokens of each choice that keys and values can arrive for: of new choices the first, which computes for all."""
-    prompt = len(request.token_ids)
-    lengths = {choice: prompt + len(token_ids) for choice, token_ids in request.begun.items()}
-    return lengths if request.continued else dict([next(iter(lengths.items()))])
-
-
-def _is_sealed_as(ticket: Ticket, segment: KvSegment) -> bool:
-    return ticket.tensors == (segment.spec,) and ticket.payload_nbytes == segment.nbytes
 
 
 def _items(placements: Sequence[Placement]) -> list[list[Placement]]:

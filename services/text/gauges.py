@@ -1,86 +1,60 @@
 """The text instance's gauges, read at every scrape: queue, batch, KV memory, embeddings, pulls, connections, open stages."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Clock
+from triptych.ports import Clock, ObservedTextEngine
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 from triptych.transport.receiver import TensorReceiver
 
-
-@dataclass(frozen=True, slots=True)
-class KvMemory:
-    """The engine's KV memory."""
-
-    usage: float
-    """From 0 to 1, without cached blocks."""
-    queries_tokens: int
-    """Prompt tokens looked up in the prefix cache ..."""
-    hits_tokens: int
-    """... and found there."""
-    preemptions: int
-    copies: KvCopies
-    """Of what was preempted."""
-
-
-class Loaded(Protocol):
-    """Reports load."""
-
-    def load(self) -> InstanceLoad: ...
-
-    def longest_waits_s(self) -> dict[int, float]: ...
+from .service import TextService
 
 
 def watch(
     metrics: Metrics,
-    service: Loaded,
+    service: TextService,
     receiver: TensorReceiver,
+    engine: ObservedTextEngine,
     *,
-    model: ModelInfo,
-    kv: Callable[[], KvMemory] | None,
-    connections: Callable[[], dict[tuple[str, ...], int]],
+    engine_has_metrics: bool,
     preferred: str | None,
     held: ArenaMachine | None,
 ) -> None:
     """Read the instance's state at every scrape.
 
-    ``kv`` is None if the engine has metrics of its own, of its queue and its memory. ``connections`` counts by backend.
-    ``preferred`` is the backend that the operator wants tried first. ``held``: the arena of keys and values, if it has one of its
-    own.
+    ``engine_has_metrics``: of its own, of its queue and its memory. ``preferred`` is the backend that the operator wants tried first.
+    ``held``: the arena of keys and values, if it has one of its own.
     """
     of_model = ("model_name",)
 
     def per_model(value: float) -> dict[tuple[str, ...], float]:
-        return {(model.model_id,): value}
+        return {(engine.model.model_id,): value}
 
     def of_arena(value: float) -> dict[tuple[str, ...], float]:
         return {("text",): value}
 
-    def of_engine(memory: KvMemory, *, running: int, waiting: int) -> Iterable[Metric]:
+    def of_engine(*, running: int, waiting: int) -> Iterable[Metric]:
         yield gauge("vllm:num_requests_running", "Requests in the engine", per_model(running), of_model)
-        text = "Requests that wait for items or the engine"
+        text, used = "Requests that wait for items or the engine", 1 - engine.kv_free_tokens / engine.kv_tokens
         yield gauge("vllm:num_requests_waiting", text, per_model(waiting), of_model)
-        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", per_model(memory.usage), of_model)
-        queries, hits = per_model(memory.queries_tokens), per_model(memory.hits_tokens)
+        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", per_model(used), of_model)
+        queries, hits = per_model(engine.prefix_queries_tokens), per_model(engine.prefix_hits_tokens)
         yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
         yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
-        yield total("vllm:num_preemptions", "Sequences preempted", per_model(memory.preemptions), of_model)
-        yield from _of_copies(memory.copies)
+        yield total("vllm:num_preemptions", "Sequences preempted", per_model(engine.preemptions), of_model)
+        yield from _of_copies(engine.kv_copies)
 
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
-        if kv is not None:
-            yield from of_engine(kv(), running=decode.pending, waiting=prefill.pending)
+        if not engine_has_metrics:
+            yield from of_engine(running=decode.pending, waiting=prefill.pending)
         yield longest_wait(
             "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", service.longest_waits_s()
         )
@@ -114,7 +88,7 @@ def watch(
         yield gauge("triptych_pulls_waiting", "Pulls waiting", pulls.waiting)
         yield gauge("triptych_pulls_running", "Pulls running", pulls.under_way)
         yield gauge("triptych_pulls_running_bytes", "Their bytes", pulls.nbytes_under_way)
-        yield gauge("triptych_connections", "Connections to holders' memory", connections(), ("backend",))
+        yield gauge("triptych_connections", "Connections to holders' memory", receiver.peers.by_backend(), ("backend",))
         chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
         yield gauge("triptych_transport_preferred", "The backend that the settings prefer", chosen, ("backend",))
 

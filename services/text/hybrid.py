@@ -1,5 +1,6 @@
 """Combines a text service and an encoder service in one process into one instance."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -10,29 +11,29 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
-from triptych.machine.encoder.published_embeddings import HintReader
+from triptych.machine.arena.published import HintReader
+from triptych.rpc.app import Serves
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.watched_value import WatchedValue
 
+from .service import TextService
 
-class _Reporting(Protocol):
+
+class ReportingEncoder(ports.Encoder, Serves, Protocol):
+    """The encoder service."""
+
     def load(self) -> InstanceLoad: ...
 
     def on_change(self, listener: Callable[[], None]) -> None: ...
 
-
-class ReportingEncoder(ports.Encoder, _Reporting, Protocol):
     def hints(self) -> HintReader: ...
-
-
-class ReportingText(ports.Text, _Reporting, Protocol): ...
 
 
 class HybridInstance:
     """``ports.Encoder`` and ``ports.Text`` with one description and one load report over the stages of both."""
 
-    def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
+    def __init__(self, text: TextService, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
         self._text = text
         self._encoder = encoder
         self._watched_load = WatchedValue(self.load, settings.load_reports)
@@ -69,6 +70,16 @@ class HybridInstance:
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return watch_with_hints(self._watched_load, self._encoder.hints())
+
+    async def missing(self) -> tuple[str, ...]:
+        """What either service lacks, without duplicates."""
+        return tuple(dict.fromkeys((*await self._text.missing(), *await self._encoder.missing())))
+
+    async def drain(self) -> None:
+        """Drain both: running answers read embeddings from here, and encoded items may be for other instances."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._text.drain())
+            group.create_task(self._encoder.drain())
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         return await self._encoder.encode(request)

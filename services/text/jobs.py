@@ -1,6 +1,5 @@
 """The requests of the text service, and what they add to its load."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,17 +7,13 @@ from triptych.domain.generation import TextRequest
 from triptych.domain.stage import Stage
 from triptych.policy.queueing import Turn
 
-from .arriving import Arriving
-from .handing import Handing
-from .keeping import Keeping
-
-PREFILL, DECODE = frozenset({Stage.PREFILL}), frozenset({Stage.DECODE})
-BOTH = PREFILL | DECODE
+from .departure import Departure
+from .open_stages import BOTH, DECODE, PREFILL
 
 
 @dataclass(slots=True)
 class Job:
-    """One request. Its id is unique in this instance, as a caller may send the same request again."""
+    """What the instance knows of a request. Its id is unique in this instance, as a caller may send the same request again."""
 
     job_id: str
     request: TextRequest
@@ -26,30 +21,22 @@ class Job:
     deadline_s: float
     turn: Turn
     """Its position in every queue of this instance."""
-    tokens: int
-    """Prompt tokens and the most that may be generated here."""
-    in_receiver: bool = False
-    """The receiver has the tickets and releases their leases."""
+    departure: Departure
     in_engine: bool = False
     """The engine has the request and signals when it no longer needs the embeddings. Set by ``Jobs``."""
     has_begun: bool = False
     """The engine has started the request."""
     has_answered: bool = False
     """There is a first token, so its prompt has been computed. Set by ``Jobs``."""
-    arriving: Arriving | None = None
-    """Has the tickets of its keys and values, and releases their leases."""
-    handing: Handing | None = None
-    keeping: Keeping | None = None
-    limit: asyncio.Timeout | None = None
-    """What ends its present wait in time."""
-    has_been_held_up: bool = False
-    """It is moved for that once, as it may be held up anywhere."""
-    is_leaving: bool = False
-    """The instance drains, a stage closes, or items hold it up: it goes on elsewhere if it can."""
-    why_leaving: str = ""
-    """As in ``Record.handed_over``."""
     is_decoded: bool = False
     """There is a token that the decode stage has computed."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens and the most that may be generated here."""
+        request = self.request
+        most = 1 if request.hands_over else request.sampling.max_tokens or 0
+        return len(request.token_ids) + len(request.begun) * most
 
     @property
     def needs(self) -> frozenset[Stage]:
@@ -59,9 +46,9 @@ class Job:
         return PREFILL if self.request.hands_over or self.request.early else BOTH
 
     def runs_at(self, stage: Stage) -> bool:
-        """Whether this stage has something to do for it, or to hand over."""
-        over = stage is Stage.PREFILL and self.has_answered and not self.request.hands_over
-        return stage in self.needs and not over
+        """Whether this stage has something to do for it, or to transfer."""
+        is_over = stage is Stage.PREFILL and self.has_answered and not self.request.hands_over
+        return stage in self.needs and not is_over
 
 
 class Jobs:
@@ -91,11 +78,18 @@ class Jobs:
         job.in_engine = True
         self._count(job, 1)
 
-    def answered(self, job: Job) -> None:
-        """Its first token is there."""
-        self._count(job, -1)
-        job.has_answered = True
-        self._count(job, 1)
+    def got_tokens(self, job: Job) -> frozenset[Stage]:
+        """Returns the stages that have computed their part of it with these tokens."""
+        is_first, done = not job.has_answered, frozenset[Stage]()
+        if is_first:
+            self._count(job, -1)
+            job.has_answered = True
+            self._count(job, 1)
+            done |= PREFILL
+        if not job.is_decoded and (job.request.continued or not is_first):
+            job.is_decoded = True
+            done |= DECODE
+        return done & job.needs
 
     def over(self, job: Job) -> None:
         """Of one that may not have been admitted."""

@@ -1,15 +1,15 @@
-"""Where segments of keys and values lie that this instance hands over: reserved in turn, written by the engine, sealed, leased."""
+"""Segments of keys and values in the arena that others read: reserved in turn, written by the engine, sealed, leased."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.errors import ArenaFull, InvalidMedia
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
-from triptych.machine.extents import round_up
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.extents import round_up
+from triptych.machine.arena.published import PublishedContents
 from triptych.policy.queueing import Turn
 from triptych.ports import Clock, Rng
 from triptych.transport.arena_store import ArenaStore
@@ -18,12 +18,14 @@ MOST_PUBLISHED = 16_384
 """Segments that routers are told of, where no encoder shares the arena."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Waiting:
-    segments: Sequence[KvSegment]
+    """A caller that waits for room."""
+
     nbytes: int
     turn: Turn
-    slots: asyncio.Future[list[Slot]]
+    is_next: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is the first in line, and there is room."""
 
 
 class KvStore:
@@ -37,7 +39,7 @@ class KvStore:
         shared: bool,
         rng: Rng,
         clock: Clock,
-        published: PublishedEmbeddings | None = None,
+        published: PublishedContents | None = None,
     ) -> None:
         """``shared``: embeddings lie in the arena too. Then nothing waits for room, as requests that hold embeddings there would
         wait for each other. ``published``: where whole segments are named for routers, which is told what the arena evicts;
@@ -49,10 +51,9 @@ class KvStore:
         self._shared = shared
         self._rng = rng
         self._clock = clock
-        self._waiting: list[_Waiting] = []
-        self._is_trying = False
+        self._line: list[_Waiting] = []
         if not shared:
-            store.on_change(self._try_next)
+            store.on_change(self._call_next)
             if published is not None:
                 store.on_evicted(published.gone)
 
@@ -67,34 +68,48 @@ class KvStore:
         return 0 if self._shared else self.store.memory.leases
 
     async def reserve(self, segments: Sequence[KvSegment], turn: Turn) -> list[Slot]:
-        """Slots for all segments, once there is room and it is this one's turn. Where nothing waits, or they can never all have
-        room: slots for the first of them. When cancelled, nothing is reserved.
+        """Slots for all segments, once there is room and it is this caller's turn. None overtakes, so that nothing starves.
+
+            join the line -> first, and there is room -> reserve -> leave the line, call the next
+                                    ^                       |
+                                    +-- no room in one piece
+
+        Where nothing waits, or the segments can never all have room: slots for the first of them, at once.
         """
-        nbytes = sum(round_up(one.nbytes + 2 * GENERATION_NBYTES) for one in segments)
+        nbytes = sum(round_up(segment.nbytes + 2 * GENERATION_NBYTES) for segment in segments)
         if self._shared or nbytes > self.store.memory.capacity_bytes:
             return self.reserve_now(segments)
-        one = _Waiting(segments, nbytes, turn, asyncio.get_running_loop().create_future())
-        self._waiting.append(one)
-        self._try_next()
+        waiting = _Waiting(nbytes, turn)
+        self._line.append(waiting)
         try:
-            return await one.slots
-        except asyncio.CancelledError:
-            if one.slots.done() and not one.slots.cancelled():
-                self.abandon(one.slots.result())
-            raise
+            self._call_next()
+            while True:
+                await waiting.is_next.wait()
+                slots = self.reserve_now(segments)
+                if len(slots) == len(segments):
+                    return slots
+                self.abandon(slots)
+                waiting.is_next.clear()  # until the arena changes again
         finally:
-            if one in self._waiting:
-                self._waiting.remove(one)
-                self._try_next()
+            self._line.remove(waiting)
+            self._call_next()
+
+    def _call_next(self) -> None:
+        if not self._line:
+            return
+        now_s = self._clock()
+        first = min(self._line, key=lambda waiting: waiting.turn.at(now_s))
+        if first.nbytes <= self.store.memory.available_bytes:
+            first.is_next.set()
 
     def reserve_now(self, segments: Sequence[KvSegment]) -> list[Slot]:
         """Slots for the first segments, as many as there is room for."""
         slots: list[Slot] = []
-        for one in segments:
+        for segment in segments:
             # The key depends on the contents, which the engine gets later.
             key = self._rng.getrandbits(8 * KEY_NBYTES).to_bytes(KEY_NBYTES, "little")
             try:
-                slots.append(self.store.reserve(key, (one.spec,), one.positions))
+                slots.append(self.store.reserve(key, (segment.spec,), segment.positions))
             except (ArenaFull, InvalidMedia):
                 break
         return slots
@@ -113,7 +128,7 @@ class KvStore:
             self._publish(key, segment)
 
     def _publish(self, key: bytes, segment: KvSegment) -> None:
-        """The last one of a prompt is in no other's beginning."""
+        """Name a whole segment for routers: the last, shorter one of a sequence is in no other's prefix."""
         if self.published is not None and segment.positions == self.kind.segment_tokens:
             self.published.segment(key)
 
@@ -131,7 +146,7 @@ class KvStore:
         """Keep a sealed segment until its lease is released. Raises LeaseLost, Overloaded."""
         return self.store.grant(key, self._new_lease(), lease_s).lease_id
 
-    def hand_over(self, key: bytes, segment: KvSegment, choices: tuple[int, ...], lease_s: float) -> SealedSegment:
+    def grant(self, key: bytes, segment: KvSegment, choices: tuple[int, ...], lease_s: float) -> SealedSegment:
         """Grant a lease to its reader and one to the router. Raises LeaseLost, Overloaded; then neither is granted."""
         ticket = self.store.grant(key, self._new_lease(), lease_s)
         try:
@@ -148,26 +163,3 @@ class KvStore:
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
-
-    def _try_next(self) -> None:
-        """Reserve for those that wait, in their order, while there is room. None overtakes, so that nothing starves."""
-        if self._is_trying:
-            return  # called by what it does itself
-        self._is_trying = True
-        try:
-            while self._waiting:
-                now_s = self._clock()
-                one = min(self._waiting, key=lambda waiting: waiting.turn.at(now_s))
-                if one.nbytes > self.store.memory.available_bytes:
-                    return
-                slots = self.reserve_now(one.segments)
-                if len(slots) < len(one.segments):
-                    self.abandon(slots)
-                    return
-                self._waiting.remove(one)
-                if one.slots.done():
-                    self.abandon(slots)
-                else:
-                    one.slots.set_result(slots)
-        finally:
-            self._is_trying = False

@@ -1,7 +1,5 @@
 """Observability of requests, pulls and switches: metrics, and stages on the request's trace."""
 
-from typing import Protocol
-
 from prometheus_client import Counter, Histogram
 
 from triptych.domain.generation import Finished, Ready
@@ -9,7 +7,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
 from triptych.runtime.metrics import Metrics
-from triptych.transport.receiver import NoPullRecord, PullRecord
+from triptych.transport.receiver import PullRecord
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _PULL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -17,8 +15,8 @@ _NO_BACKEND = "none"
 """For a pull that failed before it had a connection."""
 
 
-class Record(PullRecord, Protocol):
-    """Receives events about requests, pulls and tokens."""
+class Record(PullRecord):
+    """Receives events about requests, pulls and tokens. This one does nothing with them."""
 
     def ready(self, ready: Ready) -> None: ...
 
@@ -28,91 +26,45 @@ class Record(PullRecord, Protocol):
 
     def token_gap(self, seconds: float) -> None:
         """Time between two deliveries of tokens to one sequence."""
-        ...
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are handed over, ``kept`` where they are for others;
         ``pulled``, ``found`` (here already), ``lost`` or ``computed`` (not tried) where they arrive.
         """
-        ...
 
     def prefix_segments(self, outcome: str, count: int = 1) -> None:
         """The same of the segments of a new prompt's prefix: ``pulled``, ``found``, ``lost`` or ``computed``."""
-        ...
 
     def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
-        """An answer goes on elsewhere, with so many segments. Its first token came so long after the start. ``why``: ``asked`` for by
-        the request, ``drain``, ``switch``, or ``held_up`` by items that go first.
+        """An answer goes on elsewhere. ``prefill_s``: from its start to its first token. ``why``: ``asked`` for by the request,
+        ``drain``, ``switch``, or ``held_up`` by items that go first.
         """
-        ...
 
 
-class NoRecord(NoPullRecord):
-    """A ``Record`` that does nothing."""
-
-    def ready(self, ready: Ready) -> None:
-        del ready
-
-    def finished(self, finished: Finished) -> None:
-        del finished
-
-    def failed(self, error: TriptychError) -> None:
-        del error
-
-    def token_gap(self, seconds: float) -> None:
-        del seconds
-
-    def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
-        del outcome, count, nbytes
-
-    def prefix_segments(self, outcome: str, count: int = 1) -> None:
-        del outcome, count
-
-    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
-        del segments, prefill_s, why
+NO_RECORD = Record()
 
 
-NO_RECORD = NoRecord()
-
-
-class SwitchRecord(Protocol):
-    """Receives what becomes of orders to switch."""
+class SwitchRecord:
+    """Receives what becomes of orders to switch. This one does nothing with it."""
 
     def switched(self, took_s: float) -> None:
-        """All is as the last order wants it, so long after it."""
-        ...
+        """How long the last switch took, in seconds."""
 
     def overtaken(self) -> None:
         """A newer order came before that."""
-        ...
 
     def refused(self) -> None:
         """The order is older than the last one, or cannot be obeyed."""
-        ...
 
     def failed(self) -> None:
         """What a stage needs could not be loaded."""
-        ...
 
 
-class NoSwitchRecord:
-    """A ``SwitchRecord`` that does nothing."""
-
-    def switched(self, took_s: float) -> None:
-        del took_s
-
-    def overtaken(self) -> None: ...
-
-    def refused(self) -> None: ...
-
-    def failed(self) -> None: ...
+NO_SWITCH_RECORD = SwitchRecord()
 
 
-NO_SWITCH_RECORD = NoSwitchRecord()
-
-
-class MeteredSwitches:
-    """A ``SwitchRecord`` that writes to metrics."""
+class MeteredSwitches(SwitchRecord):
+    """Writes to metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         orders = metrics.counter("triptych_switches", "Orders to switch to another role", ("outcome",))
@@ -136,8 +88,8 @@ class MeteredSwitches:
         self._failed.inc()
 
 
-class TextRecord:
-    """A ``Record`` that writes to metrics and trace."""
+class TextRecord(Record):
+    """Writes to metrics and trace."""
 
     def __init__(self, metrics: Metrics, model: ModelInfo, *, counts_tokens: bool = True) -> None:
         """Without ``counts_tokens`` the engine has metrics of tokens of its own."""

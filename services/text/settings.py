@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
-from triptych.machine.encoder.arena import LeaseLimits
+from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.transport import BETWEEN_PROCESSES

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
-from triptych.machine.encoder.arena import ArenaMachine
-from triptych.machine.encoder.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot

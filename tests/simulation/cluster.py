@@ -34,7 +34,7 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TriptychError
 from triptych.families.base import Family
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
 from triptych.machine.stage_states import StageStates
@@ -57,10 +57,10 @@ from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.device_scheduler import DeviceScheduler
+from triptych.services.text.encoder_part import OwnEncoder
 from triptych.services.text.engine_loop import handing_engine
 from triptych.services.text.hybrid import HybridInstance
 from triptych.services.text.kv_store import KvStore
-from triptych.services.text.mounted import OwnEncoder
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
@@ -397,7 +397,7 @@ class TextNode(_Node):
             rng = cluster.rng(f"segments of {self.name}.{epoch}")
             published = None
             if settings.kv_prefixes:
-                published = PublishedEmbeddings(64) if encoder is None else encoder.service.published
+                published = PublishedContents(64) if encoder is None else encoder.service.published
             kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock, published=published)
         tokenizer = fake_tokenizer()
         scheduler = None
@@ -494,12 +494,6 @@ class HybridNode(TextNode):
         for link in self._inbound:
             link.restart(self.instance)
         self.register()
-
-    async def drain(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.service.drain())
-            group.create_task(self.encoder.service.drain())
-        self.drained = True
 
     def hang(self) -> None:
         super().hang()

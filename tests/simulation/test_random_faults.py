@@ -27,9 +27,9 @@ from triptych.domain.embedding import Ticket
 from triptych.domain.membership import MemberState
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, EngineFailure, TransferFailed
-from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.encoder.batch_queue import BatchQueue
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.machine.router.attainment import AttainmentRecorder
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.losses import MOST_ENDED
@@ -287,8 +287,8 @@ _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)
     WaitPredictor: ("prepared", "encoded", "answering", "over"),
     Promises: ("promise", "take"),
     AttainmentRecorder: ("prepared", "dispatched", "answering", "over", "refused", "roll"),
-    PublishedEmbeddings: ("encoding", "held", "segment", "over", "gone"),
-    Jobs: ("add", "enters_engine", "answered", "over"),
+    PublishedContents: ("encoding", "held", "segment", "over", "gone"),
+    Jobs: ("add", "enters_engine", "got_tokens", "over"),
 }
 """What changes each machine."""
 

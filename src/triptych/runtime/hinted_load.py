@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from triptych.domain.instance import InstanceLoad
-from triptych.machine.encoder.published_embeddings import HintReader
+from triptych.machine.arena.published import HintReader
 from triptych.runtime.watched_value import WatchedValue
 
 

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from struct import Struct
 
 from triptych.errors import Overloaded
-from triptych.machine.extents import Extents
+from triptych.machine.arena.extents import Extents
 from triptych.ports import Region
 
 HEADER_NBYTES = 4096

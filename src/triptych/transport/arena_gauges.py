@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.arena.arena import ArenaMachine
 from triptych.runtime.metrics import gauge
 
 ARENA = ("arena",)

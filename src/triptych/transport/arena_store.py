@@ -1,13 +1,16 @@
 """What an instance holds for others: its arena, and the state machine of its slots and leases."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.errors import EngineFailure, InternalError, InvalidRequest
-from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaMachine, LeaseLimits
+from triptych.machine.arena import arena_events
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.leases import LeaseLimits
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal, seal_in_place
 
@@ -31,6 +34,8 @@ class ArenaStore:
         self._copy = copy
         self._listeners: list[Callable[[], None]] = []
         self._on_evicted: Callable[[bytes], None] = lambda _: None
+        self._awaited: dict[LeaseId, asyncio.Event] = {}
+        """Leases whose release somebody waits for."""
         self._clock = clock
         self.memory = ArenaMachine(
             start=arena.base,
@@ -120,7 +125,22 @@ class ArenaStore:
         return self.grant(request.key, request.lease_id, checked_lease_s(request.lease_s), request.generation)
 
     def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        if self._awaited:
+            for lease_id in lease_ids:
+                if (released := self._awaited.get(lease_id)) is not None:
+                    released.set()
         self._handle(arena_events.Release(tuple(lease_ids)))
+
+    @contextmanager
+    def first_release(self, lease_ids: Sequence[LeaseId]) -> Iterator[asyncio.Event]:
+        """An event that is set when one of these leases is released."""
+        released = asyncio.Event()
+        self._awaited.update(dict.fromkeys(lease_ids, released))
+        try:
+            yield released
+        finally:
+            for lease_id in lease_ids:
+                del self._awaited[lease_id]
 
     def sweep(self) -> None:
         """Expire leases."""

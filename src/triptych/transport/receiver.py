@@ -51,27 +51,16 @@ class Quarantine(Protocol):
     def quarantined(self) -> tuple[tuple[int, int], ...]: ...
 
 
-class PullRecord(Protocol):
-    """Receives events about pulls."""
+class PullRecord:
+    """Receives events about pulls. This one does nothing with them."""
 
     def pulled(self, backend: str, nbytes: int, duration_s: float) -> None: ...
 
     def pull_failed(self, backend: str, error: TriptychError) -> None:
         """``backend`` is empty if there was no connection."""
-        ...
 
 
-class NoPullRecord:
-    """A ``PullRecord`` that does nothing."""
-
-    def pulled(self, backend: str, nbytes: int, duration_s: float) -> None:
-        del backend, nbytes, duration_s
-
-    def pull_failed(self, backend: str, error: TriptychError) -> None:
-        del backend, error
-
-
-NO_PULL_RECORD = NoPullRecord()
+NO_PULL_RECORD = PullRecord()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ import psutil
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TriptychError
-from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaMachine
+from triptych.machine.arena import arena_events
+from triptych.machine.arena.arena import ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HostArena

@@ -18,9 +18,9 @@ import pytest
 from tests.integration.transport.remote import nixl
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.errors import LeaseLost, TransferFailed
-from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaMachine
-from triptych.machine.extents import Extents, round_up
+from triptych.machine.arena import arena_events
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.extents import Extents, round_up
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HEADER_NBYTES, HostArena

@@ -18,7 +18,7 @@ import pytest
 
 from tests.contract.transport_kit import NIXL_IS_HERE
 from tests.integration.transport.remote import CLEAR, LATE_S, READY_S, Gone, Remote, SiteError, site
-from triptych.machine.extents import Extents
+from triptych.machine.arena.extents import Extents
 
 SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
 WARM_UP = 0.4

@@ -18,14 +18,15 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import LeaseLimits
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.leases import LeaseLimits
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
 from triptych.services.encoder.embedding_files import EmbeddingFiles
 from triptych.services.encoder.file_tier import FileTier
+from triptych.services.encoder.record import Record as EncoderRecord
 from triptych.services.encoder.service import EncoderService
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.device_scheduler import DeviceScheduler, VisionEncoder
@@ -117,8 +118,8 @@ def encode_request(
     )
 
 
-class FilesCount:
-    """A ``FilesRecord``: how often each outcome was."""
+class FilesCount(EncoderRecord):
+    """How often each outcome was."""
 
     def __init__(self) -> None:
         self.reads: Counter[str] = Counter()
@@ -309,7 +310,7 @@ async def text_instance(
                 shared=False,
                 rng=random.Random(3),
                 clock=clock,
-                published=PublishedEmbeddings(1000) if said.kv_prefixes else None,
+                published=PublishedContents(1000) if said.kv_prefixes else None,
             ),
             states=states,
         )

@@ -13,7 +13,6 @@ from triptych.errors import Unavailable
 from triptych.services.encoder import app as encoder
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text import app as text
-from triptych.services.text import mounted
 from triptych.services.text.settings import TextSettings
 
 NO_MODEL = Path("/there/is/no/model")
@@ -24,7 +23,7 @@ NO_MODEL = Path("/there/is/no/model")
     [
         lambda port: encoder.app(EncoderSettings(model=NO_MODEL, port=port)),
         lambda port: text.app(TextSettings(model=NO_MODEL, port=port)),
-        lambda port: mounted.app(TextSettings(model=NO_MODEL, port=port, role=Role.EPD)),
+        lambda port: text.app(TextSettings(model=NO_MODEL, port=port, role=Role.EPD)),
     ],
     ids=["encoder", "text", "hybrid"],
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
-from triptych.machine.extents import Extents
+from triptych.machine.arena.extents import Extents
 
 
 class CopyOut(NamedTuple):

@@ -28,7 +28,7 @@ from triptych.domain.bounds import Between
 from triptych.domain.embedding import Ticket
 from triptych.domain.limits import Positive, check_limits
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
-from triptych.machine.extents import Extents, round_up
+from triptych.machine.arena.extents import Extents, round_up
 from triptych.machine.text.pull_turns import PullLimits, PullTurns
 from triptych.machine.text.tensor_events import (
     Acquire,

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.published import PublishedContents
 from triptych.machine.router.embedding_directory import EmbeddingDirectory, KnownSlot
 from triptych.policy.affinity import Holding
 
@@ -106,7 +106,7 @@ def test_tenants_do_not_see_each_others_embeddings() -> None:
 def test_a_router_knows_what_a_busy_encoder_publishes(seed: int) -> None:
     """Random changes, readers that come late and fall behind: in the end each knows exactly what there is."""
     rng = Random(seed)
-    published = PublishedEmbeddings(limit=300)
+    published = PublishedContents(limit=300)
     state: dict[bytes, bool] = {}
     watchers = [(directory(10_000), published.reader()) for _ in range(3)]
     lagging = watchers[0]
@@ -169,7 +169,7 @@ def test_memory_and_traffic_are_bounded() -> None:
     limit, each = 65_536, 40_000
     known = directory(limit)
     for number in range(6):
-        published = PublishedEmbeddings(limit=each)
+        published = PublishedContents(limit=each)
         for item in range(each + 1000):
             content = (b"%d %d" % (number, item), b"")
             published.held(content[0], content)

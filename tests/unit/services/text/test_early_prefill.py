@@ -16,12 +16,12 @@ from tests.unit.services.instances import (
 from tests.unit.services.text.test_service import sampled
 from triptych.domain.generation import Finished, Ready
 from triptych.errors import EngineFailure, TriptychError
-from triptych.services.text.record import NoRecord
+from triptych.services.text.record import Record
 from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
 
 
-class Requests(NoRecord):
+class Requests(Record):
     """What is recorded of requests."""
 
     def __init__(self) -> None:

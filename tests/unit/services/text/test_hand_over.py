@@ -32,7 +32,7 @@ from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, TransferFailed, TriptychError, Unavailable
-from triptych.services.text.record import NoRecord
+from triptych.services.text.record import Record
 from triptych.testing.fake_kv import POSITION_NBYTES, answer_tokens
 from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import BeforePull, MemoryNetwork
@@ -42,7 +42,7 @@ ROOM = 64 * SEGMENT_TOKENS * POSITION_NBYTES
 LEASE_S = 20.0
 
 
-class Counts(NoRecord):
+class Counts(Record):
     """What became of segments, and how many answers were handed over."""
 
     def __init__(self) -> None:
@@ -299,6 +299,28 @@ def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases
             await asyncio.gather(going_on, return_exceptions=True)
             await stream.aclose()
             assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes == 0
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(("used_s", "ends_s"), [(0.02, 0.02), (1.0, 0.1)])
+def test_a_call_that_hands_over_ends_when_one_of_its_leases_is_used(used_s: float, ends_s: float) -> None:
+    async def scenario() -> None:
+        async with apart() as p:
+            loop = asyncio.get_running_loop()
+            asked = await p.asked("what is this?", "cat")
+            stream = p.prefill.service.generate(prefill_call(asked.request))
+            last: TextEvent | None = None
+            while not isinstance(last, HandedOver):
+                last = (await anext(stream))[-1]
+            ticket = last.segments[-1].placement.ticket
+            began_s = loop.time()
+            loop.call_later(used_s, p.prefill.store.release, [ticket.lease_id])  # type: ignore[union-attr]
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            assert loop.time() - began_s == pytest.approx(ends_s)
+            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
+            await p.prefill.service.release([one.router_lease for one in last.segments])
 
     under_virtual_time(scenario)
 

@@ -22,7 +22,7 @@ from triptych.domain.encoding import LeaseRequest
 from triptych.domain.generation import Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.kv_segment import KvPlacement
 from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
-from triptych.services.text.record import NoRecord
+from triptych.services.text.record import Record
 from triptych.testing.fake_kv import POSITION_NBYTES
 from triptych.transport.memory import MemoryNetwork
 
@@ -32,7 +32,7 @@ PROMPT = "a long text that many prompts begin with, of sixty-four letters."
 """A token for each letter."""
 
 
-class Counts(NoRecord):
+class Counts(Record):
     def __init__(self) -> None:
         self.kept = 0
         self.prefixes = Counter[str]()

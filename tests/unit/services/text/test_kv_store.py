@@ -6,9 +6,9 @@ from collections.abc import Awaitable
 
 from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
-from triptych.machine.encoder.arena import LeaseLimits
-from triptych.machine.encoder.arena_events import Slot
-from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
+from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.leases import LeaseLimits
+from triptych.machine.arena.published import PublishedContents
 from triptych.policy.queueing import Turn
 from triptych.runtime.metrics import Metrics
 from triptych.services.text.kv_store import KvStore
@@ -23,7 +23,7 @@ KIND = fake_kv_kind(FAKE_MODEL)
 SLOT_NBYTES = 16 * KIND.position_nbytes + 64
 
 
-def store(slots: int, *, shared: bool = False, published: PublishedEmbeddings | None = None) -> KvStore:
+def store(slots: int, *, shared: bool = False, published: PublishedContents | None = None) -> KvStore:
     clock = asyncio.get_running_loop().time
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
     held = ArenaStore(arena, LeaseLimits(), max_pull_s=1.0, clock=clock, copy=InlineOffload(1))
@@ -87,6 +87,23 @@ def test_one_that_leaves_as_it_gets_room_gives_it_back() -> None:
     under_virtual_time(scenario)
 
 
+def test_room_in_pieces_is_waited_for_until_it_is_in_one_piece() -> None:
+    async def scenario() -> None:
+        kv = store(2)
+        halves = kv.reserve_now([KvSegment(KIND, 0, 8) for _ in range(3)])
+        assert len(halves) == 3
+        kv.abandon((halves[0], halves[2]))
+        waiting = asyncio.get_running_loop().create_task(kv.reserve(segments(1), turn(0)))
+        await asyncio.sleep(1)
+        assert kv.store.memory.available_bytes >= SLOT_NBYTES
+        assert not waiting.done()
+        kv.abandon(halves[1:2])
+        kv.abandon(await at_once(waiting))
+        assert kv.store.memory.leased_bytes == 0
+
+    under_virtual_time(scenario)
+
+
 def test_what_never_fits_and_what_shares_the_arena_gets_what_there_is() -> None:
     async def scenario() -> None:
         for kv in (store(2), store(2, shared=True)):
@@ -124,7 +141,7 @@ def test_segments_and_hand_overs_are_counted() -> None:
 
 def test_whole_segments_are_told_to_routers_until_they_are_evicted() -> None:
     async def scenario() -> None:
-        published = PublishedEmbeddings(10)
+        published = PublishedContents(10)
         kv = store(2, published=published)
         whole, last = KIND.segments(0, 24)
         names = [bytes([number]) * 32 for number in range(3)]

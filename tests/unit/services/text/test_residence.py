@@ -21,7 +21,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import StageClosed
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.telemetry import Telemetry
-from triptych.services.text.mounted import TextWithEncoder, app
+from triptych.services.text.app import InstanceApp, app
 from triptych.services.text.residence import PART_OF, Residence, Unloadable, parts_of
 from triptych.services.text.settings import TextSettings
 from triptych.testing.media import png
@@ -36,7 +36,7 @@ TOKENS = 24
 
 
 class Instance:
-    def __init__(self, running: TextWithEncoder, telemetry: Telemetry) -> None:
+    def __init__(self, running: InstanceApp, telemetry: Telemetry) -> None:
         self.running = running
         self._telemetry = telemetry
         self._version = 0
@@ -54,12 +54,11 @@ class Instance:
 
     @property
     def closed(self) -> tuple[ClosedStage, ...]:
-        return self.running.text.service.load().closed
+        return self.running.text.load().closed
 
     @property
     def open(self) -> frozenset[Stage]:
-        services = self.running.text.service, self.running.encoder.service
-        return frozenset(stage for service in services for stage in service.load().stages)
+        return frozenset(self.running.service.load().stages)
 
     def order(self, role: Role) -> None:
         assert self.running.set_stages is not None
@@ -81,7 +80,7 @@ class Instance:
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=1, ignore_eos=True)
         request = TextRequest(f"q{prompt[0]}", MODEL, tuple(prompt), (), sampling, 60.0)
         got: list[int] = []
-        async with aclosing(self.running.text.service.generate(request)) as stream:
+        async with aclosing(self.running.text.generate(request)) as stream:
             async for events in stream:
                 for event in events:
                     if isinstance(event, TokenChunk):
@@ -94,6 +93,7 @@ class Instance:
         media = png(32 + shade, 32)
         info = inspect_media(media, MediaLimits())
         request = replace(encode_request("x"), model=MODEL, media=media, info=info, tokens=2000)
+        assert self.running.encoder is not None
         service, store = self.running.encoder.service, self.running.encoder.store
         result = await service.encode(request)
         ticket = result.ticket
@@ -177,7 +177,7 @@ async def test_a_part_that_cannot_be_loaded_leaves_all_as_it_was(tmp_path: Path)
         }
         assert one.open == Role.E.stages
         assert one.parts == {"encoder"}
-        assert one.running.text.service.load().stages_version == 1, "the order is not obeyed, and over"
+        assert one.running.text.load().stages_version == 1, "the order is not obeyed, and over"
         assert await one.embedding(1) == expected
         shutil.copy(away, weights)
         one.order(Role.D)

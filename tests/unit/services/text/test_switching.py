@@ -25,7 +25,7 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
 from triptych.runtime.metrics import Metrics
 from triptych.services.text.gauges import watch_stages
-from triptych.services.text.record import MeteredSwitches, NoRecord
+from triptych.services.text.record import MeteredSwitches, Record
 from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
@@ -55,7 +55,7 @@ class Switchable:
         return self.metrics.registry.get_sample_value(f"triptych_{name}", labels)
 
 
-class Left(NoRecord):
+class Left(Record):
     """Keeps why answers were handed over."""
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""What an encoder tells routers of the embeddings that it holds and of those that it is encoding.
-
-A text instance tells them of its segments of keys and values in the same way.
+"""What an instance tells routers of its arena: the embeddings that it holds or is encoding, and its segments of keys and values.
 
 Every change goes to a log of bounded length. Each watcher has a reader with a place in it. A reader that is new, or that
 the log has left behind, starts over with all that is published now.
@@ -16,8 +14,8 @@ _LOG = 8 * MAX_HINTS
 """Changes that a reader may be behind."""
 
 
-class PublishedEmbeddings:
-    """The embeddings that were encoded or used last, at most ``limit``; 0 publishes nothing at all."""
+class PublishedContents:
+    """The contents that were made or used last, at most ``limit``; 0 publishes nothing at all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -119,7 +117,7 @@ class PublishedEmbeddings:
 class HintReader:
     """The reports to one watcher."""
 
-    def __init__(self, source: PublishedEmbeddings) -> None:
+    def __init__(self, source: PublishedContents) -> None:
         self._source = source
         self._sequence = 0
         self._change = 0

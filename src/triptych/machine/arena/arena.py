@@ -2,31 +2,23 @@
 
 One entry per embedding key (a segment of keys and values gets its key with ``Commit``):
 
-
     Reserve -> WRITING -- Commit -> READY -- room is needed, least recently used -> gone
                   +------ Abandon -> gone
 
-Every reader has its own lease, whose id the caller chooses. So the caller can release it without having seen the
-answer, even before it is granted: a released id is not granted again while it is remembered.
-
-A lease is LIVE until it is released or expires. An expired lease has *lapsed*: it still holds the slot for
-``max_pull_s``, as a read that began in time may be running. A slot with either kind of lease is never reused; a release
-frees it at once. Reused memory always gets a new generation, so that a reader detects a recycled slot.
+Every reader has its own lease (``leases.py``), whose id the caller chooses. So the caller can release it without having seen
+the answer, even before it is granted. A slot with a lease, live or lapsed, is never reused; the last release frees it at once.
+Reused memory always gets a new generation, so that a reader detects a recycled slot.
 
 A refusal is an effect with an error for the caller. Nothing waits here: a refused caller holds nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated
 
-from triptych.domain.bounds import Between
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Ticket, payload_nbytes
-from triptych.domain.limits import PositiveSeconds, check_limits
-from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
-from triptych.machine.encoder.arena_events import (
+from triptych.errors import ArenaFull, InvalidMedia, LeaseLost
+from triptych.machine.arena.arena_events import (
     Abandon,
     Commit,
     Effect,
@@ -45,16 +37,10 @@ from triptych.machine.encoder.arena_events import (
     SlotState,
     Tick,
 )
-from triptych.machine.extents import Extents, round_up
+from triptych.machine.arena.extents import Extents, round_up
+from triptych.machine.arena.leases import LeaseLimits, Leases
 
-_HEAP_SLACK = 64
-"""Stale entries allowed in the heap of expiry times, beyond the number of live leases."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    key: Key
-    expires_s: float
+_DEFAULTS = LeaseLimits()
 
 
 @dataclass(slots=True)
@@ -62,30 +48,13 @@ class _Entry:
     slot: Slot
     state: SlotState = SlotState.WRITING
     checksum: int = 0
-    leases: set[LeaseId] = field(default_factory=set)
-
-    @property
-    def pinned(self) -> bool:
-        return self.state is SlotState.WRITING or bool(self.leases)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    max_lease_s: PositiveSeconds = 600.0
-    """Longest lease; longer requests are cut to this."""
-    max_leases: Annotated[int, Between(2)] = 65_536
-    """Most leases at the same time."""
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 class ArenaMachine:
     """``handle`` is the only mutator.
 
     ``start`` and ``end`` bound the slots' part of the arena, in bytes. ``max_pull_s`` is the longest duration of a read,
-    after which readers and transports abort it. The last ``max_released`` released lease ids are remembered, so that a
-    late grant of one is refused.
+    after which readers and transports abort it.
     """
 
     def __init__(
@@ -96,26 +65,19 @@ class ArenaMachine:
         holder: str,
         epoch: int,
         max_pull_s: float,
-        limits: LeaseLimits = LeaseLimits(),
+        limits: LeaseLimits = _DEFAULTS,
         max_released: int = 16_384,
     ) -> None:
         self._extents = Extents(start, end)
         self.capacity_bytes = self._extents.capacity
         self._holder = holder
         self._epoch = epoch
-        self._limits = limits
-        self._max_pull_s = max_pull_s
-        self._max_released = max_released
+        self._leases = Leases(limits, max_pull_s=max_pull_s, max_released=max_released)
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
         """Reclaimable entries, least recently used first."""
         self._ready = 0
         self._leased_bytes = 0
-        self._leases: dict[LeaseId, _Lease] = {}
-        self._by_expiry: list[tuple[float, LeaseId]] = []
-        """A heap; entries of released or extended leases are stale and skipped."""
-        self._released: dict[LeaseId, None] = {}
-        """Oldest first."""
         self._generation = 0
 
     @property
@@ -148,10 +110,10 @@ class ArenaMachine:
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int, now_s: float) -> bool:
         """Whether a live lease covers these bytes of the arena; called by transports before they serve a read."""
-        lease = self._leases.get(lease_id)
-        if lease is None or now_s >= lease.expires_s:
+        key = self._leases.readable(lease_id, now_s)
+        if key is None:
             return False
-        slot = self._entries[lease.key].slot
+        slot = self._entries[key].slot
         return nbytes >= 0 and slot.offset <= offset and offset + nbytes <= slot.offset + slot.slot_nbytes
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -166,7 +128,7 @@ class ArenaMachine:
             case Grant():
                 return self._grant(event, now_s)
             case Release(lease_ids):
-                self._release(lease_ids)
+                self._unpinned(self._leases.release(lease_ids))
                 return []
             case Tick():
                 return self._sweep(now_s)
@@ -210,7 +172,7 @@ class ArenaMachine:
         """Whether ``nbytes`` fit once everything reclaimable is evicted."""
         if self.available_bytes < nbytes:
             return False
-        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._entries.values() if e.pinned]
+        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._pinned()]
         at = self._extents.start
         for offset, size in sorted(fixed):
             if offset - at >= nbytes:
@@ -229,7 +191,7 @@ class ArenaMachine:
             self._entries[event.named] = entry
         entry.state, entry.checksum = SlotState.READY, event.checksum
         self._ready += 1
-        self._unpinned(entry)
+        self._unpinned((entry.slot.key,))
         return []
 
     def _abandon(self, event: Abandon) -> None:
@@ -247,15 +209,11 @@ class ArenaMachine:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
-        if event.lease_id in self._released:
-            return [Refused(event.key, LeaseLost("the lease was released"))]
-        lease_s = min(max(event.lease_s, 0.0), self._limits.max_lease_s)
-        known = self._leases.get(event.lease_id)
-        if known is not None and known.key != event.key:
-            return [Refused(event.key, InvalidRequest("the lease id belongs to another embedding"))]
-        if known is None and len(self._leases) >= self._limits.max_leases:
-            return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
-        self._lease_until(event.lease_id, entry, now_s + lease_s)
+        if (error := self._leases.refusal(event.lease_id, event.key)) is not None:
+            return [Refused(event.key, error)]
+        if self._idle.pop(event.key, None) is not None:
+            self._leased_bytes += self._extents.size(entry.slot.offset)
+        lease_s = self._leases.grant(event.lease_id, event.key, event.lease_s, now_s)
         slot = entry.slot
         ticket = Ticket(
             key=slot.key,
@@ -272,54 +230,22 @@ class ArenaMachine:
         )
         return [Granted(ticket)]
 
-    def _lease_until(self, lease_id: LeaseId, entry: _Entry, expires_s: float) -> None:
-        """Grant or extend a lease; never shorten it."""
-        known = self._leases.get(lease_id)
-        if known is not None:
-            known.expires_s = max(known.expires_s, expires_s)
-        else:
-            self._leases[lease_id] = _Lease(entry.slot.key, expires_s)
-            if not entry.leases:
-                del self._idle[entry.slot.key]
-                self._leased_bytes += self._extents.size(entry.slot.offset)
-            entry.leases.add(lease_id)
-        if len(self._by_expiry) > 2 * len(self._leases) + _HEAP_SLACK:
-            self._by_expiry = [(lease.expires_s, one) for one, lease in self._leases.items()]
-            heapify(self._by_expiry)
-        else:
-            heappush(self._by_expiry, (self._leases[lease_id].expires_s, lease_id))
-
     def _sweep(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._by_expiry and self._by_expiry[0][0] + self._max_pull_s <= now_s:
-            expires_s, lease_id = heappop(self._by_expiry)
-            lease = self._leases.get(lease_id)
-            if lease is not None and lease.expires_s <= expires_s:
-                effects.append(Lapsed(lease.key, "a lease ended without being released"))
-                self._drop_lease(lease_id)
-        return effects
+        lapsed, freed = self._leases.lapsed(now_s)
+        self._unpinned(freed)
+        return [Lapsed(key, "a lease ended without being released") for key in lapsed]
 
-    def _release(self, lease_ids: Iterable[LeaseId]) -> None:
-        for lease_id in lease_ids:
-            self._drop_lease(lease_id)
-            self._released[lease_id] = None
-        while len(self._released) > self._max_released:
-            del self._released[next(iter(self._released))]
+    def _unpinned(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            entry = self._idle[key] = self._entries[key]
+            self._leased_bytes -= self._extents.size(entry.slot.offset)
 
-    def _drop_lease(self, lease_id: LeaseId) -> None:
-        lease = self._leases.pop(lease_id, None)
-        if lease is not None:
-            entry = self._entries[lease.key]
-            entry.leases.discard(lease_id)
-            if not entry.leases:
-                self._unpinned(entry)
-
-    def _unpinned(self, entry: _Entry) -> None:
-        self._leased_bytes -= self._extents.size(entry.slot.offset)
-        self._idle[entry.slot.key] = entry
+    def _pinned(self) -> list[_Entry]:
+        """Those whose memory cannot be reclaimed."""
+        return [e for key, e in self._entries.items() if e.state is SlotState.WRITING or key in self._leases]
 
     def _forget(self, entry: _Entry) -> None:
-        assert not entry.leases, "a leased slot was freed"  # noqa: S101 - invariant
+        assert entry.slot.key not in self._leases, "a leased slot was freed"  # noqa: S101 - invariant
         del self._entries[entry.slot.key]
         if self._idle.pop(entry.slot.key, None) is not None:
             self._ready -= 1
@@ -333,20 +259,15 @@ class ArenaMachine:
             assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"  # noqa: S101 - invariant
         taken = sum(self._extents.size(offset) for offset, _ in slots)
         assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
-        pinned = {key: entry for key, entry in self._entries.items() if entry.pinned}
+        pinned = {entry.slot.key: entry for entry in self._pinned()}
         leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
         assert leased == self._leased_bytes, "leased bytes do not add up"  # noqa: S101 - invariant
         assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"  # noqa: S101 - invariant
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
-        due = set(self._by_expiry)
-        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "a lease without an expiry"  # noqa: S101 - invariant
-        assert len(self._released) <= self._max_released, "too many released ids"  # noqa: S101 - invariant
-        assert not self._released.keys() & self._leases.keys(), "a released lease is live"  # noqa: S101 - invariant
-        held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
-        assert held == {i: lease.key for i, lease in self._leases.items()}, "leases and entries differ"  # noqa: S101 - invariant
+        self._leases.validate()
         for key, entry in self._entries.items():
             assert entry.slot.key == key, "an entry has another key"  # noqa: S101 - invariant
             assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"  # noqa: S101 - invariant
-            assert not (entry.leases and entry.state is SlotState.WRITING), "a lease on a slot being written"  # noqa: S101 - invariant
-        assert len(self._leases) <= self._limits.max_leases, "too many leases"  # noqa: S101 - invariant
+            is_leased = key in self._leases
+            assert not (is_leased and entry.state is SlotState.WRITING), "a lease on a slot being written"  # noqa: S101 - invariant

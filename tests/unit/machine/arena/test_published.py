@@ -1,6 +1,6 @@
 from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
 from triptych.domain.item_plan import Content
-from triptych.machine.encoder.published_embeddings import HintReader, PublishedEmbeddings
+from triptych.machine.arena.published import HintReader, PublishedContents
 
 CAT, DOG, FOX = ((name, b"") for name in (b"cat", b"dog", b"fox"))
 
@@ -23,7 +23,7 @@ def told(reader: HintReader) -> list[EmbeddingHints]:
 
 
 def test_changes_are_told_once_with_the_state_that_holds_when_they_are_sent() -> None:
-    published = PublishedEmbeddings(limit=10)
+    published = PublishedContents(limit=10)
     reader = published.reader()
     assert told(reader) == [EmbeddingHints(1)], "that it publishes is worth a report"
     published.encoding(b"cat", CAT)
@@ -43,7 +43,7 @@ def test_changes_are_told_once_with_the_state_that_holds_when_they_are_sent() ->
 
 
 def test_segments_are_told_by_their_keys() -> None:
-    published = PublishedEmbeddings(limit=2)
+    published = PublishedContents(limit=2)
     keys = [bytes([number]) * 32 for number in range(3)]
     for key in (*keys, keys[1]):
         published.segment(key)
@@ -54,7 +54,7 @@ def test_segments_are_told_by_their_keys() -> None:
 
 
 def test_a_new_reader_starts_with_what_there_is_in_bounded_reports() -> None:
-    published = PublishedEmbeddings(limit=2000)
+    published = PublishedContents(limit=2000)
     for number in range(MAX_HINTS + 10):
         published.held(b"%d" % number, numbered(number))
     published.gone(b"0")
@@ -68,7 +68,7 @@ def test_a_new_reader_starts_with_what_there_is_in_bounded_reports() -> None:
 
 
 def test_a_reader_that_falls_behind_starts_over() -> None:
-    published = PublishedEmbeddings(limit=2000)
+    published = PublishedContents(limit=2000)
     reader = published.reader()
     told(reader)
     for turn in range(10 * MAX_HINTS):
@@ -79,7 +79,7 @@ def test_a_reader_that_falls_behind_starts_over() -> None:
 
 
 def test_those_used_longest_ago_are_no_longer_published() -> None:
-    published = PublishedEmbeddings(limit=2)
+    published = PublishedContents(limit=2)
     reader = published.reader()
     for key, content in ((b"cat", CAT), (b"dog", DOG), (b"cat", CAT), (b"fox", FOX)):
         published.held(key, content)
@@ -94,7 +94,7 @@ def test_those_used_longest_ago_are_no_longer_published() -> None:
 
 
 def test_nothing_is_published_without_a_limit() -> None:
-    published = PublishedEmbeddings(limit=0)
+    published = PublishedContents(limit=0)
     reader = published.reader()
     published.encoding(b"cat", CAT)
     published.over(b"cat", held=True)

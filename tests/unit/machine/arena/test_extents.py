@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from triptych.machine.extents import ALIGNMENT, Extents
+from triptych.machine.arena.extents import ALIGNMENT, Extents
 
 
 def test_every_extent_is_aligned_and_inside() -> None:

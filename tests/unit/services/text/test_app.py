@@ -15,7 +15,8 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.process import CannotStart
-from triptych.services.text.mounted import app, settings_of_encoder
+from triptych.services.text.app import app
+from triptych.services.text.encoder_part import settings_of_encoder
 from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
 
@@ -104,8 +105,9 @@ async def test_the_process_fails_when_either_service_fails(side: str, monkeypatc
 
     async with app(told(**small, sweep_interval_s=0.01, mount_encoder=f"--arena-bytes {MIB}")) as running:
         if side == "encoder":
+            assert running.encoder is not None
             monkeypatch.setattr(running.encoder.store, "sweep", broken)
         else:
-            monkeypatch.setattr(type(running.text.service._receiver), "tick", lambda _: broken())
+            monkeypatch.setattr(type(running.text._receiver), "tick", lambda _: broken())
         async with asyncio.timeout(60):
             assert await running.failed() == f"{side}/sweep (RuntimeError: on purpose)"

@@ -1,0 +1,142 @@
+"""The text engine of the settings (one that computes, vLLM, or one that sleeps), and the threads in which engines compute.
+
+Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from triptych.domain.instance import ServedPart
+from triptych.domain.profile import BadProfile, ProfileIdentity
+from triptych.domain.stage import ModelPart, Stage
+from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.engine.delay import DelayTextEngine, delay_costs
+from triptych.engine.first_pass import answer_first
+from triptych.families.model_files import BadModel
+from triptych.ports import ObservedTextEngine, Offload
+from triptych.runtime.clock import monotonic
+from triptych.runtime.hub import served_name
+from triptych.runtime.metrics import Read
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart
+from triptych.tokens.grammar import Grammars
+from triptych.tokens.tokenizer import Tokenizer
+
+from .settings import TextSettings
+
+if TYPE_CHECKING:
+    from triptych.engine.shared_threads import SharedThreads
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with what it was loaded from. One that sleeps runs what its profile is of."""
+
+    engine: ObservedTextEngine
+    part: ServedPart
+    tokenizer: Tokenizer
+    grammars: Grammars
+    metrics: Read | None = None
+    """The engine's own metrics, if it has some."""
+    close: Callable[[], None] | None = None
+    """Ends what the engine has started, in the engine's thread."""
+    when_lost: Callable[[Callable[[], None]], None] | None = None
+    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
+
+
+def load(settings: TextSettings, checkpoint: Checkpoint, *, can_unload: bool) -> LoadedEngine:
+    """Runs in the engine's thread. ``can_unload``: its weights can leave the memory. Raises CannotStart."""
+    try:
+        tokenizer = Tokenizer.load(checkpoint.files)
+        loaded = partial(LoadedEngine, tokenizer=tokenizer, grammars=Grammars(tokenizer))
+        model_id = settings.model_id or served_name(settings.model)
+        if settings.delay_profile is not None:
+            costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
+            info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
+            sleeping = DelayTextEngine(info, checkpoint.family, costs, settings.engine_options)
+            return loaded(sleeping, _part(costs.profile.identity, settings))
+        if settings.engine.engine == "vllm":
+            return _load_vllm(settings, checkpoint, model_id, loaded)
+        from triptych.engine.decoder.text_engine import TransformersTextEngine
+        from triptych.engine.part_identity import part_identity
+
+        engine = TransformersTextEngine(
+            checkpoint,
+            settings.engine_options,
+            model_id=model_id,
+            max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
+            compute=settings.compute,
+            can_unload=can_unload,
+        )
+        return loaded(engine, _part(part_identity(checkpoint, ModelPart.DECODER, settings.compute), settings))
+    except (BadModel, BadProfile) as error:
+        raise CannotStart(str(error)) from None
+
+
+def try_out(settings: TextSettings, engine: ObservedTextEngine) -> None:
+    """Runs in the engine's thread: it answers once. Raises CannotStart."""
+    try:
+        answer_first(engine)
+    except BadModel as error:
+        raise CannotStart(f"engine {settings.engine.engine}: {error}") from error
+
+
+def _part(identity: ProfileIdentity, settings: TextSettings) -> ServedPart:
+    """With the largest token budget: the instances of a pool may measure different ones, which hardly change what a prompt takes."""
+    return ServedPart(identity, settings.engine.max_sequences, token_budget=settings.engine.most_step_tokens)
+
+
+def _load_vllm(
+    settings: TextSettings, checkpoint: Checkpoint, model_id: str, loaded: Callable[..., LoadedEngine]
+) -> LoadedEngine:
+    from triptych.integrations.vllm.release import check_release
+
+    check_release()
+    from triptych.integrations.vllm.engine import VllmTextEngine
+
+    engine = VllmTextEngine(
+        checkpoint,
+        settings.engine.vllm_args,
+        model_id=model_id,
+        max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
+        compute=settings.compute,
+        hands_over=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
+    )
+    part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
+    return loaded(engine, part, metrics=engine.metrics, close=engine.close, when_lost=engine.when_lost)
+
+
+class EngineThreads(NamedTuple):
+    text: Offload
+    encoder: Offload
+    """The same one where both engines compute in turns."""
+    shared: "SharedThreads | None" = None
+    """Divides torch's threads between two engines that compute at the same time; None if they do not."""
+
+
+def engine_threads(settings: TextSettings, stack: AsyncExitStack) -> EngineThreads:
+    """Ended by ``stack``. Engines compute in turns on a GPU, with one thread for both, and where items go first."""
+
+    def new(name: str) -> ThreadOffload:
+        thread = ThreadOffload(1, name=name)
+        stack.callback(thread.close)
+        return thread
+
+    compute = settings.compute
+    encodes = settings.widest.serves(Stage.ENCODE)
+    at_once = encodes and compute.device == "cpu" and compute.torch_threads > 1 and not settings.encode_first
+    if not at_once or settings.delay_profile is not None:
+        thread = new("engine" if encodes else "text-engine")
+        return EngineThreads(thread, thread)
+    from triptych.engine.shared_threads import BETWEEN_STEPS_S, SharedThreads, SharingOffload
+
+    logger.info("encoder and text engine compute at the same time, in %d threads", compute.torch_threads)
+    shared = SharedThreads(compute.torch_threads, clock=monotonic)
+    text = SharingOffload(new("text-engine"), shared, keeps_s=BETWEEN_STEPS_S)
+    return EngineThreads(text, SharingOffload(new("encoder"), shared), shared)
