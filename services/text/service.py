@@ -450,10 +450,7 @@ class TextService:
                 deadline_s=deadline_s,
                 arrived_s=now_s,
                 arrival=number,
-                due_in_s=request.due_in_s,
-                lost_in_s=request.lost_in_s,
-                aged_in_s=request.aged_in_s,
-                behind_s=request.behind_s,
+                position=request.position,
             ),
             len(request.token_ids)
             + len(request.begun) * (1 if request.hands_over else request.sampling.max_tokens or 0),

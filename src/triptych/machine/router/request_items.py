@@ -1,20 +1,221 @@
-"""The items of one request: who holds what of them, and when their leases and hedges are due."""
+"""The items of one request: the attempts at each, and when their leases and hedges are due."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from triptych.domain.embedding import whole_key
-from triptych.domain.generation import Placement
+from triptych.domain.embedding import LeaseId, Ticket, embedding_tokens, whole_key
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import Placement, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem
-from triptych.machine.router.held_ticket import HeldTicket
+from triptych.domain.timeline import ItemTimeline
+from triptych.errors import InternalError, TransferFailed, TriptychError
+from triptych.machine.router.attempts import Attempt, Ending
+from triptych.machine.router.leases import Leases
 from triptych.machine.router.prompt_identity import IdentifiedItem
-from triptych.machine.router.request_events import After, RequestEffect, Signal
-from triptych.machine.router.request_item import RequestItem
-from triptych.machine.router.shared_events import EmbeddingsRead, HedgeWanted
+from triptych.machine.router.request_events import After, AttemptKind, Encode, RequestEffect, Signal
+from triptych.machine.router.shared_events import EmbeddingGone, EmbeddingsRead, Grant, HedgeWanted, Overtaken
+from triptych.policy.queueing import Turn
+from triptych.policy.routing import Want
 
 _HEDGE_AGAIN = 0.25
 """A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""
+
+
+@dataclass(slots=True)
+class RequestItem:
+    """An item, or shard, and the attempts at it. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
+
+    index: int
+    """Its index, counting shards."""
+    plan: ItemPlan
+    attempts: list[Attempt] = field(default_factory=list)
+    """A second one that runs beside another is a hedge: the first answer wins."""
+    hedge_s: float = inf
+    """When to want a hedge."""
+
+    # --- what is held ------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Attempt | None:
+        """The attempt that has its place and leases; of two that run, the first."""
+        for attempt in self.attempts:
+            if attempt.ended is None:
+                return attempt
+        return None
+
+    @property
+    def leases(self) -> Leases | None:
+        """What ``held`` has."""
+        held = self.held
+        return None if held is None else held.leases
+
+    @property
+    def open(self) -> list[Attempt]:
+        """The attempts that have not ended: two, if one is a hedge."""
+        return [attempt for attempt in self.attempts if attempt.ended is None]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is encoded, with no lease being renewed."""
+        leases = self.leases
+        return leases is not None and not leases.is_pending
+
+    @property
+    def may_be_hedged(self) -> bool:
+        """Whether one call for it is running."""
+        running = self.open
+        return len(running) == 1 and running[0].result is None
+
+    @property
+    def served(self) -> Attempt | None:
+        """The attempt that encoded it last."""
+        for attempt in reversed(self.attempts):
+            if attempt.result is not None:
+                return attempt
+        return None
+
+    # --- limits ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, how: Ending) -> int:
+        return sum([attempt.ended is how for attempt in self.attempts])
+
+    @property
+    def losses(self) -> int:
+        """Attempts whose embedding was lost, or that failed with no other beside them."""
+        return self._ended(Ending.FAILED)
+
+    @property
+    def refusals(self) -> int:
+        return self._ended(Ending.REFUSED)
+
+    @property
+    def engine_failure(self) -> InternalError | None:
+        """An encoder's failure on it. That may happen once; then only another one is tried."""
+        for attempt in reversed(self.attempts):
+            if isinstance(attempt.error, InternalError):
+                return attempt.error
+        return None
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def want(self) -> Want:
+        """What is wanted of an encoder."""
+        plan, attempts = self.plan, self.attempts
+        return Want(
+            self.index,
+            embedding_tokens(plan.tensors),
+            plan.nbytes,
+            plan.content,
+            frozenset([attempt.grant.name for attempt in attempts if attempt.is_blamed]),
+            frozenset([attempt.grant.name for attempt in attempts if isinstance(attempt.error, InternalError)]),
+            plan.info.nbytes,
+            plan.info.samples_or_pixels,
+        )
+
+    @property
+    def hedge_want(self) -> Want:
+        """What is wanted of another encoder than the one at work."""
+        want, held = self.want, self.held
+        return want if held is None else replace(want, exclude=want.exclude | {held.grant.name})
+
+    def begin(self, grant: Grant, turn: Turn, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> Encode:
+        """Start an attempt, with its position in the encoder's queue."""
+        leases = Leases.requested(grant, new_lease, now_s, lease_s)
+        self.attempts.append(Attempt(AttemptKind.ENCODE, grant, now_s, leases))
+        return Encode(
+            credit=grant.credit,
+            name=grant.name,
+            index=self.index,
+            plan=self.plan,
+            reader_lease=leases.readers[0],
+            router_lease=leases.own[0],
+            lease_s=lease_s,
+            turn=turn,
+            reason=grant.reason,
+        )
+
+    def answered(self, winner: Attempt, result: EncodeResult, now_s: float) -> list[RequestEffect]:
+        """Keep the result. The other call, if there is one, is cancelled."""
+        winner.result = result
+        effects: list[RequestEffect] = []
+        for loser in self.open:
+            if loser is not winner:
+                effects += [Overtaken(loser.grant.credit)] if winner.grant.hedges else []
+                loser.end(Ending.OVERTAKEN, now_s)
+                effects += loser.release("another encoder was faster")
+        return effects
+
+    def lose(
+        self, attempt: Attempt, error: TriptychError, now_s: float, how: Ending = Ending.FAILED
+    ) -> list[RequestEffect]:
+        """End an attempt that failed, or whose embedding is lost."""
+        pulled = isinstance(error, TransferFailed) and self.index in error.items
+        was_there = attempt.result is not None or (attempt.leases is not None and bool(attempt.leases.tickets))
+        is_unusable = was_there and (
+            pulled or isinstance(error, InternalError)
+        )  # wrong, or its reader could not pull it
+        attempt.end(how, now_s, error)
+        return [EmbeddingGone(attempt.grant.credit, is_unusable), *attempt.release(error.message)]
+
+    def release(self, reason: str, now_s: float) -> list[RequestEffect]:
+        """Release the item's places and leases, if it has any."""
+        effects: list[RequestEffect] = []
+        for attempt in self.open:
+            attempt.end(Ending.RELEASED, now_s)
+            effects += attempt.release(reason)
+        return effects
+
+    # --- for a reader ------------------------------------------------------------------------------------------------
+
+    @property
+    def _ticket(self) -> Ticket:
+        """An unsent ticket, with the address where the reader will connect."""
+        leases = self.leases
+        if leases is None or leases.is_pending or leases.is_sent:
+            raise AssertionError("sent without a ticket")
+        return leases.tickets[0].at(leases.grant.name)  # an instance's name is its address
+
+    @property
+    def placement(self) -> Placement:
+        """Where its embedding goes in the prompt, with an unsent ticket."""
+        shard = self.plan.shard
+        return Placement(self.index, self.plan.start, self._ticket, shard is not None and shard.first > 0)
+
+    @property
+    def resolved(self) -> ResolvedItem:
+        """Where its embedding is, with an unsent ticket."""
+        served = self.served
+        is_cached = served is not None and served.result is not None and served.result.cached
+        return ResolvedItem(self._ticket, cached=is_cached, grid=self.plan.grid)
+
+    def timeline(self, ready: Ready | None) -> ItemTimeline:
+        """``ready`` contains its pull report."""
+        pull = next((pull for pull in ready.pulls if pull.item == self.index), None) if ready else None
+        plan, served = self.plan, self.served
+        result = served.result if served else None
+        primary = [attempt for attempt in self.attempts if not attempt.grant.hedges]
+        return ItemTimeline(
+            item=plan.item,
+            shard=str(plan.shard or ""),
+            modality=plan.info.modality.value,
+            width=plan.info.width,
+            height=plan.info.height,
+            tokens=plan.tokens,
+            encoder=served.grant.instance_id if served else "",
+            encode_attempts=len(primary),
+            encoder_cached=result.cached if result else False,
+            queue_s=result.queue_s if result else 0.0,
+            encode_s=result.encode_s if result else 0.0,
+            pull_backend=pull.backend if pull else "",
+            pull_bytes=pull.nbytes if pull else 0,
+            pull_s=pull.duration_s if pull else 0.0,
+            text_cached=pull.cached if pull else False,
+            hedges=len(self.attempts) - len(primary),
+            hedge_won=bool(primary) and primary[-1].ended is Ending.OVERTAKEN,
+        )
 
 
 class RequestItems:
@@ -39,46 +240,47 @@ class RequestItems:
     # --- what is held ------------------------------------------------------------------------------------------------
 
     @property
-    def held(self) -> list[HeldTicket]:
-        """Their places at encoders, and the leases there."""
-        return [item.held for item in self._items if item.held is not None]
+    def leases(self) -> list[Leases]:
+        """Those that are held at encoders, or are requested, with their places."""
+        return [leases for item in self._items if (leases := item.leases) is not None]
+
+    def leases_of(self, count: int) -> list[Leases]:
+        """Those of the first ``count`` items."""
+        return [leases for item in self._items[:count] if (leases := item.leases) is not None]
 
     @property
-    def ready(self) -> bool:
+    def are_ready(self) -> bool:
         """Whether all are encoded, with no lease being renewed."""
         for item in self._items:  # noqa: SIM110 - a generator takes longer than one item
-            if not item.ready:
+            if not item.is_ready:
                 return False
         return True
 
-    def held_of(self, count: int) -> list[HeldTicket]:
-        """Of the first ``count``."""
-        return [item.held for item in self._items[:count] if item.held is not None]
-
-    def holder_of(self, credit: int) -> RequestItem | None:
-        """The item that holds this credit, if any."""
+    def attempt_of(self, credit: int) -> Attempt | None:
+        """The attempt at an item that has this credit; None once that has ended."""
         for item in self._items:
-            if item.held is not None and item.held.grant.credit == credit:
-                return item
+            for attempt in item.attempts:
+                if attempt.grant.credit == credit and attempt.ended is None:
+                    return attempt
         return None
 
-    def call_of(self, credit: int) -> tuple[RequestItem | None, HeldTicket | None]:
-        """The item that has a call with this credit, or holds what the call returned, and what that is."""
-        for item in self._items:
-            if (held := item.call(credit)) is not None:
-                return item, held
-        return None, None
+    def of(self, attempt: Attempt) -> RequestItem:
+        """The item that an attempt is at."""
+        if attempt.grant.item is None:
+            raise AssertionError("no attempt at an item")
+        return self._items[attempt.grant.item]
 
     def nbytes_by_encoder(self) -> dict[str, int]:
         """Arena bytes of the embeddings, by the ids of the encoders that hold them."""
         found: dict[str, int] = {}
         for item in self._items:
-            found[item.encoder_id] = found.get(item.encoder_id, 0) + item.plan.nbytes
+            encoder_id = "" if (served := item.served) is None else served.grant.instance_id
+            found[encoder_id] = found.get(encoder_id, 0) + item.plan.nbytes
         return found
 
-    def release(self, reason: str) -> list[RequestEffect]:
+    def release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Release the places and leases of all."""
-        return [effect for item in self._items for effect in item.release(reason)]
+        return [effect for item in self._items for effect in item.release(reason, now_s)]
 
     def identified(self) -> list[IdentifiedItem]:
         """All of them, once they are encoded; the shards of an item together."""
@@ -97,10 +299,10 @@ class RequestItems:
         """
         count = tokens = 0
         for item in self._items:
-            shard = item.plan.shard
+            shard, leases = item.plan.shard, item.leases
             if shard is None or shard.first == 0:
                 count, tokens = item.index, item.plan.start
-            if not item.ready or item.held is None or item.held.unsent is None:
+            if leases is None or leases.is_pending or leases.is_sent:
                 break
         return count, tokens
 
@@ -110,23 +312,18 @@ class RequestItems:
         """
         items = self._items[:count]
         placements = tuple([item.placement for item in items])
-        self._sent(items)
+        _sent(items)
         return placements
 
     def resolved(self) -> tuple[ResolvedItem, ...]:
         """Where the embeddings are. The tickets are in the hands of a reader then."""
         resolved = tuple([item.resolved for item in self._items])
-        self._sent(self._items)
+        _sent(self._items)
         return resolved
 
-    def _sent(self, items: Iterable[RequestItem]) -> None:
-        for item in items:
-            if item.held is not None:
-                item.held.unsent = None
-
     def read(self) -> list[RequestEffect]:
-        """A reader has them."""
-        credits_ = tuple([held.grant.credit for held in self.held])
+        """Note that a reader has them."""
+        credits_ = tuple([leases.grant.credit for leases in self.leases])
         return [EmbeddingsRead(credits_)] if credits_ else []
 
     # --- alarms ------------------------------------------------------------------------------------------------------
@@ -134,12 +331,12 @@ class RequestItems:
     def leases_due(self, now_s: float, lease_s: float) -> list[RequestEffect]:
         """Extend leases by ``lease_s``, as a request may wait for minutes for other items or at its text instance."""
         self._lease_alarm_s = inf
-        due = [held for held in self.held if held.extend_s <= now_s]
-        return [*(held.extend(now_s, lease_s) for held in due), *self.watch_leases(now_s)]
+        due = [leases for leases in self.leases if leases.extend_s <= now_s]
+        return [*(leases.extend(now_s, lease_s) for leases in due), *self.watch_leases(now_s)]
 
     def watch_leases(self, now_s: float) -> list[RequestEffect]:
-        """Leases have changed."""
-        due_s = min([held.extend_s for held in self.held], default=inf)
+        """Set the alarm anew, as leases have changed."""
+        due_s = min([leases.extend_s for leases in self.leases], default=inf)
         if due_s >= self._lease_alarm_s:
             return []
         self._lease_alarm_s = due_s
@@ -149,15 +346,18 @@ class RequestItems:
         """Want hedges for the items that take long; if none is granted, again later, as an encoder may be idle then."""
         self._hedge_alarm_s = inf
         effects: list[RequestEffect] = []
+        due_s = inf
         for item in self._items:
-            if item.may_be_hedged and item.hedge_s <= now_s:
-                item.hedge_s = now_s + _HEDGE_AGAIN * item.encoding_for_s(now_s)
+            if not item.may_be_hedged:
+                continue
+            if item.hedge_s <= now_s:
+                item.hedge_s = now_s + _HEDGE_AGAIN * (now_s - item.open[0].started_s)
                 effects.append(HedgeWanted(request, item.hedge_want, "it takes longer than others of its size"))
-        due_s = min((item.hedge_s for item in self._items if item.may_be_hedged), default=inf)
+            due_s = min(due_s, item.hedge_s)
         return [*effects, *self.watch_hedges(due_s, now_s)]
 
     def watch_hedges(self, due_s: float, now_s: float) -> list[RequestEffect]:
-        """A hedge may be wanted at ``due_s``."""
+        """Set the alarm, as a hedge may be wanted at ``due_s``."""
         if due_s >= self._hedge_alarm_s:
             return []
         self._hedge_alarm_s = due_s
@@ -166,15 +366,22 @@ class RequestItems:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         for item in self._items:
-            held, whose = item.held, f"item {item.index}"
-            assert held is None or held.unsent is None or held.sealed is not None, f"{whose}: unsent, not sealed"  # noqa: S101
-            assert held is None or held.lease_ids, f"{whose}: a credit without leases"  # noqa: S101
-            assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews without a ticket"  # noqa: S101
-            assert item.hedge is None or item.encoding, f"{whose}: a hedge of nothing"  # noqa: S101
-            assert item.hedge is None or item.hedge.sealed is None, f"{whose}: two embeddings"  # noqa: S101
+            whose, running = f"item {item.index}", item.open
+            assert len(running) <= 2, f"{whose}: three calls"  # noqa: S101
+            assert len(running) < 2 or not any(one.result for one in running), f"{whose}: a hedge of nothing"  # noqa: S101
+            for attempt in item.attempts:
+                assert (attempt.leases is None) == (attempt.ended is not None), f"{whose}: an attempt without leases"  # noqa: S101
+                if attempt.leases is not None:
+                    attempt.leases.validate()
+
+
+def _sent(items: Iterable[RequestItem]) -> None:
+    for item in items:
+        if (leases := item.leases) is not None:
+            leases.is_sent = True
 
 
 def _identified(shards: Sequence[RequestItem]) -> IdentifiedItem:
-    keys = [one.held.sealed.key for one in shards if one.held is not None and one.held.sealed is not None]
-    tokens = sum([one.plan.tokens for one in shards])
+    keys = [leases.tickets[0].key for shard in shards if (leases := shard.leases) is not None and leases.tickets]
+    tokens = sum([shard.plan.tokens for shard in shards])
     return IdentifiedItem(shards[0].plan.start, tokens, keys[0] if len(keys) == 1 else whole_key(keys))

@@ -1,5 +1,6 @@
 """The life of one request: minimal recomputation, no leaked lease or credit, exactly one end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -36,23 +37,19 @@ from triptych.machine.router.request_events import (
     Abort,
     After,
     AnswerHandedOver,
+    AttemptKind,
     Encode,
     End,
-    Extend,
     Failed,
     Generate,
-    LeaseGranted,
-    LeasesExtended,
-    PrefillEarly,
     PrefilledEarly,
     Prepared,
     Renew,
-    RenewSegments,
+    Renewed,
     RequestEffect,
     RequestEvent,
     Resolved,
     Resumed,
-    SegmentsRenewed,
     Signal,
     TextReported,
 )
@@ -108,7 +105,11 @@ def items(count: int) -> tuple[ItemPlan, ...]:
     )
 
 
-Call = Encode | Renew | RenewSegments | PrefillEarly | Generate | TextWanted | CreditsWanted
+Call = Encode | Renew | Generate | TextWanted | CreditsWanted
+
+
+def is_early(call: Call) -> bool:
+    return isinstance(call, Generate) and call.kind is AttemptKind.EARLY_PREFILL
 
 
 class World:
@@ -148,7 +149,7 @@ class World:
         self.aborted: list[Call] = []
         self.pauses: list[After] = []
         self.alarmed = False
-        self.extending: list[Extend] = []
+        self.extending: list[Renew] = []
         self.hedge_after_s = hedge_after_s
         self.hedges_wanted: list[HedgeWanted] = []
         self.effects: list[RequestEffect] = []
@@ -161,17 +162,15 @@ class World:
         self.effects += effects
         for effect in effects:
             match effect:
-                case (
-                    Encode() | Renew() | RenewSegments() | PrefillEarly() | Generate() | TextWanted() | CreditsWanted()
-                ):
+                case Renew(extends=True):
+                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
+                    self.extending.append(effect)
+                case Encode() | Renew() | Generate() | TextWanted() | CreditsWanted():
                     self.calls.append(effect)
                 case After(_, Signal.LEASES_DUE):
                     self.alarmed = True
                 case After():
                     self.pauses.append(effect)
-                case Extend():
-                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
-                    self.extending.append(effect)
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
@@ -196,11 +195,24 @@ class World:
 
     @staticmethod
     def is_for(call: Call, credit: int) -> bool:
-        return isinstance(call, Encode | Renew | RenewSegments | PrefillEarly) and call.credit == credit
+        return (isinstance(call, Encode | Renew) or is_early(call)) and getattr(call, "credit", None) == credit
 
     def take(self, kind: type) -> list[Call]:
-        found = [call for call in self.calls if isinstance(call, kind)]
-        self.calls = [call for call in self.calls if not isinstance(call, kind)]
+        """The calls of this kind that are no early prefills and concern no segments."""
+        return self._take(lambda call: isinstance(call, kind) and not is_early(call) and not self.is_of_segments(call))
+
+    def take_early(self) -> list[Generate]:
+        return [call for call in self._take(is_early) if isinstance(call, Generate)]
+
+    def take_of_segments(self) -> list[Renew]:
+        return [call for call in self._take(self.is_of_segments) if isinstance(call, Renew)]
+
+    def is_of_segments(self, call: Call) -> bool:
+        return isinstance(call, Renew) and call.credit in self.credits_of_texts
+
+    def _take(self, wanted: Callable[[Call], bool]) -> list[Call]:
+        found = [call for call in self.calls if wanted(call)]
+        self.calls = [call for call in self.calls if not wanted(call)]
         return found
 
     def new_lease(self) -> LeaseId:
@@ -244,8 +256,14 @@ class World:
         self.feed(ItemEncoded(call.credit, call.name, result))
 
     def renewed(self, call: Renew) -> None:
-        ticket = self.ticket(call.key, call.name, call.lease_id, call.lease_s)
-        self.feed(LeaseGranted(call.credit, call.name, ticket))
+        (known,), (lease_id,) = call.tickets, call.lease_ids
+        self.feed(Renewed(call, self.now_s, (self.ticket(known.key, call.name, lease_id, call.lease_s),)))
+
+    def extended(self, call: Renew, requested_s: float | None = None) -> list[RequestEffect]:
+        tickets = tuple(
+            replace(ticket, lease_id=lease_id) for ticket, lease_id in zip(call.tickets, call.lease_ids, strict=True)
+        )
+        return self.feed(Renewed(call, self.now_s if requested_s is None else requested_s, tickets))
 
     def sealed(self, dispatch: Generate, count: int, lease_s: float = 30.0) -> tuple[SealedSegment, ...]:
         """So many segments of 10 positions, with leases."""
@@ -260,22 +278,22 @@ class World:
         segments = self.sealed(dispatch, count, lease_s)
         return self.feed(AnswerHandedOver(dispatch.credit, dispatch.name, segments))
 
-    def renew_segments(self, call: RenewSegments, kept: int = 99) -> None:
+    def renew_segments(self, call: Renew, kept: int = 99) -> None:
         """All but those after the first ``kept``."""
-        tickets: list[Ticket | None] = []
-        for number, (known, lease_id) in enumerate(zip(call.tickets, call.lease_ids, strict=True)):
-            if number < kept:
-                self.lease(lease_id, call.name)
-            tickets.append(replace(known, lease_id=lease_id, lease_s=call.lease_s) if number < kept else None)
-        self.feed(SegmentsRenewed(call.credit, call.name, tuple(tickets)))
+        tickets: list[Ticket] = []
+        for known, lease_id in list(zip(call.tickets, call.lease_ids, strict=True))[:kept]:
+            self.lease(lease_id, call.name)
+            tickets.append(replace(known, lease_id=lease_id, lease_s=call.lease_s))
+        error = LeaseLost("gone") if kept < len(call.tickets) else None
+        self.feed(Renewed(call, self.now_s, tuple(tickets), error))
 
-    def succeed(self, call: Encode | Renew | PrefillEarly) -> None:
+    def succeed(self, call: Encode | Renew | Generate) -> None:
         match call:
             case Encode():
                 self.encoded(call)
             case Renew():
                 self.renewed(call)
-            case PrefillEarly(credit):
+            case Generate(credit):
                 self.feed(PrefilledEarly(credit))
 
     def place_early(self, call: TextWanted) -> None:
@@ -354,7 +372,7 @@ class World:
     @property
     def calls_left(self) -> list[Call]:
         """Calls that were not cancelled; the text call ends with the request."""
-        return [call for call in self.calls if not isinstance(call, Generate)]
+        return [call for call in self.calls if not isinstance(call, Generate) or is_early(call)]
 
     @property
     def error(self) -> TriptychError:
@@ -363,7 +381,9 @@ class World:
         return error
 
 
-def failed(call: Encode | Renew | PrefillEarly | Generate, error: TriptychError) -> CallFailed:
+def failed(call: Encode | Renew | Generate, error: TriptychError) -> RequestEvent:
+    if isinstance(call, Renew):
+        return Renewed(call, 0.0, (), error)
     return CallFailed(call.credit, call.name, error)
 
 
@@ -734,8 +754,8 @@ def test_a_second_response_to_a_call_is_ignored() -> None:
     world.encoded(second)
     call = world.dispatched()
     stray = replace(call.placements[0].ticket, lease_id=b"s" * 16)
-    late = LeaseGranted(first.credit, first.name, stray)
-    assert released(world.feed(late)) == {b"s" * 16}
+    renew = Renew(first.credit, first.name, (call.placements[0].ticket,), (b"s" * 16,), 30.0, "another reader")
+    assert released(world.feed(Renewed(renew, 0.0, (stray,)))) == {b"s" * 16}
     assert len(world.credits) == 2
 
 
@@ -862,7 +882,7 @@ def test_a_failed_pull_reencodes_the_named_items_and_renews_the_others() -> None
     world.place_all()
     assert [call.index for call in world.calls if isinstance(call, Encode)] == [1]
     world.encode_all()
-    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0, 2]
+    assert [call.tickets[0].key[0] for call in world.calls if isinstance(call, Renew)] == [0, 2]
     world.renew_all()
     second = world.dispatched()
     before = {place.ticket.lease_id for place in first.placements}
@@ -1004,7 +1024,7 @@ def streaming(count: int) -> tuple[World, Generate]:
     call = world.up_to_text() if count else world.dispatched()
     world.now_s = 1.0
     world.feed(FirstToken(call.credit))
-    assert not call.continues
+    assert call.kind is AttemptKind.WHOLE
     return world, call
 
 
@@ -1030,7 +1050,7 @@ def test_a_stream_that_breaks_goes_on_elsewhere_with_its_items_placed_anew(error
     wanted = wanted_text(world)
     assert wanted.continues
     second = world.place_text(wanted)
-    assert second.continues
+    assert second.kind is AttemptKind.DECODE
     assert [one.item for one in second.placements] == [0, 1]
     assert len(world.leases) == 4, "they are held until the second instance has its first token"
     world.feed(FirstToken(first.credit))
@@ -1052,7 +1072,7 @@ def test_a_text_only_stream_goes_on_at_once_and_not_where_it_broke() -> None:
     world.feed(failed(first, InstanceLost("gone")))
     wanted = wanted_text(world)
     assert (wanted.continues, wanted.avoid) == (True, frozenset({"t1"}))
-    assert world.place_text(wanted).continues
+    assert world.place_text(wanted).kind is AttemptKind.DECODE
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("late"), InternalError("defect"), Cancelled("?")])
@@ -1093,7 +1113,7 @@ def test_an_answer_that_has_begun_waits_for_a_text_instance_to_return() -> None:
         assert wanted_text(world).continues
         world.feed(Refused(1, Unavailable("none")))
         world.resume()
-    assert world.dispatched().continues
+    assert world.dispatched().kind is AttemptKind.DECODE
     assert world.machine.timeline(world.now_s, 0).text_attempts == 2
 
 
@@ -1118,7 +1138,7 @@ def test_an_answer_that_has_begun_waits_if_the_queue_for_encoders_is_full() -> N
     world.feed(Refused(1, Overloaded("the queue is full")))
     assert world.machine.phase is Phase.WAITING
     world.resume()
-    assert world.up_to_text().continues
+    assert world.up_to_text().kind is AttemptKind.DECODE
 
 
 def test_items_lost_again_before_an_answer_goes_on_are_encoded_again() -> None:
@@ -1130,7 +1150,7 @@ def test_items_lost_again_before_an_answer_goes_on_are_encoded_again() -> None:
     world.encode_all()
     world.renew_all()
     third = world.dispatched()
-    assert (third.continues, len(third.placements)) == (True, 2)
+    assert (third.kind, len(third.placements)) == (AttemptKind.DECODE, 2)
 
 
 @pytest.mark.parametrize("signal", [Signal.CALLER_LEFT, Signal.DEADLINE_PASSED])
@@ -1160,7 +1180,7 @@ def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
     assert isinstance(call, Renew)
     world.now_s = 29.5
     world.renewed(call)
-    assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
+    assert (world.dispatched().placements[0].ticket.lease_id,) == call.lease_ids
 
 
 def test_a_lost_lease_reencodes_the_item_on_its_encoder() -> None:
@@ -1201,7 +1221,7 @@ def test_a_lease_close_to_expiry_is_renewed_before_it_is_sent() -> None:
     world.place_all()
     world.now_s = 29.0
     world.encode_all()
-    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0]
+    assert [call.tickets[0].key[0] for call in world.calls if isinstance(call, Renew)] == [0]
     world.renew_all()
     assert world.dispatched()
 
@@ -1225,9 +1245,9 @@ def test_a_lease_on_another_embedding_is_released_and_only_another_encoder_is_tr
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
     assert isinstance(call, Renew)
-    ticket = replace(world.ticket(bytes(32), call.name, call.lease_id, 1.0), lease_id=b"x" * 16)
-    effects = world.feed(LeaseGranted(call.credit, call.name, ticket))
-    assert released(effects) >= {call.lease_id, b"x" * 16}
+    ticket = replace(world.ticket(bytes(32), call.name, call.lease_ids[0], 1.0), lease_id=b"x" * 16)
+    effects = world.feed(Renewed(call, world.now_s, (ticket,)))
+    assert released(effects) >= {call.lease_ids[0], b"x" * 16}
     assert EmbeddingGone(call.credit, unusable=True) in effects
     assert_only_another_is_tried(world, call.name)
 
@@ -1558,8 +1578,8 @@ def alarms(effects: list[RequestEffect]) -> list[float]:
     return [one.delay_s for one in effects if isinstance(one, After) and one.event is Signal.LEASES_DUE]
 
 
-def extends(effects: list[RequestEffect]) -> list[Extend]:
-    return [effect for effect in effects if isinstance(effect, Extend)]
+def extends(effects: list[RequestEffect]) -> list[Renew]:
+    return [effect for effect in effects if isinstance(effect, Renew) and effect.extends]
 
 
 def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> None:
@@ -1573,7 +1593,7 @@ def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> Non
         for extend in extends(world.feed(Signal.LEASES_DUE)):
             assert set(extend.lease_ids) == set(world.leases)
             requested_s.append(world.now_s)
-            world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
+            world.extended(extend)
     # With 25 s left the requested lease lasts until the request's deadline.
     assert requested_s == [15.0, 30.0, 45.0, 60.0, 75.0]
     world.feed(failed(call, TransferFailed("the lease is over", items=(0,))))
@@ -1588,9 +1608,9 @@ def test_one_alarm_serves_all_leases_and_fires_at_once_when_half_is_over() -> No
     first, second = extends(world.feed(Signal.LEASES_DUE))
     world.now_s = 21.0
     world.effects.clear()
-    world.feed(LeasesExtended(first.credit, first.lease_ids, 5.0, 30.0))
+    world.extended(first, 5.0)
     assert alarms(world.effects) == [0.0]
-    world.feed(LeasesExtended(second.credit, second.lease_ids, 15.0, 30.0))
+    world.extended(second, 15.0)
     assert alarms(world.effects) == [0.0], "an earlier alarm is set"
 
 
@@ -1607,7 +1627,7 @@ def test_only_the_leases_that_are_due_are_extended() -> None:
     world.place_all()
     world.encode_all()
     world.now_s = 15.0
-    assert [extend.key[0] for extend in extends(world.feed(Signal.LEASES_DUE))] == [1]
+    assert [extend.tickets[0].key[0] for extend in extends(world.feed(Signal.LEASES_DUE))] == [1]
 
 
 def test_failed_extensions_are_retried_until_the_lease_expires() -> None:
@@ -1635,8 +1655,9 @@ def test_released_and_long_enough_leases_are_not_extended() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 15.0
     assert extends(world.feed(Signal.LEASES_DUE)) == []
-    late = LeasesExtended(1, (b"x" * 16,), 14.0, 30.0)
-    assert world.feed(late) == []
+    ticket = call.placements[0].ticket
+    late = Renew(1, ticket.address, (ticket,), (b"x" * 16,), 30.0, "half of its time has passed", extends=True)
+    assert world.feed(Renewed(late, 14.0, (ticket,))) == []
 
 
 def growing(*, tokens: int, sent_tokens: int) -> bool:
@@ -1694,7 +1715,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.extending and rng.random() < 0.5:
             extend = world.extending.pop()
             if rng.random() > failing:
-                world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s))
+                world.extended(extend, world.now_s - 0.1)
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
             world.feed(Signal.DEADLINE_PASSED)
             break
@@ -1705,9 +1726,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.calls and (dispatch is None or rng.random() < 0.5):
             call = rng.choice(world.calls)
             world.calls.remove(call)
-            if isinstance(call, PrefillEarly):
+            if is_early(call):
+                assert isinstance(call, Generate)
                 assert call.credit in world.early, "a call whose place is returned is cancelled"
-            if isinstance(call, Encode | Renew):
+            if isinstance(call, Encode | Renew) and not world.is_of_segments(call):
                 assert call.credit in world.credits, "a call whose credit is released is cancelled"
             _answer(world, call, rng, failing)
         elif dispatch is not None:
@@ -1720,10 +1742,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert not world.calls_left, "abandoned calls are cancelled"
     # Leases in responses that were still in flight are released too.
     for call in world.aborted:
-        if isinstance(call, RenewSegments):
-            world.renew_segments(call, rng.randrange(4))
-        elif isinstance(call, Encode):
+        if isinstance(call, Encode):
             world.encoded(call)
+        elif isinstance(call, Renew) and world.is_of_segments(call):
+            world.renew_segments(call, rng.randrange(4))
         elif isinstance(call, Renew):
             world.renewed(call)
     assert not world.leases
@@ -1745,9 +1767,9 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
             else:
                 refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
                 world.feed(Refused(1, refusal, final=rng.random() < 0.05))
-        case RenewSegments():
+        case Renew() if world.is_of_segments(call):
             world.renew_segments(call, 0 if fails else rng.choice([1, 99]))
-        case Encode() | Renew() | PrefillEarly():
+        case Encode() | Renew() | Generate():
             if fails:
                 world.feed(failed(call, some_error(rng)))
             else:
@@ -1916,7 +1938,7 @@ def test_a_request_may_leave_without_another_place_and_gives_a_kept_one_back_at_
 # --- what may end instances ---
 
 
-def lost(world: World, call: Encode | Generate | PrefillEarly, *, epoch: int = 1) -> list[RequestEffect]:
+def lost(world: World, call: Encode | Generate, *, epoch: int = 1) -> list[RequestEffect]:
     loss = Loss(call.name, epoch)
     return world.feed(CallFailed(call.credit, call.name, InstanceLost("gone"), loss=loss))
 
@@ -1986,8 +2008,7 @@ def test_a_beginning_of_the_prompt_counts_as_an_attempt() -> None:
     (wanted,) = world.take(TextWanted)
     assert isinstance(wanted, TextWanted)
     world.place_early(wanted)
-    (early,) = world.take(PrefillEarly)
-    assert isinstance(early, PrefillEarly)
+    (early,) = world.take_early()
     lost(world, early)
     world.renew_all()
     world.encoded(second)

@@ -5,12 +5,13 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from services.router.prefix_leases import PrefixLeases
-from triptych.domain.embedding import LeaseId, Ticket
+from services.router.leases import CallLeases
+from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
@@ -75,8 +76,8 @@ def taken(holders: Holders, *, read: bool) -> tuple[int, int]:
     """The segments passed on, and the leases that are still held then."""
 
     async def scenario() -> tuple[int, int]:
-        leases = PrefixLeases(holders, random.Random(1))  # type: ignore[arg-type]
-        placements = await leases.take(SEGMENTS, 30.0)
+        leases = CallLeases(holders, partial(random.Random(1).randbytes, LEASE_ID_NBYTES))  # type: ignore[arg-type]
+        placements = await leases.take_prefix(SEGMENTS, 30.0)
         assert [one.first for one in placements] == [one.first for one in SEGMENTS[: len(placements)]]
         assert [one.ticket.address for one in placements] == [one.name for one in SEGMENTS[: len(placements)]]
         held = holders.leases
