@@ -47,6 +47,8 @@ class Attainment:
         self._clock = clock
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
         self._waits = WaitPredictor(fairness)
+        self.listeners: Listeners = {Generate: self._dispatched, FirstToken: self._answering}
+        """Of chats."""
 
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
@@ -131,11 +133,6 @@ class Attainment:
         if stage is Stage.PREFILL:
             self._waits.encoded(number, self._clock())
         return self._waits.share(number, stage)
-
-    @property
-    def listeners(self) -> Listeners:
-        """What is to be told of a chat's events and effects, by their type."""
-        return {Generate: self._dispatched, FirstToken: self._answering}
 
     def _dispatched(self, task: RequestTask, effect: Generate) -> None:
         if effect.kind is not AttemptKind.EARLY_PREFILL:

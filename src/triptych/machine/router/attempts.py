@@ -17,12 +17,13 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.leases import Leases, usable
-from triptych.machine.router.request_events import Abort, AttemptKind, RequestEffect
+from triptych.machine.router.request_events import Abort, AnswerHandedOver, AttemptKind, RequestEffect
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
 MOST_EXCUSED = 16
 """Attempts that end because their instance drains, or has switched, and do not count: more than an answer lives through in a rolling
 restart. As many that end with a hand-over do not count either."""
+_NONE = frozenset[str]()
 
 
 class Ending(Enum):
@@ -115,21 +116,18 @@ class TextAttempts:
         """Early prefills."""
         self.sent: list[Attempt] = []
         """The others."""
+        self.current: Attempt | None = None
+        """The one of these that runs."""
+        self.prefilling_early: Attempt | None = None
+        """The early prefill that runs."""
         self.kept: Grant | None = None
         """The place for early prefills, or that the request was moved to, until the request itself is sent."""
+        self.handed_over: Attempt | None = None
+        """The attempt whose segments are held for the next one."""
         self._forgiven = 0
         """So many attempts, from the first on, no longer keep the request away from their instances."""
 
     # --- state -------------------------------------------------------------------------------------------------------
-
-    @property
-    def current(self) -> Attempt | None:
-        """The attempt that runs, early prefills apart."""
-        return self.sent[-1] if self.sent and self.sent[-1].ended is None else None
-
-    @property
-    def prefilling_early(self) -> Attempt | None:
-        return self.early[-1] if self.early and self.early[-1].ended is None else None
 
     @property
     def early_tokens(self) -> int:
@@ -143,14 +141,6 @@ class TextAttempts:
         return bool(self.early) and self.early[-1].ended is Ending.FAILED
 
     @property
-    def handed_over(self) -> Attempt | None:
-        """The attempt whose segments are held for the next one."""
-        for attempt in reversed(self.sent):
-            if attempt.leases is not None:
-                return attempt
-        return None
-
-    @property
     def segment_leases(self) -> Leases | None:
         """Those on the segments that are held."""
         return None if (holder := self.handed_over) is None else holder.leases
@@ -158,13 +148,11 @@ class TextAttempts:
     @property
     def hands_over(self) -> bool:
         """Whether the attempt that runs is to compute the prompt only."""
-        current = self.current
-        return current is not None and current.grant.hands_over
+        return self.current is not None and self.current.grant.hands_over
 
     def has(self, credit: int) -> bool:
         """Whether this credit belongs to the attempt that runs."""
-        current = self.current
-        return current is not None and current.grant.credit == credit
+        return self.current is not None and self.current.grant.credit == credit
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
@@ -174,7 +162,7 @@ class TextAttempts:
     @property
     def moves(self) -> int:
         """How often the request went elsewhere from where it waited."""
-        return self._ended(Ending.MOVED)
+        return self._ended(Ending.MOVED) if self.sent else 0
 
     @property
     def shown(self) -> int:
@@ -202,6 +190,8 @@ class TextAttempts:
     @property
     def avoid(self) -> frozenset[str]:
         """The instances that are not to be chosen again."""
+        if not (self.early or self.sent):
+            return _NONE
         attempts = (*self.early, *self.sent)[self._forgiven :]  # none is early once one is sent
         return frozenset([attempt.grant.name for attempt in attempts if attempt.is_blamed])
 
@@ -211,6 +201,17 @@ class TextAttempts:
         return self.sent[-1].error if self.sent else None
 
     # --- events ------------------------------------------------------------------------------------------------------
+
+    def begin(self, kind: AttemptKind, grant: Grant, now_s: float) -> None:
+        """Start an attempt that is no early prefill."""
+        self.current = Attempt(kind, grant, now_s)
+        self.sent.append(self.current)
+
+    def end(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
+        """End the attempt that runs, if any."""
+        if self.current is not None:
+            self.current.end(how, now_s, error)
+            self.current = None
 
     def forgive(self) -> None:
         """Allow every instance again, as no other is usable: the next that is may be one that the request was lost at."""
@@ -222,16 +223,31 @@ class TextAttempts:
         One whose instance ``drains`` is excused, and the instance is not avoided once it is back. So is one whose instance has
         switched, which is avoided.
         """
-        attempt = self.sent[-1]
+        instance_id = self.sent[-1].grant.instance_id
         retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
         if isinstance(error, EngineFailure):
             retryable = not any(isinstance(earlier.error, EngineFailure) for earlier in self.sent)
         switched = isinstance(error, StageClosed)
         lost = isinstance(error, Unavailable) and not isinstance(error, TransferFailed) and not switched
         if lost:
-            error = InstanceLost(f"text instance {attempt.grant.instance_id} was lost while it worked on the request")
-        attempt.end(Ending.EXCUSED if switched or (lost and drains) else Ending.FAILED, now_s, error)
+            error = InstanceLost(f"text instance {instance_id} was lost while it worked on the request")
+        self.end(Ending.EXCUSED if switched or (lost and drains) else Ending.FAILED, now_s, error)
         return retryable and self.may_follow
+
+    def hand_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
+        """End the attempt that runs. The segments that it hands over are held in place of others."""
+        attempt, effects = self.current, list[RequestEffect]()
+        if attempt is None:
+            raise AssertionError("nothing runs")
+        if event.segments:
+            effects += self.release_segments("others were handed over")
+            sealed_s = attempt.ready_s if attempt.grant.hands_over else now_s
+            until_s = sealed_s + min([sealed.placement.ticket.lease_s for sealed in event.segments])
+            effects += attempt.hand_over(event.segments, until_s)
+            self.handed_over = attempt
+        attempt.prefill_s = event.prefill_s
+        self.end(Ending.HANDED_OVER, now_s)
+        return effects
 
     def send_segments(self) -> tuple[KvPlacement, ...]:
         """The segments that are held, which are in the hands of a reader then."""
@@ -243,14 +259,28 @@ class TextAttempts:
 
     def release_segments(self, reason: str) -> list[RequestEffect]:
         """Return the leases on the segments that are held, if there are any."""
-        return [] if (holder := self.handed_over) is None else holder.release(reason)
+        holder, self.handed_over = self.handed_over, None
+        return [] if holder is None else holder.release(reason)
+
+    def prefill_early(self, tokens: int, now_s: float) -> None:
+        """Start an early prefill at the place that is kept."""
+        if self.kept is None:
+            raise AssertionError("no place is kept")
+        self.prefilling_early = Attempt(AttemptKind.EARLY_PREFILL, self.kept, now_s, tokens=tokens)
+        self.early.append(self.prefilling_early)
+
+    def end_early(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
+        """End the early prefill that runs, if any."""
+        if self.prefilling_early is not None:
+            self.prefilling_early.end(how, now_s, error)
+            self.prefilling_early = None
 
     def stop_early(self, now_s: float, reason: str) -> list[RequestEffect]:
         """Cancel the early prefill that runs, if any. The place is no longer kept: the request itself is about to be sent there."""
         attempt, self.kept = self.prefilling_early, None
         if attempt is None:
             return []
-        attempt.end(Ending.RELEASED, now_s)
+        self.end_early(Ending.RELEASED, now_s)
         return [Abort(attempt.grant.credit, reason)]
 
     def give_up_place(self, now_s: float, reason: str) -> list[RequestEffect]:
@@ -261,9 +291,11 @@ class TextAttempts:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         assert self.counted <= self.most, "text attempts"  # noqa: S101
-        open_ones = [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None]
-        assert len(open_ones) <= 1, "two attempts at text instances at once"  # noqa: S101
-        held = [attempt.leases for attempt in self.sent if attempt.leases is not None]
-        assert len(held) <= 1, "segments of two attempts"  # noqa: S101
+        running = [attempt for attempt in (self.prefilling_early, self.current) if attempt is not None]
+        assert running == [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None], "lost track"  # noqa: S101
+        assert len(running) <= 1, "two attempts at text instances at once"  # noqa: S101
+        holders = [attempt for attempt in self.sent if attempt.leases is not None]
+        assert holders == ([] if self.handed_over is None else [self.handed_over]), "segments of two attempts"  # noqa: S101
+        held = [attempt.leases for attempt in holders if attempt.leases is not None]
         for leases in held:
             leases.validate()

@@ -265,7 +265,7 @@ class RequestMachine:
                 return self._moved(event, now_s)
             case AnswerHandedOver():
                 return self._handed_over(event, now_s)
-            case _ if self._phase.over:
+            case _ if self._times.over_s is not None:
                 return []
             case Prepared():
                 return self._prepared(event, now_s)
@@ -322,9 +322,9 @@ class RequestMachine:
             case AttemptKind.ENCODE:
                 return self._encode_failed(attempt, event.error, now_s)
             case AttemptKind.EARLY_PREFILL:
-                return self._early_failed(attempt, event.error, now_s)
+                return self._early_failed(event.error, now_s)
             case _:
-                return self._text_failed(attempt, event.error, now_s, drains=event.drains)
+                return self._text_failed(event.error, now_s, drains=event.drains)
 
     def _running(self, credit: int) -> Attempt | None:
         """The attempt with this credit whose call runs."""
@@ -347,7 +347,7 @@ class RequestMachine:
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
         if not wanted or self._phase.over:
             return [_not_wanted(grant)]
-        encode = item.begin(grant, self._wants.turns[Stage.ENCODE], self._new_lease, now_s, self._lease_s(now_s))
+        encode = item.begin(grant, self._wants.encode_turn, self._new_lease, now_s, self._lease_s(now_s))
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
@@ -419,14 +419,13 @@ class RequestMachine:
         item, unsure = self._items.of(attempt), isinstance(error, Unavailable | DeadlineExceeded | Cancelled)
         if attempt.leases is not None and (isinstance(error, StageClosed) or not unsure):
             attempt.leases.not_granted()
-        if len(item.open) > 1 and isinstance(error, Unavailable | Overloaded | InternalError):
-            return item.lose(attempt, error, now_s, Ending.DROPPED)
+        if item.hedge is not None and isinstance(error, Unavailable | Overloaded | InternalError):
+            return item.lose(attempt, error, now_s)
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded | StageClosed):
             # This one needs no memory: the other items keep their places.
-            attempt.end(Ending.REFUSED, now_s, error)
-            return attempt.release(error.message) + self._pause([item.index], item.refusals, error, now_s)
+            return item.refuse(attempt, error, now_s) + self._pause([item.index], item.refusals, error, now_s)
         if isinstance(error, InternalError):
             return self._encode_elsewhere(attempt, error, now_s)
         if isinstance(error, Unavailable):
@@ -436,8 +435,8 @@ class RequestMachine:
     def _encode_elsewhere(self, attempt: Attempt, error: InternalError, now_s: float) -> list[RequestEffect]:
         """An encoder failed on the item, or returned something else: only another one is tried, once."""
         item = self._items.of(attempt)
-        if len(item.open) > 1:
-            return item.lose(attempt, error, now_s, Ending.DROPPED)
+        if item.hedge is not None:
+            return item.lose(attempt, error, now_s)
         if item.engine_failure is not None:
             return self._end(Phase.FAILED, error, now_s)
         return self._encode_again([item], error, now_s)
@@ -447,8 +446,8 @@ class RequestMachine:
         effects: list[RequestEffect] = []
         again: list[int] = []
         for item in items:
-            for attempt in item.open:
-                effects += item.lose(attempt, error, now_s)
+            if item.held is not None:
+                effects += item.lose(item.held, error, now_s)
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(Phase.FAILED, error, now_s)
@@ -552,7 +551,7 @@ class RequestMachine:
         return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
-        if self._may_prefill_early and self._texts.kept is None:
+        if self._phase is Phase.ENCODING and self._texts.kept is None and self._may_prefill_early:
             self._texts.kept = grant
             return []
         if self._phase is not Phase.DISPATCHING or self._texts.current is not None:
@@ -561,13 +560,13 @@ class RequestMachine:
         if self._wants.begun:
             kind = AttemptKind.DECODE
         segments = self._texts.send_segments()
-        self._texts.sent.append(Attempt(kind, grant, now_s))
+        self._texts.begin(kind, grant, now_s)
         generate = Generate(
             grant.credit,
             grant.name,
             kind,
             self._items.placements(),
-            self._wants.turns[Stage.PREFILL],
+            self._wants.text_turn,
             kv_segments=segments,
             kv_lease_s=self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s,
             prefix=() if segments else grant.prefix,
@@ -578,23 +577,24 @@ class RequestMachine:
 
     @property
     def _may_prefill_early(self) -> bool:
-        encodes = self._phase is Phase.ENCODING and not self._items.are_ready
-        is_new = not (self._wants.begun or self._texts.sent or self.losses)
-        return encodes and is_new and not (self._resolves or self._texts.early_has_failed)
+        """Whether the request is new, and its items are being encoded."""
+        if self._wants.begun or self._texts.sent or self.losses or self._resolves:
+            return False
+        return not (self._texts.early_has_failed or self._items.are_ready)
 
     def _prefill_early(self, now_s: float) -> list[RequestEffect]:
         """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
         that in its prefix cache when the whole request comes. The items sent with it need new leases for that.
         """
-        if self._texts.prefilling_early is not None or not self._may_prefill_early:
+        if self._phase is not Phase.ENCODING or self._texts.prefilling_early or not self._may_prefill_early:
             return []
         count, tokens = self._items.beginning()
         if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens):
             return []
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
-        self._texts.early.append(Attempt(AttemptKind.EARLY_PREFILL, kept, now_s, tokens=tokens))
-        placements, turn = self._items.placements(count), self._wants.turns[Stage.PREFILL]
+        self._texts.prefill_early(tokens, now_s)
+        placements, turn = self._items.placements(count), self._wants.text_turn
         generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
@@ -602,12 +602,12 @@ class RequestMachine:
         early = self._texts.prefilling_early
         if early is None or early.grant.credit != credit:
             return []
-        early.end(Ending.RELEASED, now_s)
+        self._texts.end_early(Ending.RELEASED, now_s)
         return self._prefill_early(now_s)
 
-    def _early_failed(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _early_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Nothing is lost but time. What a pull has found wrong, the next one finds too."""
-        attempt.end(Ending.FAILED, now_s, error)
+        self._texts.end_early(Ending.FAILED, now_s, error)
         return self._texts.give_up_place(now_s, error.message)
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -647,7 +647,8 @@ class RequestMachine:
 
     def _release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Give back all that is held for text instances."""
-        return self._items.release(reason, now_s) + self._texts.release_segments(reason)
+        effects = self._items.release(reason, now_s)
+        return effects if self._texts.handed_over is None else effects + self._texts.release_segments(reason)
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):
@@ -665,14 +666,12 @@ class RequestMachine:
         sent = [leases for leases in self._items.leases if not leases.is_pending]
         return self._renew(sent, now_s, "the answer will be handed over")
 
-    def _text_failed(
-        self, attempt: Attempt, error: TriptychError, now_s: float, *, drains: bool
-    ) -> list[RequestEffect]:
+    def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         named = error.items if isinstance(error, TransferFailed) and self._phase is Phase.DISPATCHING else ()
         lost = [item for item in self._items if item.index in named]
-        alive = [item for item in lost if (leases := item.leases) is not None and leases.reader_until_s > now_s]
+        alive = [item for item in lost if item.reader_until_s > now_s]
         if lost and not alive:
-            attempt.end(Ending.EXPIRED, now_s, error)
+            self._texts.end(Ending.EXPIRED, now_s, error)
         elif not self._texts.fail(error, now_s, drains=drains):
             return self._end(Phase.FAILED, self._texts.error, now_s)
         if self._phase is Phase.STREAMING:  # it goes on with the answer, and needs the items again
@@ -690,7 +689,7 @@ class RequestMachine:
             effects.append(_not_wanted(grant))
         if not waits:
             return effects
-        self._texts.sent[-1].end(Ending.MOVED, now_s)
+        self._texts.end(Ending.MOVED, now_s)
         self._texts.kept = grant if keeps else None
         return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
 
@@ -698,14 +697,7 @@ class RequestMachine:
         """The instance has done its part, or drains. Choose the one that goes on only now, by the loads of now."""
         if self._phase.over or not self._texts.has(event.credit):
             return _too_late(event.name, leases_of(event.segments))
-        attempt, effects = self._texts.sent[-1], list[RequestEffect]()
-        if event.segments:
-            effects += self._texts.release_segments("others were handed over")
-            sealed_s = attempt.ready_s if attempt.grant.hands_over else now_s
-            until_s = sealed_s + min([sealed.placement.ticket.lease_s for sealed in event.segments])
-            effects += attempt.hand_over(event.segments, until_s)
-        attempt.prefill_s = event.prefill_s
-        attempt.end(Ending.HANDED_OVER, now_s)
+        effects = self._texts.hand_over(event, now_s)
         if not self._texts.may_follow:
             error = InternalError("the answer was handed over again and again")
             return effects + self._end(Phase.FAILED, error, now_s)
@@ -727,8 +719,7 @@ class RequestMachine:
             error = InstanceLost("an instance was lost while it worked on the request, and no other is available")
         effects += self._texts.give_up_place(now_s, phase.value)
         effects += self._release(phase.value if error is None else error.message, now_s)
-        if (running := self._texts.current) is not None:
-            running.end(Ending.RELEASED, now_s)
+        self._texts.end(Ending.RELEASED, now_s)
         self._phase, self._times.over_s = phase, now_s
         self._times.error = error.code if error is not None and phase is Phase.FAILED else ""
         return [*effects, End(error)]

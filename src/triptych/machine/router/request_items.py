@@ -21,6 +21,7 @@ from triptych.policy.routing import Want
 
 _HEDGE_AGAIN = 0.25
 """A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""
+_NONE = frozenset[str]()
 
 
 @dataclass(slots=True)
@@ -31,42 +32,30 @@ class RequestItem:
     """Its index, counting shards."""
     plan: ItemPlan
     attempts: list[Attempt] = field(default_factory=list)
-    """A second one that runs beside another is a hedge: the first answer wins."""
+    held: Attempt | None = None
+    """The attempt that has its place and leases."""
+    hedge: Attempt | None = None
+    """A second one that runs beside ``held``. The first answer wins."""
     hedge_s: float = inf
     """When to want a hedge."""
 
-    # --- what is held ------------------------------------------------------------------------------------------------
-
-    @property
-    def held(self) -> Attempt | None:
-        """The attempt that has its place and leases; of two that run, the first."""
-        for attempt in self.attempts:
-            if attempt.ended is None:
-                return attempt
-        return None
-
-    @property
-    def leases(self) -> Leases | None:
-        """What ``held`` has."""
-        held = self.held
-        return None if held is None else held.leases
-
-    @property
-    def open(self) -> list[Attempt]:
-        """The attempts that have not ended: two, if one is a hedge."""
-        return [attempt for attempt in self.attempts if attempt.ended is None]
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
         """Whether it is encoded, with no lease being renewed."""
-        leases = self.leases
-        return leases is not None and not leases.is_pending
+        held = self.held
+        return held is not None and held.leases is not None and not held.leases.is_pending
+
+    @property
+    def reader_until_s(self) -> float:
+        """When its reader's lease ends, as far as is known."""
+        return 0.0 if self.held is None or self.held.leases is None else self.held.leases.reader_until_s
 
     @property
     def may_be_hedged(self) -> bool:
         """Whether one call for it is running."""
-        running = self.open
-        return len(running) == 1 and running[0].result is None
+        return self.held is not None and self.held.result is None and self.hedge is None
 
     @property
     def served(self) -> Attempt | None:
@@ -75,8 +64,6 @@ class RequestItem:
             if attempt.result is not None:
                 return attempt
         return None
-
-    # --- limits ------------------------------------------------------------------------------------------------------
 
     def _ended(self, how: Ending) -> int:
         return sum([attempt.ended is how for attempt in self.attempts])
@@ -103,14 +90,19 @@ class RequestItem:
     @property
     def want(self) -> Want:
         """What is wanted of an encoder."""
-        plan, attempts = self.plan, self.attempts
+        plan, avoid, exclude = self.plan, _NONE, _NONE
+        if attempts := self.attempts:
+            avoid = frozenset([attempt.grant.name for attempt in attempts if attempt.is_blamed])
+            exclude = frozenset(
+                [attempt.grant.name for attempt in attempts if isinstance(attempt.error, InternalError)]
+            )
         return Want(
             self.index,
             embedding_tokens(plan.tensors),
             plan.nbytes,
             plan.content,
-            frozenset([attempt.grant.name for attempt in attempts if attempt.is_blamed]),
-            frozenset([attempt.grant.name for attempt in attempts if isinstance(attempt.error, InternalError)]),
+            avoid,
+            exclude,
             plan.info.nbytes,
             plan.info.samples_or_pixels,
         )
@@ -124,7 +116,12 @@ class RequestItem:
     def begin(self, grant: Grant, turn: Turn, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> Encode:
         """Start an attempt, with its position in the encoder's queue."""
         leases = Leases.requested(grant, new_lease, now_s, lease_s)
-        self.attempts.append(Attempt(AttemptKind.ENCODE, grant, now_s, leases))
+        attempt = Attempt(AttemptKind.ENCODE, grant, now_s, leases)
+        self.attempts.append(attempt)
+        if grant.hedges:
+            self.hedge = attempt
+        else:
+            self.held = attempt
         return Encode(
             credit=grant.credit,
             name=grant.name,
@@ -140,40 +137,50 @@ class RequestItem:
     def answered(self, winner: Attempt, result: EncodeResult, now_s: float) -> list[RequestEffect]:
         """Keep the result. The other call, if there is one, is cancelled."""
         winner.result = result
-        effects: list[RequestEffect] = []
-        for loser in self.open:
-            if loser is not winner:
-                effects += [Overtaken(loser.grant.credit)] if winner.grant.hedges else []
-                loser.end(Ending.OVERTAKEN, now_s)
-                effects += loser.release("another encoder was faster")
-        return effects
+        if self.hedge is None:
+            return []
+        loser = self.held if winner is self.hedge else self.hedge
+        if loser is None:
+            raise AssertionError("a hedge of nothing")
+        overtaken: list[RequestEffect] = [Overtaken(loser.grant.credit)] if winner is self.hedge else []
+        return overtaken + self._end(loser, Ending.OVERTAKEN, now_s, "another encoder was faster")
 
-    def lose(
-        self, attempt: Attempt, error: TriptychError, now_s: float, how: Ending = Ending.FAILED
-    ) -> list[RequestEffect]:
-        """End an attempt that failed, or whose embedding is lost."""
+    def refuse(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """End an attempt that its encoder has no room for now."""
+        return self._end(attempt, Ending.REFUSED, now_s, error.message, error)
+
+    def lose(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """End an attempt that failed, or whose embedding is lost. Nothing is lost while another call for the item runs."""
         pulled = isinstance(error, TransferFailed) and self.index in error.items
         was_there = attempt.result is not None or (attempt.leases is not None and bool(attempt.leases.tickets))
         is_unusable = was_there and (
             pulled or isinstance(error, InternalError)
         )  # wrong, or its reader could not pull it
-        attempt.end(how, now_s, error)
-        return [EmbeddingGone(attempt.grant.credit, is_unusable), *attempt.release(error.message)]
+        how = Ending.FAILED if self.hedge is None else Ending.DROPPED
+        return [EmbeddingGone(attempt.grant.credit, is_unusable), *self._end(attempt, how, now_s, error.message, error)]
 
     def release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Release the item's places and leases, if it has any."""
         effects: list[RequestEffect] = []
-        for attempt in self.open:
-            attempt.end(Ending.RELEASED, now_s)
-            effects += attempt.release(reason)
+        while self.held is not None:
+            effects += self._end(self.held, Ending.RELEASED, now_s, reason)
         return effects
+
+    def _end(
+        self, attempt: Attempt, how: Ending, now_s: float, reason: str, error: TriptychError | None = None
+    ) -> list[RequestEffect]:
+        attempt.end(how, now_s, error)
+        if attempt is self.held:
+            self.held = self.hedge
+        self.hedge = None
+        return attempt.release(reason)
 
     # --- for a reader ------------------------------------------------------------------------------------------------
 
     @property
     def _ticket(self) -> Ticket:
         """An unsent ticket, with the address where the reader will connect."""
-        leases = self.leases
+        leases = None if self.held is None else self.held.leases
         if leases is None or leases.is_pending or leases.is_sent:
             raise AssertionError("sent without a ticket")
         return leases.tickets[0].at(leases.grant.name)  # an instance's name is its address
@@ -242,11 +249,13 @@ class RequestItems:
     @property
     def leases(self) -> list[Leases]:
         """Those that are held at encoders, or are requested, with their places."""
-        return [leases for item in self._items if (leases := item.leases) is not None]
+        return [held.leases for item in self._items if (held := item.held) is not None and held.leases is not None]
 
     def leases_of(self, count: int) -> list[Leases]:
         """Those of the first ``count`` items."""
-        return [leases for item in self._items[:count] if (leases := item.leases) is not None]
+        return [
+            held.leases for item in self._items[:count] if (held := item.held) is not None and held.leases is not None
+        ]
 
     @property
     def are_ready(self) -> bool:
@@ -259,8 +268,8 @@ class RequestItems:
     def attempt_of(self, credit: int) -> Attempt | None:
         """The attempt at an item that has this credit; None once that has ended."""
         for item in self._items:
-            for attempt in item.attempts:
-                if attempt.grant.credit == credit and attempt.ended is None:
+            for attempt in (item.held, item.hedge):
+                if attempt is not None and attempt.grant.credit == credit:
                     return attempt
         return None
 
@@ -299,7 +308,7 @@ class RequestItems:
         """
         count = tokens = 0
         for item in self._items:
-            shard, leases = item.plan.shard, item.leases
+            shard, leases = item.plan.shard, None if item.held is None else item.held.leases
             if shard is None or shard.first == 0:
                 count, tokens = item.index, item.plan.start
             if leases is None or leases.is_pending or leases.is_sent:
@@ -351,7 +360,8 @@ class RequestItems:
             if not item.may_be_hedged:
                 continue
             if item.hedge_s <= now_s:
-                item.hedge_s = now_s + _HEDGE_AGAIN * (now_s - item.open[0].started_s)
+                took_s = 0.0 if item.held is None else now_s - item.held.started_s
+                item.hedge_s = now_s + _HEDGE_AGAIN * took_s
                 effects.append(HedgeWanted(request, item.hedge_want, "it takes longer than others of its size"))
             due_s = min(due_s, item.hedge_s)
         return [*effects, *self.watch_hedges(due_s, now_s)]
@@ -366,9 +376,12 @@ class RequestItems:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         for item in self._items:
-            whose, running = f"item {item.index}", item.open
-            assert len(running) <= 2, f"{whose}: three calls"  # noqa: S101
-            assert len(running) < 2 or not any(one.result for one in running), f"{whose}: a hedge of nothing"  # noqa: S101
+            whose, running = (
+                f"item {item.index}",
+                [attempt for attempt in (item.held, item.hedge) if attempt is not None],
+            )
+            assert running == [attempt for attempt in item.attempts if attempt.ended is None], f"{whose}: lost track"  # noqa: S101
+            assert item.hedge is None or not any(one.result for one in running), f"{whose}: a hedge of nothing"  # noqa: S101
             for attempt in item.attempts:
                 assert (attempt.leases is None) == (attempt.ended is not None), f"{whose}: an attempt without leases"  # noqa: S101
                 if attempt.leases is not None:
@@ -377,11 +390,12 @@ class RequestItems:
 
 def _sent(items: Iterable[RequestItem]) -> None:
     for item in items:
-        if (leases := item.leases) is not None:
-            leases.is_sent = True
+        if item.held is not None and item.held.leases is not None:
+            item.held.leases.is_sent = True
 
 
 def _identified(shards: Sequence[RequestItem]) -> IdentifiedItem:
-    keys = [leases.tickets[0].key for shard in shards if (leases := shard.leases) is not None and leases.tickets]
+    held = [shard.held.leases for shard in shards if shard.held is not None]
+    keys = [leases.tickets[0].key for leases in held if leases is not None and leases.tickets]
     tokens = sum([shard.plan.tokens for shard in shards])
     return IdentifiedItem(shards[0].plan.start, tokens, keys[0] if len(keys) == 1 else whole_key(keys))

@@ -51,9 +51,12 @@ class RequestTimes:
         answer.ends(end_s)
         if answer.first_token_s is None and texts.sent and outcome is Outcome.DONE:
             answer.first_token_s = end_s  # it has come with the end
-        finished = self.finished.values()
-        prefill_s = max([choice.prefill_s for choice in finished], default=0.0)
-        decode_s = max([choice.decode_s for choice in finished], default=0.0)
+        finished_tokens = preemptions = 0
+        prefill_s = decode_s = preempted_s = 0.0
+        for choice in self.finished.values():
+            finished_tokens, preemptions = finished_tokens + choice.completion_tokens, preemptions + choice.preemptions
+            prefill_s, decode_s = max(prefill_s, choice.prefill_s), max(decode_s, choice.decode_s)
+            preempted_s = max(preempted_s, choice.preempted_s)
         if answer.first_token_s is not None and (answer.interrupted_s or answer.prefilled is not None):
             decode_s = end_s - answer.first_token_s  # the last text instance knows only its own part
         if answer.prefilled is not None:
@@ -70,9 +73,7 @@ class RequestTimes:
             text_attempts=texts.shown,
             continuations=answer.continuations,
             prompt_tokens=prompt_tokens,
-            completion_tokens=(
-                sum([choice.completion_tokens for choice in finished]) if outcome is Outcome.DONE else completion_tokens
-            ),
+            completion_tokens=finished_tokens if outcome is Outcome.DONE else completion_tokens,
             prepare_s=prepared_s - self.started_s,
             encode_s=encoded_s - prepared_s if shown else 0.0,
             queue_s=ready.queue_s if ready else 0.0,
@@ -83,8 +84,8 @@ class RequestTimes:
             total_s=end_s - self.started_s,
             interrupted_s=answer.interrupted_s,
             continued_tokens=self.continued_tokens or 0,
-            preemptions=sum([choice.preemptions for choice in finished]),
-            preempted_s=max([choice.preempted_s for choice in finished], default=0.0),
+            preemptions=preemptions,
+            preempted_s=preempted_s,
             early_tokens=early.tokens if early is not None and early.ended is not Ending.FAILED else 0,
             prefix_tokens=ready.kv.pulled_tokens if ready and ready.kv else 0,
             prefill_instance="" if answer.prefilled is None else answer.prefilled.grant.instance_id,

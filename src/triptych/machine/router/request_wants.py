@@ -43,7 +43,7 @@ class RequestWants:
         """The prompt, if the beginning of it is to be looked for at other instances."""
         self.begun = False
         """Some of its answer has been sent: it is never too late to begin."""
-        self.turns = {Stage.ENCODE: FIRST_COME, Stage.PREFILL: FIRST_COME}
+        self.encode_turn = self.text_turn = FIRST_COME
         """Its position in the queues of encoders and of text instances, as of the last time that it wanted places there."""
 
     def prepared(self, event: Prepared) -> None:
@@ -55,9 +55,11 @@ class RequestWants:
         self, items: RequestItems, wanted: Iterable[int], reason: str, *, wait: bool, again: bool, suspect: bool
     ) -> CreditsWanted:
         """Ask for a place for each of these items."""
-        turn = self._turn(Stage.ENCODE, self._share(Stage.ENCODE))
+        alone = self._expected.isolated
+        needs_s = 0.0 if alone is None else alone.prefill_s + alone.encode_s
+        self.encode_turn = self._turn(needs_s, self._share(Stage.ENCODE))
         wants = tuple([items[index].want for index in wanted])
-        return CreditsWanted(self._number, wants, wait, turn, reason, again, suspect)
+        return CreditsWanted(self._number, wants, wait, self.encode_turn, reason, again, suspect)
 
     def text_instance(
         self, items: RequestItems, texts: TextAttempts, reason: str, *, early: bool = False, suspect: bool = False
@@ -68,6 +70,9 @@ class RequestWants:
         holders = items.nbytes_by_encoder()
         if handed is not None and segments:
             holders[handed.grant.instance_id] = sum([segment.ticket.payload_nbytes for segment in segments])
+        alone = self._expected.isolated
+        needs_s = 0.0 if alone is None else alone.prefill_s
+        self.text_turn = self._turn(needs_s, self._share(Stage.ENCODE if early else Stage.PREFILL))
         prompt = None
         if self._prompt is not None and not (early or segments):
             prompt = PromptIdentity(self._prompt, items.identified())
@@ -84,7 +89,7 @@ class RequestWants:
             early=early,
             kept_credit=None if texts.kept is None else texts.kept.credit,
             kept_tokens=texts.early_tokens,
-            turn=self._turn(Stage.PREFILL, self._share(Stage.ENCODE if early else Stage.PREFILL)),
+            turn=self.text_turn,
             sender=handed.grant.name if handed is not None and segments else "",
             covered_tokens=0 if handed is None else handed.covered_tokens,
             moves=texts.moves,
@@ -92,12 +97,9 @@ class RequestWants:
             suspect=suspect,
         )
 
-    def _turn(self, stage: Stage, share: Share) -> Turn:
-        """Its position in the queues of a stage, as of now."""
-        alone, limit_s = self._expected.isolated, self._expected.ttft_limit_s
-        needs_s = 0.0
-        if alone is not None:
-            needs_s = alone.prefill_s + (alone.encode_s if stage is Stage.ENCODE else 0.0)
+    def _turn(self, needs_s: float, share: Share) -> Turn:
+        """Its position in the queues of a stage from which on it needs so long to its first token, with the system to itself."""
+        limit_s = self._expected.ttft_limit_s
         turn = self._ordering(
             priority=self._priority,
             deadline_s=self._deadline_s,
@@ -106,5 +108,6 @@ class RequestWants:
             due_s=inf if limit_s is None else self._arrived_s + limit_s,
             needs_s=needs_s,
         )
-        self.turns[stage] = turn = share.of(turn._replace(lost_s=inf) if self.begun else turn)
-        return turn
+        if self.begun:
+            turn = turn._replace(lost_s=inf)
+        return turn if share is UNSHARED else share.of(turn)

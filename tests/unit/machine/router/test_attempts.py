@@ -13,14 +13,14 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.attempts import MOST_EXCUSED, Attempt, Ending, TextAttempts
+from triptych.machine.router.attempts import MOST_EXCUSED, Ending, TextAttempts
 from triptych.machine.router.request_events import AttemptKind
 from triptych.machine.router.shared_events import Grant
 
 
 def send(attempts: TextAttempts, credit: int = 7, name: str = "t1") -> None:
     grant = Grant(credit, None, name, f"text-{name[1:]}")
-    attempts.sent.append(Attempt(AttemptKind.WHOLE, grant, 0.0))
+    attempts.begin(AttemptKind.WHOLE, grant, 0.0)
 
 
 def sent(most: int = 3) -> TextAttempts:
@@ -87,7 +87,7 @@ def test_a_lost_instance_is_named() -> None:
 
 def test_attempts_are_bounded_except_after_leases_expired_in_a_queue() -> None:
     attempts = sent(most=2)
-    attempts.sent[-1].end(Ending.EXPIRED, 1.0, TransferFailed("over"))
+    attempts.end(Ending.EXPIRED, 1.0, TransferFailed("over"))
     assert (len(attempts.sent), attempts.counted) == (1, 0)
     send(attempts, 8, "t2")
     assert attempts.fail(InstanceLost("gone"), 1.0)
@@ -126,8 +126,10 @@ def test_where_no_other_instance_is_usable_all_are_allowed_again() -> None:
 
 def test_an_instance_that_failed_an_early_prefill_is_avoided_until_no_other_is_usable() -> None:
     attempts = TextAttempts(3)
-    attempts.early.append(Attempt(AttemptKind.EARLY_PREFILL, Grant(7, None, "t1", "text-1"), 0.0, tokens=9))
-    attempts.early[-1].end(Ending.FAILED, 1.0, EngineFailure("failed"))
+    attempts.kept = Grant(7, None, "t1", "text-1")
+    attempts.prefill_early(9, 0.0)
+    assert attempts.early_tokens == 9
+    attempts.end_early(Ending.FAILED, 1.0, EngineFailure("failed"))
     assert attempts.avoid == {"t1"}
     assert (attempts.error, attempts.early_has_failed) == (None, True)
     attempts.forgive()

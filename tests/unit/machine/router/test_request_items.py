@@ -40,7 +40,8 @@ def encode(made: RequestItems, number: int) -> None:
 
 
 def answer(item: RequestItem, which: int = 0) -> list[RequestEffect]:
-    attempt = item.open[which]
+    attempt = (item.held, item.hedge)[which]
+    assert attempt is not None
     assert attempt.leases is not None
     (own,), (reader,) = attempt.leases.own, attempt.leases.readers
     ticket = Ticket(bytes(32), attempt.grant.instance_id, 1, 0, 128, 1, 1, TENSORS, 4, reader, attempt.leases.lease_s)
@@ -119,7 +120,8 @@ def test_the_slower_of_two_calls_is_overtaken() -> None:
     for which in (0, 1):
         (item,) = items("a")
         hedge(item)
-        slower = item.open[1 - which]
+        slower = (item.held, item.hedge)[1 - which]
+        assert slower is not None
         effects = answer(item, which)
         assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - which :]
         assert (slower.ended, item.held, item.losses) == (Ending.OVERTAKEN, item.served, 0)
@@ -134,8 +136,9 @@ def test_credits_and_leases_are_released_once() -> None:
     assert item.release("over", 2.0) == []
     (running,), (renewing,) = items("e"), items("e")
     answer(renewing)
-    assert renewing.leases is not None
-    renewing.leases.renew(lambda: b"second", 1.0, 1.0, "short")
+    assert renewing.held is not None
+    assert renewing.held.leases is not None
+    renewing.held.leases.renew(lambda: b"second", 1.0, 1.0, "short")
     for under_way in (running, renewing):
         assert not under_way.is_ready
         assert [type(effect) for effect in under_way.release("over", 2.0)] == [Abort, Release]
