@@ -27,7 +27,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.losses import Loss
-from triptych.machine.router.request import Phase, RequestMachine
+from triptych.machine.router.request import RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
     Abort,
     After,
@@ -145,7 +145,7 @@ class RequestTask(ABC):
         return self._number
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RequestPhase:
         return self._machine.phase
 
     @property
@@ -185,7 +185,7 @@ class RequestTask(ABC):
                     # The process is ending: report it to whoever waits for the answer.
                     self.feed(Signal.CALLER_LEFT)
                     raise
-                if self.phase is Phase.DONE:
+                if self.phase is RequestPhase.DONE:
                     # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:

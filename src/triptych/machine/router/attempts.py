@@ -113,13 +113,11 @@ class TextAttempts:
     def __init__(self, most: int) -> None:
         self.most = most
         self.early: list[Attempt] = []
-        """Early prefills."""
+        """Early prefills, which come before the others."""
         self.sent: list[Attempt] = []
         """The others."""
         self.current: Attempt | None = None
-        """The one of these that runs."""
-        self.prefilling_early: Attempt | None = None
-        """The early prefill that runs."""
+        """The one that runs, of either kind."""
         self.kept: Grant | None = None
         """The place for early prefills, or that the request was moved to, until the request itself is sent."""
         self.handed_over: Attempt | None = None
@@ -148,11 +146,14 @@ class TextAttempts:
     @property
     def hands_over(self) -> bool:
         """Whether the attempt that runs is to compute the prompt only."""
-        return self.current is not None and self.current.grant.hands_over
+        current = self.current
+        return current is not None and current.grant.hands_over and current.kind is not AttemptKind.EARLY_PREFILL
 
-    def has(self, credit: int) -> bool:
-        """Whether this credit belongs to the attempt that runs."""
-        return self.current is not None and self.current.grant.credit == credit
+    def has(self, credit: int, *, early: bool = False) -> bool:
+        """Whether this credit belongs to the attempt that runs, and that is one of ``sent``, or an ``early`` prefill."""
+        current = self.current
+        is_it = current is not None and current.grant.credit == credit
+        return is_it and current is not None and (current.kind is AttemptKind.EARLY_PREFILL) == early
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
@@ -202,10 +203,10 @@ class TextAttempts:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def begin(self, kind: AttemptKind, grant: Grant, now_s: float) -> None:
-        """Start an attempt that is no early prefill."""
-        self.current = Attempt(kind, grant, now_s)
-        self.sent.append(self.current)
+    def begin(self, kind: AttemptKind, grant: Grant, now_s: float, tokens: int = 0) -> None:
+        """Start an attempt. ``tokens`` are those of the prompt in an early prefill."""
+        self.current = Attempt(kind, grant, now_s, tokens=tokens)
+        (self.early if kind is AttemptKind.EARLY_PREFILL else self.sent).append(self.current)
 
     def end(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
         """End the attempt that runs, if any."""
@@ -262,25 +263,12 @@ class TextAttempts:
         holder, self.handed_over = self.handed_over, None
         return [] if holder is None else holder.release(reason)
 
-    def prefill_early(self, tokens: int, now_s: float) -> None:
-        """Start an early prefill at the place that is kept."""
-        if self.kept is None:
-            raise AssertionError("no place is kept")
-        self.prefilling_early = Attempt(AttemptKind.EARLY_PREFILL, self.kept, now_s, tokens=tokens)
-        self.early.append(self.prefilling_early)
-
-    def end_early(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
-        """End the early prefill that runs, if any."""
-        if self.prefilling_early is not None:
-            self.prefilling_early.end(how, now_s, error)
-            self.prefilling_early = None
-
     def stop_early(self, now_s: float, reason: str) -> list[RequestEffect]:
         """Cancel the early prefill that runs, if any. The place is no longer kept: the request itself is about to be sent there."""
-        attempt, self.kept = self.prefilling_early, None
-        if attempt is None:
+        attempt, self.kept = self.current, None
+        if attempt is None or attempt.kind is not AttemptKind.EARLY_PREFILL:
             return []
-        self.end_early(Ending.RELEASED, now_s)
+        self.end(Ending.RELEASED, now_s)
         return [Abort(attempt.grant.credit, reason)]
 
     def give_up_place(self, now_s: float, reason: str) -> list[RequestEffect]:
@@ -291,9 +279,8 @@ class TextAttempts:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         assert self.counted <= self.most, "text attempts"  # noqa: S101
-        running = [attempt for attempt in (self.prefilling_early, self.current) if attempt is not None]
+        running = [] if self.current is None else [self.current]
         assert running == [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None], "lost track"  # noqa: S101
-        assert len(running) <= 1, "two attempts at text instances at once"  # noqa: S101
         holders = [attempt for attempt in self.sent if attempt.leases is not None]
         assert holders == ([] if self.handed_over is None else [self.handed_over]), "segments of two attempts"  # noqa: S101
         held = [attempt.leases for attempt in holders if attempt.leases is not None]

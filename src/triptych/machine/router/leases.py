@@ -174,7 +174,7 @@ class Leases:
 
 def leases_of(segments: Sequence[SealedSegment]) -> tuple[LeaseId, ...]:
     """The ids of router and reader of each segment."""
-    return tuple([lease for one in segments for lease in (one.router_lease, one.placement.ticket.lease_id)])
+    return tuple([lease for sealed in segments for lease in (sealed.router_lease, sealed.placement.ticket.lease_id)])
 
 
 def usable(placements: Sequence[KvPlacement], holder: str) -> tuple[KvPlacement, ...]:

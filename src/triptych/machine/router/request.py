@@ -84,7 +84,7 @@ from triptych.policy.queueing import by_slo
 from triptych.policy.retrying import pause_s
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
     """For credits at encoders; the request holds nothing."""
@@ -105,7 +105,11 @@ class Phase(Enum):
         return _OUTCOMES.get(self, Outcome.RUNNING)
 
 
-_OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
+_OUTCOMES = {
+    RequestPhase.DONE: Outcome.DONE,
+    RequestPhase.FAILED: Outcome.FAILED,
+    RequestPhase.CANCELLED: Outcome.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class RequestMachine:
         self._choices = choices
         self._sends_early = dispatch
         self._resolves = resolves
-        self._phase = Phase.PREPARING
+        self._phase = RequestPhase.PREPARING
         self._times = RequestTimes(request_id, model, now_s, continued_tokens=continued_tokens)
         self._wants = RequestWants(
             number,
@@ -192,7 +196,7 @@ class RequestMachine:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RequestPhase:
         return self._phase
 
     @property
@@ -227,21 +231,21 @@ class RequestMachine:
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
         segments = self._texts.segment_leases
-        waits = self._phase in {Phase.PREPARING, Phase.WAITING} or self._phase.over
-        if waits or (self._phase is Phase.STREAMING and not self._texts.hands_over):
+        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.over
+        if waits or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
-        if self._phase.over or (self._phase is Phase.STREAMING and not self._texts.hands_over):
+        if self._phase.over or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
             assert segments is None, f"{self._phase.value} holds segments"  # noqa: S101
-        if self._phase is not Phase.ENCODING:
+        if self._phase is not RequestPhase.ENCODING:
             assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"  # noqa: S101
-        if self._phase is Phase.WAITING:
+        if self._phase is RequestPhase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
-        if self._phase is Phase.ENCODING:
+        if self._phase is RequestPhase.ENCODING:
             held = [*self._items.leases, *([] if segments is None else [segments])]
             busy = any(leases.is_pending for leases in held)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
-        if self._phase in {Phase.DISPATCHING, Phase.HOLDING} and not self._texts.hands_over:
+        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.hands_over:
             assert self._items.are_ready, "dispatched or resolved before every item was there"  # noqa: S101
         assert self._phase.over or not self.losses.too_many, "goes on after too many losses"  # noqa: S101
         assert self._phase.over == (self._times.over_s is not None), "over before its end"  # noqa: S101
@@ -276,7 +280,7 @@ class RequestMachine:
             case PrefilledEarly(credit):
                 return self._prefilled_early(credit, now_s)
             case Refused():
-                wants_text = self._phase is Phase.DISPATCHING
+                wants_text = self._phase is RequestPhase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
             case CallFailed():
                 return self._call_failed(event, now_s)
@@ -289,16 +293,16 @@ class RequestMachine:
                     return []  # a second encoder might end with it
                 return self._items.hedges_due(self._number, now_s)
             case Failed(error):
-                return self._end(Phase.FAILED, error, now_s)
+                return self._end(RequestPhase.FAILED, error, now_s)
             case TextPoolLost(error, begun):
                 return self._text_pool_lost(error, now_s, begun=begun)
-            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
-                return self._end(Phase.DONE, None, now_s)
+            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is RequestPhase.HOLDING:
+                return self._end(RequestPhase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
-                return self._end(Phase.CANCELLED, Cancelled("the client disconnected"), now_s)
+                return self._end(RequestPhase.CANCELLED, Cancelled("the client disconnected"), now_s)
             case Signal.DEADLINE_PASSED:
                 error = DeadlineExceeded(f"not done within {self._deadline_s - self._times.started_s:.3f} s")
-                return self._end(Phase.FAILED, error, now_s)
+                return self._end(RequestPhase.FAILED, error, now_s)
 
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
         self._times.prepared_s = now_s
@@ -306,7 +310,7 @@ class RequestMachine:
         self._items = RequestItems(event.items)
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
-        self._phase = Phase.WAITING
+        self._phase = RequestPhase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
 
     def _call_failed(self, event: CallFailed, now_s: float) -> list[RequestEffect]:
@@ -317,7 +321,7 @@ class RequestMachine:
             self.losses.add(event.loss, event.survivors, certain=event.has_ended)
             if self.losses.too_many:
                 failure = EngineFailure("instances ended while they worked on the request")
-                return self._end(Phase.FAILED, failure, now_s)
+                return self._end(RequestPhase.FAILED, failure, now_s)
         match attempt.kind:
             case AttemptKind.ENCODE:
                 return self._encode_failed(attempt, event.error, now_s)
@@ -328,10 +332,9 @@ class RequestMachine:
 
     def _running(self, credit: int) -> Attempt | None:
         """The attempt with this credit whose call runs."""
-        for attempt in (self._texts.current, self._texts.prefilling_early, self._items.attempt_of(credit)):
-            if attempt is not None and attempt.grant.credit == credit:
-                return attempt if attempt.result is None else None
-        return None
+        current = self._texts.current
+        attempt = current if current and current.grant.credit == credit else self._items.attempt_of(credit)
+        return attempt if attempt is not None and attempt.result is None else None
 
     # --- places at encoders ------------------------------------------------------------------------------------------
 
@@ -351,7 +354,7 @@ class RequestMachine:
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
-        self._phase = Phase.ENCODING
+        self._phase = RequestPhase.ENCODING
         item.hedge_s = now_s + grant.hedge_after_s
         return [encode, *self._items.watch_hedges(item.hedge_s, now_s)]
 
@@ -360,15 +363,15 @@ class RequestMachine:
             return []
         error = event.error
         if event.final:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, error, now_s)
         if self._wants.begun and isinstance(error, Overloaded):
             return self._requeue(error, now_s)
         failures = [self._items[index].engine_failure for index in sorted(self._reserving)]
         failure = next((failure for failure in failures if failure is not None), None)
         if failure is not None and not isinstance(error, Overloaded):
-            return self._end(Phase.FAILED, failure, now_s)
-        if self._phase is Phase.WAITING or not error.retryable:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, failure, now_s)
+        if self._phase is RequestPhase.WAITING or not error.retryable:
+            return self._end(RequestPhase.FAILED, error, now_s)
         return self._requeue(error, now_s)
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -376,7 +379,7 @@ class RequestMachine:
         self._reserving = frozenset()
         self._pauses.clear()
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
-        self._phase = Phase.WAITING
+        self._phase = RequestPhase.WAITING
         self._waits += 1
         return effects + self._pause(range(len(self._items)), self._waits, error, now_s)
 
@@ -388,7 +391,7 @@ class RequestMachine:
         limits = self._limits
         delay_s = pause_s(self._request_id, refusals, first_s=limits.arena_retry_s, longest_s=limits.longest_pause_s)
         if now_s + delay_s >= self._deadline_s:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, error, now_s)
         self._pause_number += 1
         self._pauses[self._pause_number] = frozenset(items)
         return [After(delay_s, Resumed(self._pause_number), error.message)]
@@ -399,7 +402,7 @@ class RequestMachine:
             return []
         if not items:
             return self._advance(now_s)
-        return [self._reserve(items, wait=self._phase is Phase.WAITING, reason="the pause is over")]
+        return [self._reserve(items, wait=self._phase is RequestPhase.WAITING, reason="the pause is over")]
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -430,7 +433,7 @@ class RequestMachine:
             return self._encode_elsewhere(attempt, error, now_s)
         if isinstance(error, Unavailable):
             return self._encode_again([item], error, now_s)
-        return self._end(Phase.FAILED, error, now_s)
+        return self._end(RequestPhase.FAILED, error, now_s)
 
     def _encode_elsewhere(self, attempt: Attempt, error: InternalError, now_s: float) -> list[RequestEffect]:
         """An encoder failed on the item, or returned something else: only another one is tried, once."""
@@ -438,7 +441,7 @@ class RequestMachine:
         if item.hedge is not None:
             return item.lose(attempt, error, now_s)
         if item.engine_failure is not None:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, error, now_s)
         return self._encode_again([item], error, now_s)
 
     def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -450,8 +453,8 @@ class RequestMachine:
                 effects += item.lose(item.held, error, now_s)
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
-                return effects + self._end(Phase.FAILED, error, now_s)
-        self._phase = Phase.ENCODING
+                return effects + self._end(RequestPhase.FAILED, error, now_s)
+        self._phase = RequestPhase.ENCODING
         return [*effects, self._reserve(again, wait=False, reason=error.message, again=True)]
 
     # --- leases ------------------------------------------------------------------------------------------------------
@@ -484,7 +487,7 @@ class RequestMachine:
             return self._encode_elsewhere(attempt, wrong, now_s)
         if isinstance(error, LeaseLost | Unavailable | Overloaded):
             return self._encode_again([item], error, now_s)
-        return self._end(Phase.FAILED, error, now_s)
+        return self._end(RequestPhase.FAILED, error, now_s)
 
     def _renew(self, sent: Iterable[Leases], now_s: float, reason: str) -> list[RequestEffect]:
         """Request leases for another reader, as one has got the tickets."""
@@ -504,20 +507,20 @@ class RequestMachine:
         """
         missing = [item for item in self._items if item.held is None]
         if any(item.losses >= self._limits.max_encode_attempts for item in missing):
-            return self._end(Phase.FAILED, LeaseLost(reason), now_s)
+            return self._end(RequestPhase.FAILED, LeaseLost(reason), now_s)
         indices = [item.index for item in missing]
         if len(missing) == len(self._items) > 0:
-            self._phase = Phase.WAITING
+            self._phase = RequestPhase.WAITING
             return [self._reserve(indices, wait=True, reason=reason)]
-        self._phase = Phase.ENCODING
+        self._phase = RequestPhase.ENCODING
         if missing:
             return [self._reserve(indices, wait=False, reason=reason, again=True)]
         return self._advance(now_s)
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
-        if self._texts.current is not None:
-            return []  # for the next one
+        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}:
+            return []  # it is for the next attempt
         if not self._items.are_ready:
             return self._prefill_early(now_s)
         held = self._items.leases
@@ -529,17 +532,17 @@ class RequestMachine:
         stale = [leases for leases in held if leases.is_stale(needed_until_s)]
         if not stale:
             return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
-        self._phase = Phase.ENCODING
+        self._phase = RequestPhase.ENCODING
         return self._renew(stale, now_s, "a further attempt" if self._texts.sent else "the lease is running out")
 
     def _hold(self, now_s: float) -> list[RequestEffect]:
-        self._phase = Phase.HOLDING
+        self._phase = RequestPhase.HOLDING
         self._times.encoded_s = now_s
         resolved = self._items.resolved()
         return [*self._items.read(), Resolved(resolved)]
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
-        self._phase = Phase.DISPATCHING
+        self._phase = RequestPhase.DISPATCHING
         if not (self._texts.sent or self._texts.early_has_failed):  # only encoders were lost, and all items are encoded
             self.losses.got_further()
         if not self._wants.begun or self._times.encoded_s is None:
@@ -551,10 +554,10 @@ class RequestMachine:
         return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
-        if self._phase is Phase.ENCODING and self._texts.kept is None and self._may_prefill_early:
+        if self._phase is RequestPhase.ENCODING and self._texts.kept is None and self._may_prefill_early:
             self._texts.kept = grant
             return []
-        if self._phase is not Phase.DISPATCHING or self._texts.current is not None:
+        if self._phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
             return [_not_wanted(grant)]
         kind = AttemptKind.PREFILL if grant.hands_over else AttemptKind.WHOLE
         if self._wants.begun:
@@ -586,28 +589,27 @@ class RequestMachine:
         """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
         that in its prefix cache when the whole request comes. The items sent with it need new leases for that.
         """
-        if self._phase is not Phase.ENCODING or self._texts.prefilling_early or not self._may_prefill_early:
+        if self._phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
             return []
         count, tokens = self._items.beginning()
         if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens):
             return []
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
-        self._texts.prefill_early(tokens, now_s)
+        self._texts.begin(AttemptKind.EARLY_PREFILL, kept, now_s, tokens)
         placements, turn = self._items.placements(count), self._wants.text_turn
         generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
-        early = self._texts.prefilling_early
-        if early is None or early.grant.credit != credit:
+        if not self._texts.has(credit, early=True):
             return []
-        self._texts.end_early(Ending.RELEASED, now_s)
+        self._texts.end(Ending.RELEASED, now_s)
         return self._prefill_early(now_s)
 
     def _early_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Nothing is lost but time. What a pull has found wrong, the next one finds too."""
-        self._texts.end_early(Ending.FAILED, now_s, error)
+        self._texts.end(Ending.FAILED, now_s, error)
         return self._texts.give_up_place(now_s, error.message)
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -621,22 +623,26 @@ class RequestMachine:
         error = self._texts.error
         turned_down = isinstance(error, Overloaded | EngineFailure)
         if event.final or (turned_down and not self._wants.begun):
-            return self._end(Phase.FAILED, error or event.error, now_s)
-        self._phase = Phase.ENCODING
+            return self._end(RequestPhase.FAILED, error or event.error, now_s)
+        self._phase = RequestPhase.ENCODING
         self._texts.forgive()
         self._waits += 1
         return self._pause((), self._waits, error or event.error, now_s)
 
     def _text_pool_lost(self, error: TriptychError, now_s: float, *, begun: bool) -> list[RequestEffect]:
         has_begun = self._wants.begun
-        if self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING} or (has_begun and not begun):
+        if (
+            self._resolves
+            or self._phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}
+            or (has_begun and not begun)
+        ):
             return []
-        return self._end(Phase.FAILED, (self._texts.error if has_begun else None) or error, now_s)
+        return self._end(RequestPhase.FAILED, (self._texts.error if has_begun else None) or error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
-        if self._phase is Phase.STREAMING:
+        if self._phase is RequestPhase.STREAMING:
             return []
-        self._phase = Phase.STREAMING
+        self._phase = RequestPhase.STREAMING
         self._wants.begun = True
         self.losses.got_further()
         self._texts.sent[-1].first_token_s = now_s
@@ -655,26 +661,26 @@ class RequestMachine:
             return self._text_is_ready(what, now_s)
         finished = self._times.finished
         finished[what.choice] = what
-        return self._end(Phase.DONE, None, now_s) if len(finished) == self._choices else []
+        return self._end(RequestPhase.DONE, None, now_s) if len(finished) == self._choices else []
 
     def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
         """If it hands over, the next instance needs the embeddings too: the leases for it are there when the prompt is computed."""
         attempt = self._texts.sent[-1]
         attempt.ready, attempt.ready_s = ready, now_s
-        if not attempt.grant.hands_over or self._phase is not Phase.DISPATCHING:
+        if not attempt.grant.hands_over or self._phase is not RequestPhase.DISPATCHING:
             return []
         sent = [leases for leases in self._items.leases if not leases.is_pending]
         return self._renew(sent, now_s, "the answer will be handed over")
 
     def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        named = error.items if isinstance(error, TransferFailed) and self._phase is Phase.DISPATCHING else ()
+        named = error.items if isinstance(error, TransferFailed) and self._phase is RequestPhase.DISPATCHING else ()
         lost = [item for item in self._items if item.index in named]
         alive = [item for item in lost if item.reader_until_s > now_s]
         if lost and not alive:
             self._texts.end(Ending.EXPIRED, now_s, error)
         elif not self._texts.fail(error, now_s, drains=drains):
-            return self._end(Phase.FAILED, self._texts.error, now_s)
-        if self._phase is Phase.STREAMING:  # it goes on with the answer, and needs the items again
+            return self._end(RequestPhase.FAILED, self._texts.error, now_s)
+        if self._phase is RequestPhase.STREAMING:  # it goes on with the answer, and needs the items again
             return self._place_missing(error.message, now_s)
         if isinstance(error, TransferFailed) and self._items and (alive or not lost):
             return self._encode_again(alive or self._items, error, now_s)
@@ -682,7 +688,7 @@ class RequestMachine:
 
     def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
         """It waits at its text instance, and is to do so elsewhere: that call is cancelled, and its items get leases for another one."""
-        grant, waits = event.grant, self._phase is Phase.DISPATCHING and self._texts.has(event.credit)
+        grant, waits = event.grant, self._phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
         keeps = waits and all(item.held is not None for item in self._items)
         effects: list[RequestEffect] = []
         if grant is not None and not keeps:
@@ -700,15 +706,15 @@ class RequestMachine:
         effects = self._texts.hand_over(event, now_s)
         if not self._texts.may_follow:
             error = InternalError("the answer was handed over again and again")
-            return effects + self._end(Phase.FAILED, error, now_s)
+            return effects + self._end(RequestPhase.FAILED, error, now_s)
         return effects + self._place_missing("the answer was handed over", now_s)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
+    def _end(self, phase: RequestPhase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
-        waits = self._phase is Phase.DISPATCHING and self._texts.current is None
-        if waits or self._phase is Phase.WAITING:
+        waits = self._phase is RequestPhase.DISPATCHING and self._texts.current is None
+        if waits or self._phase is RequestPhase.WAITING:
             effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
@@ -721,7 +727,7 @@ class RequestMachine:
         effects += self._release(phase.value if error is None else error.message, now_s)
         self._texts.end(Ending.RELEASED, now_s)
         self._phase, self._times.over_s = phase, now_s
-        self._times.error = error.code if error is not None and phase is Phase.FAILED else ""
+        self._times.error = error.code if error is not None and phase is RequestPhase.FAILED else ""
         return [*effects, End(error)]
 
 

@@ -150,12 +150,13 @@ class RequestItem:
         return self._end(attempt, Ending.REFUSED, now_s, error.message, error)
 
     def lose(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """End an attempt that failed, or whose embedding is lost. Nothing is lost while another call for the item runs."""
-        pulled = isinstance(error, TransferFailed) and self.index in error.items
+        """End an attempt that failed, or whose embedding is lost: it is wrong, could not be pulled, or is not there any more.
+
+        While another call for the item runs, nothing is lost.
+        """
         was_there = attempt.result is not None or (attempt.leases is not None and bool(attempt.leases.tickets))
-        is_unusable = was_there and (
-            pulled or isinstance(error, InternalError)
-        )  # wrong, or its reader could not pull it
+        pulled = isinstance(error, TransferFailed) and self.index in error.items
+        is_unusable = was_there and (pulled or isinstance(error, InternalError))
         how = Ending.FAILED if self.hedge is None else Ending.DROPPED
         return [EmbeddingGone(attempt.grant.credit, is_unusable), *self._end(attempt, how, now_s, error.message, error)]
 
@@ -381,7 +382,7 @@ class RequestItems:
                 [attempt for attempt in (item.held, item.hedge) if attempt is not None],
             )
             assert running == [attempt for attempt in item.attempts if attempt.ended is None], f"{whose}: lost track"  # noqa: S101
-            assert item.hedge is None or not any(one.result for one in running), f"{whose}: a hedge of nothing"  # noqa: S101
+            assert item.hedge is None or not any(attempt.result for attempt in running), f"{whose}: a hedge of nothing"  # noqa: S101
             for attempt in item.attempts:
                 assert (attempt.leases is None) == (attempt.ended is not None), f"{whose}: an attempt without leases"  # noqa: S101
                 if attempt.leases is not None:

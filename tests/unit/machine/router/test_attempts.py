@@ -127,9 +127,10 @@ def test_where_no_other_instance_is_usable_all_are_allowed_again() -> None:
 def test_an_instance_that_failed_an_early_prefill_is_avoided_until_no_other_is_usable() -> None:
     attempts = TextAttempts(3)
     attempts.kept = Grant(7, None, "t1", "text-1")
-    attempts.prefill_early(9, 0.0)
+    attempts.begin(AttemptKind.EARLY_PREFILL, attempts.kept, 0.0, 9)
+    assert (attempts.has(7), attempts.has(7, early=True)) == (False, True)
     assert attempts.early_tokens == 9
-    attempts.end_early(Ending.FAILED, 1.0, EngineFailure("failed"))
+    attempts.end(Ending.FAILED, 1.0, EngineFailure("failed"))
     assert attempts.avoid == {"t1"}
     assert (attempts.error, attempts.early_has_failed) == (None, True)
     attempts.forgive()

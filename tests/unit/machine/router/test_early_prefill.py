@@ -18,7 +18,7 @@ from triptych.machine.router.cluster_events import (
     LoadReported,
     MemberLeaving,
 )
-from triptych.machine.router.request import Phase
+from triptych.machine.router.request import RequestPhase
 from triptych.machine.router.request_events import Abort, Encode, Generate, PrefilledEarly, Renew, Signal
 from triptych.machine.router.request_items import RequestItems
 from triptych.machine.router.shared_events import (
@@ -193,7 +193,7 @@ def test_a_request_that_waits_for_memory_keeps_no_place() -> None:
     begin(world)
     world.take(Renew)
     world.feed(failed(calls[1], ArenaFull("full")))
-    assert world.machine.phase is Phase.WAITING
+    assert world.machine.phase is RequestPhase.WAITING
     assert not world.early
 
 

@@ -9,7 +9,7 @@ from triptych.domain.generation import KvReport, Ready
 from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded, TransferFailed, Unavailable
 from triptych.machine.router.attempts import MOST_EXCUSED
 from triptych.machine.router.leases import leases_of
-from triptych.machine.router.request import Phase
+from triptych.machine.router.request import RequestPhase
 from triptych.machine.router.request_events import (
     AnswerHandedOver,
     AttemptKind,
@@ -83,7 +83,7 @@ def test_what_is_held_is_held_until_the_next_ones_first_token() -> None:
     assert not world.credits
     world.now_s = 3.0
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(9.0, 0)
     assert (timeline.prefill_instance, timeline.text_instance) == ("i-t1", "i-t2")
     assert (timeline.ttft_s, timeline.handover_s, timeline.decode_s) == (1.0, 0.5, 2.0)
@@ -108,7 +108,7 @@ def test_what_is_handed_over_to_nobody_is_released() -> None:
 def test_an_answer_that_ends_with_the_prefill_is_done() -> None:
     world, first = prefilled()
     world.feed(TextReported(first.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     assert world.machine.timeline(9.0, 0).prefill_instance == ""
 
 
@@ -136,7 +136,7 @@ def test_an_item_that_is_lost_meanwhile_is_placed_again_when_the_answer_is_hande
     assert isinstance(kept, Renew)
     world.feed(failed(lost, error))
     world.renewed(kept)
-    assert world.machine.phase is Phase.DISPATCHING, "the prompt is computed without it"
+    assert world.machine.phase is RequestPhase.DISPATCHING, "the prompt is computed without it"
     world.feed(FirstToken(first.credit))
     world.hand_over(first)
     (again,) = world.take(CreditsWanted)
@@ -246,7 +246,7 @@ def test_hand_overs_without_end_fail() -> None:
         dispatch = world.dispatched()
         world.feed(FirstToken(dispatch.credit))
         world.hand_over(dispatch)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_one_that_drains_before_its_first_token_leaves_what_there_was() -> None:
@@ -287,8 +287,8 @@ def test_a_request_that_waits_for_memory_elsewhere_says_that_it_no_longer_does()
     assert CreditsAbandoned(1, "failed") in world.feed(Signal.DEADLINE_PASSED)
 
 
-@pytest.mark.parametrize(("begun", "phase"), [(False, Phase.ENCODING), (True, Phase.FAILED)])
-def test_the_loss_of_all_that_prefill_ends_no_answer_that_can_go_on(begun: bool, phase: Phase) -> None:
+@pytest.mark.parametrize(("begun", "phase"), [(False, RequestPhase.ENCODING), (True, RequestPhase.FAILED)])
+def test_the_loss_of_all_that_prefill_ends_no_answer_that_can_go_on(begun: bool, phase: RequestPhase) -> None:
     world, second = handed_over(count=0)
     world.feed(failed(second, Overloaded("full")))
     world.feed(TextPoolLost(Unavailable("none"), begun=begun))

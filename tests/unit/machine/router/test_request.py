@@ -16,6 +16,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
+from triptych.domain.stage import Stage
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
     ArenaFull,
@@ -32,7 +33,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.losses import Loss
-from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
+from triptych.machine.router.request import RequestLimits, RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
     Abort,
     After,
@@ -72,6 +73,7 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.policy.dispatching import Dispatch, complete
+from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import ORDERINGS
 from triptych.policy.queueing import PATIENCE_S, Turn
 
@@ -361,7 +363,7 @@ class World:
         self.encode_all()
         return self.dispatched(hands_over=hands_over)
 
-    def assert_over(self, phase: Phase) -> None:
+    def assert_over(self, phase: RequestPhase) -> None:
         assert self.machine.phase is phase
         assert len(self.ends) == 1
         assert not self.credits
@@ -397,7 +399,7 @@ def test_a_text_only_request_uses_no_encoder() -> None:
     assert call.placements == ()
     world.feed(FirstToken(call.credit))
     world.feed(TextReported(call.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_the_bytes_of_the_embeddings_at_each_encoder_are_told_when_a_text_instance_is_wanted() -> None:
@@ -425,7 +427,7 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_is_complete() ->
     assert not world.leases
     world.now_s = 5.0
     world.feed(TextReported(call.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert timeline.outcome is Outcome.DONE
     assert (timeline.encode_s, timeline.ttft_s, timeline.total_s, timeline.completion_tokens) == (2.0, 3.0, 5.0, 7)
@@ -463,7 +465,7 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.now_s = 9.0
     world.feed(FirstToken(call.credit))
     world.feed(TextReported(call.credit, replace(finished(), preemptions=2, preempted_s=0.1)))
-    assert machine.phase is Phase.STREAMING, "one choice is left"
+    assert machine.phase is RequestPhase.STREAMING, "one choice is left"
     world.now_s = 11.0
     world.feed(TextReported(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9, preemptions=1)))
     timeline = machine.timeline(99.0, 0)
@@ -481,7 +483,13 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
 ALONE = Isolated(prepare_s=0.1, encode_s=0.5, prefill_s=0.25, tbt_s=0.01)
 
 
-def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEADLINE_S) -> World:
+def expecting(
+    expected: Expected,
+    *,
+    name: str = "slo",
+    deadline_s: float = DEADLINE_S,
+    share: Callable[[Stage], Share] = lambda _: UNSHARED,
+) -> World:
     """A world whose request arrived at 1 s and is prepared."""
     world = World(0)
     world.machine = RequestMachine(
@@ -494,6 +502,7 @@ def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEAD
         new_lease=world.new_lease,
         priority=3,
         ordering=ORDERINGS[name],
+        share=share,
     )
     world.calls.clear()
     world.now_s = 2.0
@@ -531,6 +540,12 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.25, 5.0 + PATIENCE_S),
     ]
+
+
+def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
+    shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
+    world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
+    assert [one.behind_s for one in turns(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -639,7 +654,7 @@ def test_repeated_losses_of_an_item_end_the_request() -> None:
         (call,) = world.take(Encode)
         assert isinstance(call, Encode)
         world.feed(failed(call, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -652,7 +667,7 @@ def test_a_permanent_error_ends_the_request_at_once(error: TriptychError) -> Non
     assert isinstance(second, Encode)
     world.encoded(second)
     world.feed(failed(first, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -669,10 +684,10 @@ def test_a_full_arena_requeues_the_request_with_growing_backoff_until_the_deadli
         assert not world.credits
         assert not world.leases
         if not world.ends:
-            assert world.machine.phase is Phase.WAITING
+            assert world.machine.phase is RequestPhase.WAITING
             delays_s.append(world.pauses[0].delay_s)
             world.resume()
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, ArenaFull)
     assert world.now_s < DEADLINE_S <= world.now_s + 30
     assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
@@ -685,7 +700,7 @@ def test_a_new_request_waits_for_credits_and_is_refused_when_it_can_never_fit() 
     assert call.wait
     error = InvalidMedia("too large for every arena")
     world.feed(Refused(1, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -700,7 +715,7 @@ def test_credits_that_arrive_after_a_requeue_are_released() -> None:
     assert isinstance(repair, CreditsWanted)
     world.feed(failed(second, ArenaFull("full")))
     world.place(repair)
-    assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
+    assert (world.machine.phase, world.credits) == (RequestPhase.WAITING, {})
     world.resume()
     assert world.up_to_text()
 
@@ -763,7 +778,7 @@ def test_a_finished_call_is_not_cancelled() -> None:
     world = World(2)
     world.up_to_text()
     assert not [effect for effect in world.feed(Signal.CALLER_LEFT) if isinstance(effect, Abort)]
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_two_busy_encoders_are_retried_independently() -> None:
@@ -822,7 +837,7 @@ def test_an_encoder_that_failed_an_item_does_not_get_it_again(error: TriptychErr
     (second,) = world.take(Encode)
     assert isinstance(second, Encode)
     world.feed(failed(second, EngineFailure("failed again")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error.message == "failed again"
 
 
@@ -834,7 +849,7 @@ def test_an_engine_failure_ends_the_request_without_another_encoder() -> None:
     world.feed(failed(first, EngineFailure("failed")))
     world.take(CreditsWanted)
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, EngineFailure)
 
 
@@ -845,7 +860,7 @@ def test_a_text_engine_that_failed_is_replaced_once() -> None:
     second = world.dispatched()
     assert world.avoided == {"t1"}
     world.feed(failed(second, EngineFailure("failed")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_a_repair_without_room_releases_everything() -> None:
@@ -858,11 +873,15 @@ def test_a_repair_without_room_releases_everything() -> None:
     world.feed(failed(first, InstanceLost("gone")))
     world.take(CreditsWanted)
     world.feed(Refused(1, ArenaFull("full")))
-    assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
+    assert (world.machine.phase, world.credits, world.leases) == (RequestPhase.WAITING, {}, {})
 
 
-@pytest.mark.parametrize(("error", "phase"), [(Unavailable("none"), Phase.WAITING), (InvalidMedia("no"), Phase.FAILED)])
-def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(error: TriptychError, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("error", "phase"), [(Unavailable("none"), RequestPhase.WAITING), (InvalidMedia("no"), RequestPhase.FAILED)]
+)
+def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(
+    error: TriptychError, phase: RequestPhase
+) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -912,7 +931,7 @@ def test_an_expired_lease_does_not_count_towards_later_failures() -> None:
         world.renew_all()
         attempt = world.dispatched()
     world.feed(failed(attempt, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
@@ -924,7 +943,7 @@ def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none"), final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -959,10 +978,10 @@ def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() ->
     assert world.avoided == frozenset({"t1"})
     # Late events of the first instance are ignored.
     world.feed(FirstToken(first.credit))
-    assert world.machine.phase is Phase.DISPATCHING
+    assert world.machine.phase is RequestPhase.DISPATCHING
     world.feed(FirstToken(second.credit))
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
@@ -972,7 +991,7 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none"), final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -995,7 +1014,7 @@ def test_a_request_does_not_wait_for_an_instance_that_turned_it_down(error: Trip
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1054,13 +1073,13 @@ def test_a_stream_that_breaks_goes_on_elsewhere_with_its_items_placed_anew(error
     assert [one.item for one in second.placements] == [0, 1]
     assert len(world.leases) == 4, "they are held until the second instance has its first token"
     world.feed(FirstToken(first.credit))
-    assert world.machine.phase is Phase.DISPATCHING, "a late event of the first instance"
+    assert world.machine.phase is RequestPhase.DISPATCHING, "a late event of the first instance"
     world.now_s = 7.0
     world.feed(FirstToken(second.credit))
     assert not world.leases
     world.now_s = 8.0
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(9.0, 0)
     assert (timeline.continuations, timeline.text_attempts, timeline.text_instance) == (1, 2, "i-t2")
     assert (timeline.ttft_s, timeline.interrupted_s, timeline.decode_s, timeline.total_s) == (1.0, 2.0, 7.0, 8.0)
@@ -1079,7 +1098,7 @@ def test_a_text_only_stream_goes_on_at_once_and_not_where_it_broke() -> None:
 def test_a_stream_is_not_continued_after_an_error_that_would_come_again(error: TriptychError) -> None:
     world, call = streaming(1)
     world.feed(failed(call, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1090,7 +1109,7 @@ def test_the_attempts_of_an_answer_are_bounded_however_many_tokens_each_has_sent
         call = world.up_to_text()
         world.feed(FirstToken(call.credit))
     world.feed(failed(call, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
     assert world.machine.timeline(world.now_s, 0).continuations == LIMITS.max_text_attempts - 1
 
@@ -1102,7 +1121,7 @@ def test_an_engine_may_fail_an_answer_once() -> None:
     world.feed(FirstToken(call.credit))
     error = EngineFailure("second")
     world.feed(failed(call, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1127,7 +1146,7 @@ def test_an_answer_that_has_begun_ends_as_lost_when_no_text_instance_will_return
     if isinstance(lost, TextPoolLost):
         world.feed(Refused(1, Unavailable("none")))
     world.feed(lost)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -1136,7 +1155,7 @@ def test_an_answer_that_has_begun_waits_if_the_queue_for_encoders_is_full() -> N
     world.feed(failed(call, InstanceLost("gone")))
     assert world.take(CreditsWanted)
     world.feed(Refused(1, Overloaded("the queue is full")))
-    assert world.machine.phase is Phase.WAITING
+    assert world.machine.phase is RequestPhase.WAITING
     world.resume()
     assert world.up_to_text().kind is AttemptKind.DECODE
 
@@ -1159,7 +1178,7 @@ def test_a_request_that_ends_between_two_text_instances_holds_nothing(signal: Si
     world.feed(failed(call, InstanceLost("gone")))
     world.place_all()
     world.feed(signal)
-    world.assert_over(Phase.CANCELLED if signal is Signal.CALLER_LEFT else Phase.FAILED)
+    world.assert_over(RequestPhase.CANCELLED if signal is Signal.CALLER_LEFT else RequestPhase.FAILED)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -1203,7 +1222,7 @@ def test_repeatedly_lost_leases_end_as_a_failed_transfer() -> None:
         for call in world.take(Renew):
             assert isinstance(call, Renew)
             world.feed(failed(call, LeaseLost("over")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, TransferFailed)
 
 
@@ -1258,7 +1277,7 @@ def assert_only_another_is_tried(world: World, name: str) -> None:
     assert isinstance(again, CreditsWanted)
     assert again.wants[0].exclude == {name}
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InternalError)
 
 
@@ -1315,7 +1334,7 @@ def test_leases_that_arrive_after_the_end_are_released() -> None:
     world.feed(Signal.CALLER_LEFT)
     world.encoded(first)
     world.encoded(second)
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
     assert isinstance(world.error, Cancelled)
 
 
@@ -1325,7 +1344,7 @@ def test_leaving_the_queue_is_reported_and_late_credits_are_released() -> None:
     assert isinstance(call, CreditsWanted)
     assert any(isinstance(effect, CreditsAbandoned) for effect in world.feed(Signal.DEADLINE_PASSED))
     world.place(call)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
 
 
@@ -1333,11 +1352,11 @@ def test_losing_the_text_pool_ends_requests_not_yet_dispatched() -> None:
     world = World(1)
     world.place_all()
     world.feed(TextPoolLost(Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     world = World(1)
     world.up_to_text()
     world.feed(TextPoolLost(Unavailable("none")))
-    assert world.machine.phase is Phase.DISPATCHING
+    assert world.machine.phase is RequestPhase.DISPATCHING
 
 
 # --- lease ids chosen by the router, and extensions --------------------------------------------------------------------
@@ -1353,7 +1372,7 @@ def test_leases_of_a_cancelled_encode_are_released_without_a_response() -> None:
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     assert released(world.feed(Signal.CALLER_LEFT)) == {call.reader_lease, call.router_lease}
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 @pytest.mark.parametrize(
@@ -1422,7 +1441,7 @@ def test_when_the_retry_budget_is_spent_the_request_fails_with_that() -> None:
     spent = Unavailable("encoders fail", retry_after_s=1.0)
     world.take(CreditsWanted)
     world.feed(Refused(1, spent, final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is spent
 
 
@@ -1519,7 +1538,7 @@ def test_an_item_both_of_whose_calls_fail_is_encoded_again() -> None:
 def test_a_permanent_error_of_a_hedge_ends_the_request() -> None:
     world, _, second = two_calls()
     world.feed(failed(second, InvalidMedia("bad")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_both_calls_end_with_the_request() -> None:
@@ -1531,7 +1550,7 @@ def test_both_calls_end_with_the_request() -> None:
         second.reader_lease,
         second.router_lease,
     }
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_a_hedge_that_is_not_granted_is_wanted_again_at_growing_times() -> None:
@@ -1571,7 +1590,7 @@ def test_a_hedge_that_comes_too_late_is_given_back() -> None:
     world.feed(Signal.CALLER_LEFT)
     world.credits[100] = "later"
     world.feed(Granted(1, (replace(late, credit=100),)))
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def alarms(effects: list[RequestEffect]) -> list[float]:
@@ -1814,7 +1833,7 @@ def resolving() -> tuple[World, Resolved]:
     world.place_all()
     world.encode_all()
     (told,) = [effect for effect in world.effects if isinstance(effect, Resolved)]
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
     return world, told
 
 
@@ -1832,7 +1851,7 @@ def test_a_resolve_is_done_when_its_caller_leaves_and_holds_nothing_then() -> No
     world, _ = resolving()
     world.now_s = 3.0
     world.feed(Signal.CALLER_LEFT)
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert (timeline.outcome, timeline.total_s, timeline.ttft_s, timeline.text_attempts) == (Outcome.DONE, 3.0, 0.0, 0)
 
@@ -1841,14 +1860,14 @@ def test_a_resolve_is_done_at_its_deadline() -> None:
     world, _ = resolving()
     world.now_s = DEADLINE_S
     world.feed(Signal.DEADLINE_PASSED)
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_a_resolve_that_is_not_encoded_in_time_fails() -> None:
     world = World(1, resolves=True)
     world.place_all()
     world.feed(Signal.DEADLINE_PASSED)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
 
 
@@ -1856,7 +1875,7 @@ def test_a_caller_that_leaves_before_its_items_are_encoded_has_cancelled() -> No
     world = World(1, resolves=True)
     world.place_all()
     world.feed(Signal.CALLER_LEFT)
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_leases_of_a_resolve_are_extended_while_it_is_held() -> None:
@@ -1873,7 +1892,7 @@ def test_a_resolve_needs_no_text_pool() -> None:
     world.feed(TextPoolLost(Unavailable("no text instance")))
     world.place_all()
     world.encode_all()
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
 
 
 def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
@@ -1884,7 +1903,7 @@ def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
     world.feed(failed(call, InstanceLost("it died")))
     world.place_all()
     world.encode_all()
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
     assert world.machine.timeline(1.0, 0).items[0].encode_attempts == 2
 
 
