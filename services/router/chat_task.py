@@ -179,25 +179,27 @@ class ChatTask(RequestTask):
 
     async def _generate(self, effect: Generate) -> None:
         """Make the call. What comes of an early prefill is no answer."""
-        leases, epoch = CallLeases(self._cluster, self._new_lease), self._cluster.epoch_of(effect.name)
+        leases = CallLeases(self._cluster, self._new_lease) if effect.prefix else None
+        epoch = self._cluster.epoch_of(effect.name)
         answer = None
         if effect.kind is not AttemptKind.EARLY_PREFILL:
             answer = self._answer = self._answer or self._new_answer()
         try:
-            prefix = await leases.take_prefix(effect.prefix, effect.kv_lease_s) if effect.prefix else ()
+            prefix = () if leases is None else await leases.take_prefix(effect.prefix, effect.kv_lease_s)
             request = self._text_request(effect, prefix)
             with self._cluster.call(effect.name) as text:
                 await self._stream(text, effect, request, answer, leases)
         except TriptychError as error:
             await self._failed(effect.credit, effect.name, error, epoch)
         finally:
-            leases.release()
+            if leases is not None:
+                leases.release()
 
     def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
         self._cluster.feed(CreditReturned(credit))
 
     async def _stream(
-        self, text: Text, effect: Generate, request: TextRequest, answer: Answer | None, leases: CallLeases
+        self, text: Text, effect: Generate, request: TextRequest, answer: Answer | None, leases: CallLeases | None
     ) -> None:
         """Forward the answer, if there is one. Of its events only those that change the request's phase are published."""
         async with aclosing(text.generate(request)) as stream:
@@ -207,7 +209,8 @@ class ChatTask(RequestTask):
                     # Wait for the end of the call, which is cheaper for both sides than cancelling it.
                     self._take_hand_over(effect, events)
                     continue
-                leases.read()  # it sends nothing before that
+                if leases is not None:
+                    leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     self.feed(TextReported(effect.credit, finished))
