@@ -149,11 +149,10 @@ class TextAttempts:
         current = self.current
         return current is not None and current.grant.hands_over and current.kind is not AttemptKind.EARLY_PREFILL
 
-    def has(self, credit: int, *, early: bool = False) -> bool:
-        """Whether this credit belongs to the attempt that runs, and that is one of ``sent``, or an ``early`` prefill."""
+    def has(self, credit: int) -> bool:
+        """Whether this credit belongs to the attempt that runs, early prefills apart."""
         current = self.current
-        is_it = current is not None and current.grant.credit == credit
-        return is_it and current is not None and (current.kind is AttemptKind.EARLY_PREFILL) == early
+        return current is not None and current.grant.credit == credit and current.kind is not AttemptKind.EARLY_PREFILL
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
@@ -273,8 +272,9 @@ class TextAttempts:
 
     def give_up_place(self, now_s: float, reason: str) -> list[RequestEffect]:
         """Return the place that is kept, if there is one."""
-        kept, effects = self.kept, self.stop_early(now_s, reason)
-        return effects if kept is None else [*effects, Release(kept.name, kept.credit, (), reason)]
+        if (kept := self.kept) is None:
+            return []
+        return [*self.stop_early(now_s, reason), Release(kept.name, kept.credit, (), reason)]
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

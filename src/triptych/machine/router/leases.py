@@ -28,8 +28,6 @@ class Leases:
     """The attempt's place."""
     is_covered: bool
     """The attempt's credit is held as long as the leases. Without that, the cluster counts the leases themselves."""
-    own: tuple[LeaseId, ...]
-    """The router's."""
     readers: tuple[LeaseId, ...]
     """The newest ones that were requested for a reader, in the order of the tickets."""
     lease_ids: tuple[LeaseId, ...]
@@ -56,7 +54,7 @@ class Leases:
     def requested(cls, grant: Grant, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> "Leases":
         """Choose the ids of leases on an embedding, which are about to be requested with it."""
         router, reader = new_lease(), new_lease()
-        return cls(grant, True, (router,), (reader,), (router, reader), now_s, lease_s, is_pending=True)
+        return cls(grant, True, (reader,), (router, reader), now_s, lease_s, is_pending=True)
 
     @classmethod
     def handed_over(cls, grant: Grant, segments: Sequence[SealedSegment], used: int, until_s: float) -> "Leases":
@@ -66,7 +64,6 @@ class Leases:
         return cls(
             grant,
             False,
-            tuple([sealed.router_lease for sealed in segments]),
             readers,
             leases_of(segments),
             until_s,
@@ -84,7 +81,7 @@ class Leases:
     def granted(self, ticket: Ticket, router_lease: LeaseId, plan: ItemPlan, deadline_s: float) -> str | None:
         """Store both leases. Returns what is wrong with them, if anything, as wrong memory must never be read."""
         self.tickets, self.is_pending = (ticket,), False
-        if (router_lease, ticket.lease_id) != (*self.own, *self.readers):
+        if (router_lease, ticket.lease_id) != self.lease_ids:
             self.lease_ids += (router_lease, ticket.lease_id)
             return "other leases than those requested"
         self.extended(self.lease_ids, self.requested_s, self.lease_s, deadline_s)
@@ -107,7 +104,7 @@ class Leases:
         """Extend the leases of router and reader. If that fails, it is retried at half of the time left."""
         left_s = self.router_until_s - now_s
         self.extend_s = now_s + left_s / 2 if left_s > _LAST_TRY_S else inf
-        lease_ids = self.own + self.readers
+        lease_ids = self.lease_ids[:1] + self.readers
         return self._renew(
             self.tickets * len(lease_ids), lease_ids, lease_s, "half of its time has passed", extends=True
         )

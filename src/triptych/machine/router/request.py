@@ -98,13 +98,14 @@ class RequestPhase(Enum):
 
     @property
     def over(self) -> bool:
-        return self in _OUTCOMES
+        return self in _ENDS
 
     @property
     def outcome(self) -> Outcome:
         return _OUTCOMES.get(self, Outcome.RUNNING)
 
 
+_ENDS = (RequestPhase.DONE, RequestPhase.FAILED, RequestPhase.CANCELLED)
 _OUTCOMES = {
     RequestPhase.DONE: Outcome.DONE,
     RequestPhase.FAILED: Outcome.FAILED,
@@ -407,8 +408,8 @@ class RequestMachine:
     # --- items -------------------------------------------------------------------------------------------------------
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
-        result, attempt = event.result, self._running(event.credit)
-        if attempt is None or attempt.leases is None:
+        result, attempt = event.result, self._items.attempt_of(event.credit)
+        if attempt is None or attempt.leases is None or attempt.result is not None:
             return _too_late(event.name, (result.router_lease, result.ticket.lease_id))
         item = self._items.of(attempt)
         fault = attempt.leases.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
@@ -519,7 +520,7 @@ class RequestMachine:
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
-        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}:
+        if self._phase is RequestPhase.DISPATCHING or self._phase is RequestPhase.STREAMING:
             return []  # it is for the next attempt
         if not self._items.are_ready:
             return self._prefill_early(now_s)
@@ -602,7 +603,8 @@ class RequestMachine:
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
-        if not self._texts.has(credit, early=True):
+        early = self._running(credit)
+        if early is None or early.kind is not AttemptKind.EARLY_PREFILL:
             return []
         self._texts.end(Ending.RELEASED, now_s)
         return self._prefill_early(now_s)

@@ -128,7 +128,7 @@ class RequestItem:
             index=self.index,
             plan=self.plan,
             reader_lease=leases.readers[0],
-            router_lease=leases.own[0],
+            router_lease=leases.lease_ids[0],
             lease_s=lease_s,
             turn=turn,
             reason=grant.reason,

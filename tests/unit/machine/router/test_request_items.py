@@ -43,7 +43,7 @@ def answer(item: RequestItem, which: int = 0) -> list[RequestEffect]:
     attempt = (item.held, item.hedge)[which]
     assert attempt is not None
     assert attempt.leases is not None
-    (own,), (reader,) = attempt.leases.own, attempt.leases.readers
+    own, reader = attempt.leases.lease_ids
     ticket = Ticket(bytes(32), attempt.grant.instance_id, 1, 0, 128, 1, 1, TENSORS, 4, reader, attempt.leases.lease_s)
     assert attempt.leases.granted(ticket, own, item.plan, DEADLINE_S) is None
     return item.answered(attempt, EncodeResult(ticket, own, cached=True, queue_s=0.5, encode_s=0.25), 1.0)
