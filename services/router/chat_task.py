@@ -46,7 +46,7 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
 
 class ChatTask(RequestTask):
-    """``drive`` puts the answer into ``buffer``."""
+    """A chat that runs: ``drive`` puts its answer into ``buffer``."""
 
     request: ChatRequest
 

@@ -91,7 +91,7 @@ class Admitted:
 
 
 class RequestTask(ABC):
-    """``drive`` runs the request to its end. Subclasses prepare it, and serve what becomes of its items."""
+    """A request that runs: ``drive`` brings it to its end. Subclasses prepare it, and serve what becomes of its items."""
 
     def __init__(
         self,
@@ -128,15 +128,15 @@ class RequestTask(ABC):
 
     @abstractmethod
     def _serve(self, effect: Generate | Resolved) -> None:
-        """All items are encoded, or enough of them to begin with."""
+        """Go on with the items, all or enough of which are encoded."""
 
     @abstractmethod
     def _ended(self, error: TriptychError | None) -> None:
-        """The request is over."""
+        """End what the caller sees, as the request is over."""
 
     @property
     def tenant(self) -> Tenant:
-        """Those who name none are one."""
+        """The request's tenant. Those who name none are one."""
         return (self.request.tenant if isinstance(self.request, ChatRequest) else None) or NOBODY
 
     @property
@@ -292,7 +292,7 @@ class RequestTask(ABC):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _failed(self, credit: int, name: str, error: TriptychError, epoch: int | None = None) -> None:
-        """``epoch``: of an instance that worked on the request, and may have ended by it."""
+        """Tell of a failed call. ``epoch`` is that of an instance that worked on the request, and may have ended by it."""
         ends = type(error) is Unavailable and error.sent_by_peer  # it says so, before its load report does
         event = CallFailed(credit, name, _lost_if_cancelled(error), ends or self._cluster.drains(name))
         self._cluster.feed(event)

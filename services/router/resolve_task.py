@@ -16,7 +16,7 @@ from .request_task import Admitted, RequestTask
 
 
 class ResolveTask(RequestTask):
-    """``drive`` returns once nothing is held any more."""
+    """A request that resolves media: ``drive`` returns once nothing is held any more."""
 
     request: ResolveRequest
 

@@ -51,9 +51,9 @@ class Attempt:
     leases: Leases | None = None
     """On what it leaves there: an embedding, or the segments that it hands over. None once they are released."""
     result: EncodeResult | None = None
-    """Of an item that it has encoded."""
+    """The encoder's result for an item."""
     tokens: int = 0
-    """Of the prompt, in an early prefill."""
+    """Tokens of the prompt, in an early prefill."""
     ready: Ready | None = None
     """Its report that the embeddings have arrived ..."""
     ready_s: float = 0.0
@@ -140,7 +140,7 @@ class TextAttempts:
 
     @property
     def segment_leases(self) -> Leases | None:
-        """Those on the segments that are held."""
+        """The leases on the segments that are held."""
         return None if (holder := self.handed_over) is None else holder.leases
 
     @property

@@ -437,7 +437,7 @@ class RequestMachine:
         return self._end(RequestPhase.FAILED, error, now_s)
 
     def _encode_elsewhere(self, attempt: Attempt, error: InternalError, now_s: float) -> list[RequestEffect]:
-        """An encoder failed on the item, or returned something else: only another one is tried, once."""
+        """Try another encoder, once: one has failed on the item, or returned something else."""
         item = self._items.of(attempt)
         if item.hedge is not None:
             return item.lose(attempt, error, now_s)
@@ -478,7 +478,7 @@ class RequestMachine:
         return self._renewal_failed(attempt, event.error, now_s)
 
     def _renewal_failed(self, attempt: Attempt, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
-        """There is no ticket for another reader, or one of something else: an ``error`` is missing then."""
+        """Do without the ticket for another reader. There is none, or one of something else: then an ``error`` is missing."""
         item = self._items.of(attempt)
         wrong = InternalError(f"encoder {attempt.grant.instance_id} leased another embedding than requested")
         if self._texts.hands_over:
@@ -587,8 +587,9 @@ class RequestMachine:
         return not (self._texts.early_has_failed or self._items.are_ready)
 
     def _prefill_early(self, now_s: float) -> list[RequestEffect]:
-        """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
-        that in its prefix cache when the whole request comes. The items sent with it need new leases for that.
+        """Send the prompt up to the first item that is missing, if the policy says so.
+
+        The text instance finds that in its prefix cache when the whole request comes. Items sent with it need new leases for that.
         """
         if self._phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
             return []
@@ -610,14 +611,14 @@ class RequestMachine:
         return self._prefill_early(now_s)
 
     def _early_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Nothing is lost but time. What a pull has found wrong, the next one finds too."""
+        """Give up early prefills. Nothing is lost but time."""
         self._texts.end(Ending.FAILED, now_s, error)
         return self._texts.give_up_place(now_s, error.message)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
-        """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not.
+        """Retry after a pause, as an instance may return within the grace period; TextPoolLost says if not.
 
         A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has
         been sent and would be lost.
@@ -666,7 +667,7 @@ class RequestMachine:
         return self._end(RequestPhase.DONE, None, now_s) if len(finished) == self._choices else []
 
     def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
-        """If it hands over, the next instance needs the embeddings too: the leases for it are there when the prompt is computed."""
+        """Renew the leases if it hands over: those for the next instance are there when the prompt is computed."""
         attempt = self._texts.sent[-1]
         attempt.ready, attempt.ready_s = ready, now_s
         if not attempt.grant.hands_over or self._phase is not RequestPhase.DISPATCHING:
@@ -689,7 +690,7 @@ class RequestMachine:
         return self._place_missing("lost while the prompt was computed", now_s)
 
     def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
-        """It waits at its text instance, and is to do so elsewhere: that call is cancelled, and its items get leases for another one."""
+        """Leave the text instance where it waits: that call is cancelled, and its items get leases for another reader."""
         grant, waits = event.grant, self._phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
         keeps = waits and all(item.held is not None for item in self._items)
         effects: list[RequestEffect] = []
@@ -702,7 +703,7 @@ class RequestMachine:
         return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
 
     def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
-        """The instance has done its part, or drains. Choose the one that goes on only now, by the loads of now."""
+        """Choose the instance that goes on, by the loads of now: this one has done its part, or drains."""
         if self._phase.over or not self._texts.has(event.credit):
             return _too_late(event.name, leases_of(event.segments))
         effects = self._texts.hand_over(event, now_s)

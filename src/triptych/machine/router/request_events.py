@@ -112,7 +112,7 @@ class Encode:
 
 
 class AttemptKind(Enum):
-    """What an instance is to do for a request."""
+    """The part of a request that an instance is to do."""
 
     ENCODE = "encode"
     EARLY_PREFILL = "early prefill"
@@ -136,7 +136,7 @@ class Generate:
     turn: Turn
     """Its position in the queues there."""
     tokens: int | None = None
-    """Of the prompt, for an early prefill; None for all."""
+    """Tokens of the prompt, for an early prefill; None for all."""
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values that it may pull instead of computing them."""
     kv_lease_s: float = 0.0
@@ -153,11 +153,11 @@ class Renew:
     """
 
     credit: int
-    """Of the attempt that left it there."""
+    """The credit of the attempt that left it there."""
     name: str
     tickets: tuple[Ticket, ...]
     lease_ids: tuple[LeaseId, ...]
-    """One for each ticket."""
+    """The ids of the leases, one for each ticket."""
     lease_s: float
     reason: str
     extends: bool = False

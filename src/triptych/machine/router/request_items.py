@@ -89,7 +89,7 @@ class RequestItem:
 
     @property
     def want(self) -> Want:
-        """What is wanted of an encoder."""
+        """The place that is wanted at an encoder."""
         plan, avoid, exclude = self.plan, _NONE, _NONE
         if attempts := self.attempts:
             avoid = frozenset([attempt.grant.name for attempt in attempts if attempt.is_blamed])
@@ -109,7 +109,7 @@ class RequestItem:
 
     @property
     def hedge_want(self) -> Want:
-        """What is wanted of another encoder than the one at work."""
+        """The place that is wanted at another encoder than the one at work."""
         want, held = self.want, self.held
         return want if held is None else replace(want, exclude=want.exclude | {held.grant.name})
 
@@ -188,19 +188,19 @@ class RequestItem:
 
     @property
     def placement(self) -> Placement:
-        """Where its embedding goes in the prompt, with an unsent ticket."""
+        """The place of its embedding in the prompt, with an unsent ticket."""
         shard = self.plan.shard
         return Placement(self.index, self.plan.start, self._ticket, shard is not None and shard.first > 0)
 
     @property
     def resolved(self) -> ResolvedItem:
-        """Where its embedding is, with an unsent ticket."""
+        """The place of its embedding at an encoder, with an unsent ticket."""
         served = self.served
         is_cached = served is not None and served.result is not None and served.result.cached
         return ResolvedItem(self._ticket, cached=is_cached, grid=self.plan.grid)
 
     def timeline(self, ready: Ready | None) -> ItemTimeline:
-        """``ready`` contains its pull report."""
+        """The timeline of the item. ``ready`` contains its pull report."""
         pull = next((pull for pull in ready.pulls if pull.item == self.index), None) if ready else None
         plan, served = self.plan, self.served
         result = served.result if served else None
@@ -227,7 +227,7 @@ class RequestItem:
 
 
 class RequestItems:
-    """Part of ``machine.router.request.RequestMachine``, which alone changes it. In order of their indices."""
+    """The items of a request, in order of their indices. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     def __init__(self, plans: Iterable[ItemPlan] = ()) -> None:
         self._items = [RequestItem(index, plan) for index, plan in enumerate(plans)]
@@ -249,11 +249,11 @@ class RequestItems:
 
     @property
     def leases(self) -> list[Leases]:
-        """Those that are held at encoders, or are requested, with their places."""
+        """The leases that are held at encoders, or requested."""
         return [held.leases for item in self._items if (held := item.held) is not None and held.leases is not None]
 
     def leases_of(self, count: int) -> list[Leases]:
-        """Those of the first ``count`` items."""
+        """The leases of the first ``count`` items."""
         return [
             held.leases for item in self._items[:count] if (held := item.held) is not None and held.leases is not None
         ]
@@ -293,7 +293,7 @@ class RequestItems:
         return [effect for item in self._items for effect in item.release(reason, now_s)]
 
     def identified(self) -> list[IdentifiedItem]:
-        """All of them, once they are encoded; the shards of an item together."""
+        """The encoded items; the shards of an item are one."""
         shards: list[list[RequestItem]] = []
         for item in self._items:
             if item.plan.shard is None or item.plan.shard.first == 0:
@@ -304,8 +304,9 @@ class RequestItems:
     # --- for a reader ------------------------------------------------------------------------------------------------
 
     def beginning(self) -> tuple[int, int]:
-        """How many items, from the first on, are encoded with tickets that have not been sent; and the tokens of the prompt
-        before the next one. A sharded item counts whole.
+        """Count the items, from the first on, that are encoded with tickets not yet sent; and the tokens before the next one.
+
+        A sharded item counts whole.
         """
         count = tokens = 0
         for item in self._items:
@@ -317,16 +318,14 @@ class RequestItems:
         return count, tokens
 
     def placements(self, count: int | None = None) -> tuple[Placement, ...]:
-        """Where the embeddings of all, or of the first ``count``, go in the prompt. The tickets are in the hands of a reader
-        then.
-        """
+        """The places in the prompt of all embeddings, or of the first ``count``. The tickets are in the hands of a reader then."""
         items = self._items[:count]
         placements = tuple([item.placement for item in items])
         _sent(items)
         return placements
 
     def resolved(self) -> tuple[ResolvedItem, ...]:
-        """Where the embeddings are. The tickets are in the hands of a reader then."""
+        """The places of the embeddings at encoders. The tickets are in the hands of a reader then."""
         resolved = tuple([item.resolved for item in self._items])
         _sent(self._items)
         return resolved

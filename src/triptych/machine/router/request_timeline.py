@@ -13,7 +13,7 @@ _NO_KV = KvReport()
 
 @dataclass(slots=True)
 class RequestTimes:
-    """What a request reached when, and how much, apart from its attempts. Part of ``machine.router.request.RequestMachine``.
+    """Times and counts of a request, apart from its attempts. Part of ``machine.router.request.RequestMachine``.
 
     Times are None until reached.
     """
@@ -102,7 +102,7 @@ class _Answer:
     """The course of an answer over its attempts at text instances, in their order."""
 
     def __init__(self, continued_s: float | None) -> None:
-        """``continued_s``: another router began the answer. Here it is interrupted from that time on."""
+        """Begin with ``continued_s``, if another router began the answer: here it is interrupted from that time on."""
         self.first_token_s = self._broke_s = continued_s
         """``_broke_s``: when its stream broke, until it goes on."""
         self._handed_over_s: float | None = None

@@ -16,7 +16,7 @@ from triptych.policy.queueing import FIRST_COME, Turn, by_slo
 
 
 class RequestWants:
-    """Part of ``machine.router.request.RequestMachine``, which alone changes it."""
+    """The facts by which a request asks for places. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RequestWants:
         """Its position in the queues of encoders and of text instances, as of the last time that it wanted places there."""
 
     def prepared(self, event: Prepared) -> None:
-        """Note what is known of it now."""
+        """Take over what is known of the prepared request."""
         self._expected, self._prompt = event.expected, event.prompt
         self.prompt_tokens, self._answer_tokens = event.prompt_tokens, event.answer_tokens
 
@@ -98,7 +98,7 @@ class RequestWants:
         )
 
     def _turn(self, needs_s: float, share: Share) -> Turn:
-        """Its position in the queues of a stage from which on it needs so long to its first token, with the system to itself."""
+        """The position in a stage's queues. From there the request needs ``needs_s`` to its first token, with the system to itself."""
         limit_s = self._expected.ttft_limit_s
         turn = self._ordering(
             priority=self._priority,
