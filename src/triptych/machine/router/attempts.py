@@ -52,6 +52,31 @@ class Attempt:
     """On what it leaves there: an embedding, or the segments that it hands over. None once they are released."""
     result: EncodeResult | None = None
     """The encoder's result for an item."""
+    ended: Ending | None = None
+    ended_s: float = 0.0
+    error: TriptychError | None = None
+    """Why it ended, if it failed."""
+
+    def end(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
+        self.ended, self.ended_s, self.error = how, now_s, error
+
+    def release(self, reason: str) -> list[RequestEffect]:
+        """Return its leases, and the place that they cover."""
+        leases, self.leases = self.leases, None
+        return [] if leases is None else leases.release(reason)
+
+    @property
+    def is_blamed(self) -> bool:
+        """Whether its instance is to be avoided: it failed for a reason that may last, or does not serve the stage."""
+        passing = LeaseLost if self.kind is AttemptKind.ENCODE else TransferFailed | LeaseLost
+        failed = self.ended in _FAILED and not isinstance(self.error, passing)
+        return failed or isinstance(self.error, StageClosed)
+
+
+@dataclass(slots=True)
+class TextAttempt(Attempt):
+    """An attempt at a text instance, and what that has reported."""
+
     tokens: int = 0
     """Tokens of the prompt, in an early prefill."""
     ready: Ready | None = None
@@ -63,13 +88,6 @@ class Attempt:
     """Keys and values that it handed over, as far as they can be used."""
     prefill_s: float = 0.0
     """From its start to its first token there, if it handed over."""
-    ended: Ending | None = None
-    ended_s: float = 0.0
-    error: TriptychError | None = None
-    """Why it ended, if it failed."""
-
-    def end(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:
-        self.ended, self.ended_s, self.error = how, now_s, error
 
     def hand_over(self, segments: tuple[SealedSegment, ...], until_s: float) -> list[RequestEffect]:
         """Hold segments that its instance has sealed, with leases until then at least. What it sealed wrongly is not used."""
@@ -91,18 +109,6 @@ class Attempt:
         """Positions that the segments cover from the first one on, of every choice."""
         return max([segment.end for segment in self.kv_segments if not segment.choices], default=0)
 
-    def release(self, reason: str) -> list[RequestEffect]:
-        """Return its leases, and the place that they cover."""
-        leases, self.leases = self.leases, None
-        return [] if leases is None else leases.release(reason)
-
-    @property
-    def is_blamed(self) -> bool:
-        """Whether its instance is to be avoided: it failed for a reason that may last, or does not serve the stage."""
-        passing = LeaseLost if self.kind is AttemptKind.ENCODE else TransferFailed | LeaseLost
-        failed = self.ended in _FAILED and not isinstance(self.error, passing)
-        return failed or isinstance(self.error, StageClosed)
-
 
 _FAILED = (Ending.FAILED, Ending.DROPPED, Ending.REFUSED)
 
@@ -112,15 +118,15 @@ class TextAttempts:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.early: list[Attempt] = []
+        self.early: list[TextAttempt] = []
         """Early prefills, which come before the others."""
-        self.sent: list[Attempt] = []
+        self.sent: list[TextAttempt] = []
         """The others."""
-        self.current: Attempt | None = None
+        self.current: TextAttempt | None = None
         """The one that runs, of either kind."""
         self.kept: Grant | None = None
         """The place for early prefills, or that the request was moved to, until the request itself is sent."""
-        self.handed_over: Attempt | None = None
+        self.handed_over: TextAttempt | None = None
         """The attempt whose segments are held for the next one."""
         self._forgiven = 0
         """So many attempts, from the first on, no longer keep the request away from their instances."""
@@ -204,7 +210,7 @@ class TextAttempts:
 
     def begin(self, kind: AttemptKind, grant: Grant, now_s: float, tokens: int = 0) -> None:
         """Start an attempt. ``tokens`` are those of the prompt in an early prefill."""
-        self.current = Attempt(kind, grant, now_s, tokens=tokens)
+        self.current = TextAttempt(kind, grant, now_s, tokens=tokens)
         (self.early if kind is AttemptKind.EARLY_PREFILL else self.sent).append(self.current)
 
     def end(self, how: Ending, now_s: float, error: TriptychError | None = None) -> None:

@@ -555,7 +555,8 @@ class RequestMachine:
         return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
-        if self._phase is RequestPhase.ENCODING and self._texts.kept is None and self._may_prefill_early:
+        encodes = self._phase is RequestPhase.ENCODING and not self._items.are_ready
+        if encodes and self._texts.kept is None and self._may_prefill_early:
             self._texts.kept = grant
             return []
         if self._phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
@@ -581,10 +582,9 @@ class RequestMachine:
 
     @property
     def _may_prefill_early(self) -> bool:
-        """Whether the request is new, and its items are being encoded."""
-        if self._wants.begun or self._texts.sent or self.losses or self._resolves:
-            return False
-        return not (self._texts.early_has_failed or self._items.are_ready)
+        """Whether the request is new, and no early prefill of it has failed."""
+        texts = self._texts
+        return not (self._wants.begun or texts.sent or self.losses or self._resolves or texts.early_has_failed)
 
     def _prefill_early(self, now_s: float) -> list[RequestEffect]:
         """Send the prompt up to the first item that is missing, if the policy says so.
@@ -594,7 +594,7 @@ class RequestMachine:
         if self._phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
             return []
         count, tokens = self._items.beginning()
-        if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens):
+        if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens) or self._items.are_ready:
             return []
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]

@@ -36,6 +36,8 @@ class RequestItem:
     """The attempt that has its place and leases."""
     hedge: Attempt | None = None
     """A second one that runs beside ``held``. The first answer wins."""
+    served: Attempt | None = None
+    """The attempt that encoded it last."""
     hedge_s: float = inf
     """When to want a hedge."""
 
@@ -56,14 +58,6 @@ class RequestItem:
     def may_be_hedged(self) -> bool:
         """Whether one call for it is running."""
         return self.held is not None and self.held.result is None and self.hedge is None
-
-    @property
-    def served(self) -> Attempt | None:
-        """The attempt that encoded it last."""
-        for attempt in reversed(self.attempts):
-            if attempt.result is not None:
-                return attempt
-        return None
 
     def _ended(self, how: Ending) -> int:
         return sum([attempt.ended is how for attempt in self.attempts])
@@ -136,7 +130,7 @@ class RequestItem:
 
     def answered(self, winner: Attempt, result: EncodeResult, now_s: float) -> list[RequestEffect]:
         """Keep the result. The other call, if there is one, is cancelled."""
-        winner.result = result
+        self.served, winner.result = winner, result
         if self.hedge is None:
             return []
         loser = self.held if winner is self.hedge else self.hedge
@@ -204,7 +198,10 @@ class RequestItem:
         pull = next((pull for pull in ready.pulls if pull.item == self.index), None) if ready else None
         plan, served = self.plan, self.served
         result = served.result if served else None
-        primary = [attempt for attempt in self.attempts if not attempt.grant.hedges]
+        hedges, hedge_won = 0, False
+        if len(self.attempts) > 1:
+            others = [attempt for attempt in self.attempts if not attempt.grant.hedges]
+            hedges, hedge_won = len(self.attempts) - len(others), others[-1].ended is Ending.OVERTAKEN
         return ItemTimeline(
             item=plan.item,
             shard=str(plan.shard or ""),
@@ -213,7 +210,7 @@ class RequestItem:
             height=plan.info.height,
             tokens=plan.tokens,
             encoder=served.grant.instance_id if served else "",
-            encode_attempts=len(primary),
+            encode_attempts=len(self.attempts) - hedges,
             encoder_cached=result.cached if result else False,
             queue_s=result.queue_s if result else 0.0,
             encode_s=result.encode_s if result else 0.0,
@@ -221,8 +218,8 @@ class RequestItem:
             pull_bytes=pull.nbytes if pull else 0,
             pull_s=pull.duration_s if pull else 0.0,
             text_cached=pull.cached if pull else False,
-            hedges=len(self.attempts) - len(primary),
-            hedge_won=bool(primary) and primary[-1].ended is Ending.OVERTAKEN,
+            hedges=hedges,
+            hedge_won=hedge_won,
         )
 
 
@@ -269,9 +266,10 @@ class RequestItems:
     def attempt_of(self, credit: int) -> Attempt | None:
         """The attempt at an item that has this credit; None once that has ended."""
         for item in self._items:
-            for attempt in (item.held, item.hedge):
-                if attempt is not None and attempt.grant.credit == credit:
-                    return attempt
+            if item.held is not None and item.held.grant.credit == credit:
+                return item.held
+            if item.hedge is not None and item.hedge.grant.credit == credit:
+                return item.hedge
         return None
 
     def of(self, attempt: Attempt) -> RequestItem:

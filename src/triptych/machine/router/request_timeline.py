@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from triptych.domain.generation import Finished, KvReport, Ready
 from triptych.domain.timeline import Outcome, Timeline
-from triptych.machine.router.attempts import Attempt, Ending, TextAttempts
+from triptych.machine.router.attempts import Ending, TextAttempt, TextAttempts
 from triptych.machine.router.request_items import RequestItem
 
 _NO_KV = KvReport()
@@ -110,12 +110,12 @@ class _Answer:
         self.ready: Ready | None = None
         self.kv: KvReport | None = None
         """How the keys and values arrived that were handed over last."""
-        self.prefilled: Attempt | None = None
+        self.prefilled: TextAttempt | None = None
         """The first attempt that handed over."""
         self.continuations = 0
         self.interrupted_s = self.handover_s = 0.0
 
-    def attempted(self, attempt: Attempt, *, is_last: bool) -> None:
+    def attempted(self, attempt: TextAttempt, *, is_last: bool) -> None:
         """Take the next attempt into account. ``is_last``: the request ended with it."""
         if attempt.ready is not None and self._handed_over_s is None:
             self.ready = attempt.ready

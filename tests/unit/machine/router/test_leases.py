@@ -10,7 +10,7 @@ from triptych.domain.embedding import KEY_NBYTES, DType, TensorSpec, Ticket
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality
-from triptych.machine.router.attempts import Attempt
+from triptych.machine.router.attempts import TextAttempt
 from triptych.machine.router.leases import Leases, leases_of
 from triptych.machine.router.request_events import Abort, AttemptKind, Renew
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
@@ -151,8 +151,8 @@ def sealed(first: int, tokens: int, choices: tuple[int, ...] = (), holder: str =
     return SealedSegment(KvPlacement(first, ticket, choices), b"router %02d" % first)
 
 
-def handed_over(*segments: SealedSegment) -> tuple[Attempt, Leases]:
-    attempt = Attempt(AttemptKind.PREFILL, PREFILL, 0.0)
+def handed_over(*segments: SealedSegment) -> tuple[TextAttempt, Leases]:
+    attempt = TextAttempt(AttemptKind.PREFILL, PREFILL, 0.0)
     taken = [LeasesTaken(PREFILL.name, leases_of(segments))]
     assert attempt.hand_over(segments, 5.0) == taken, "no credit covers them"
     assert attempt.leases is not None

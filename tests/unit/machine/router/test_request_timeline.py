@@ -5,7 +5,7 @@ from triptych.domain.generation import Finished, FinishReason, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.timeline import Outcome, Timeline
-from triptych.machine.router.attempts import Attempt, TextAttempts
+from triptych.machine.router.attempts import TextAttempt, TextAttempts
 from triptych.machine.router.request_events import AttemptKind
 from triptych.machine.router.request_items import RequestItem
 from triptych.machine.router.request_timeline import RequestTimes
@@ -18,7 +18,7 @@ ITEM = RequestItem(0, ItemPlan(0, "messages", b"", INFO, (b"0", b""), 0, 4, TENS
 
 def answering(first_token_s: float, ready: Ready | None = None) -> TextAttempts:
     texts = TextAttempts(3)
-    attempt = Attempt(AttemptKind.WHOLE, Grant(1, None, "t", "i-t"), 0.0, ready=ready, first_token_s=first_token_s)
+    attempt = TextAttempt(AttemptKind.WHOLE, Grant(1, None, "t", "i-t"), 0.0, ready=ready, first_token_s=first_token_s)
     texts.sent.append(attempt)
     return texts
 
