@@ -347,7 +347,7 @@ class RequestTask(ABC):
                     tickets.append(await holder.lease(request))
         except TriptychError as error:
             refused = _lost_if_cancelled(error)
-            self._cluster.feed(CallFailed(effect.credit, effect.name, refused, self._cluster.drains(effect.name)))
+            self._cluster.feed(CallFailed(effect.credit, effect.name, refused))
         self.feed(Renewed(effect, sent_s, tuple(tickets), refused))
 
 
