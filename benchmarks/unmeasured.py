@@ -1,4 +1,4 @@
-"""Runs a service without metrics, to measure what they cost: ``python -m benchmarks.unmeasured services.router ...``.
+"""Runs a service without metrics, to measure what they cost: ``python -m benchmarks.unmeasured triptych.services.router ...``.
 
 Nothing is counted, and what a finished request is described by is not looked at. Windows of load and attainment remain,
 as pools are scaled by them.
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
-import services.router.app
+import triptych.services.router.app
 from triptych.runtime import metrics
 
 
@@ -49,7 +49,7 @@ class _NoMetrics(metrics.Metrics):
 def main() -> None:
     replaced: dict[tuple[Any, str], Any] = {
         (metrics, "Metrics"): _NoMetrics,
-        (services.router.app, "RouterRecord"): lambda _: None,
+        (triptych.services.router.app, "RouterRecord"): lambda _: None,
     }
     for (owner, name), value in replaced.items():
         assert hasattr(owner, name), name
