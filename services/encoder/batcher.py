@@ -183,10 +183,7 @@ class Batcher(Generic[PreparedT]):
             deadline_s=waiter.arrived_s + request.timeout_s,
             priority=request.priority,
             modality=request.info.modality,
-            due_in_s=request.due_in_s,
-            lost_in_s=request.lost_in_s,
-            aged_in_s=request.aged_in_s,
-            behind_s=request.behind_s,
+            position=request.position,
         )
         is_new = key not in self._flights
         if is_new:

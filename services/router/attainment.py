@@ -13,11 +13,15 @@ from triptych.domain.timeline import Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
 from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
+from triptych.machine.router.request_events import AttemptKind, Generate
+from triptych.machine.router.shared_events import FirstToken
 from triptych.machine.router.wait_predictor import ANSWER_WEIGHT, WaitPredictor
 from triptych.policy.attainment import arrival
 from triptych.policy.fairness import Fairness, Share, by_weight
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
+
+from .request_task import Listeners, RequestTask
 
 _LABELS = ("model_name", "metric", "modality")
 _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
@@ -43,6 +47,8 @@ class Attainment:
         self._clock = clock
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
         self._waits = WaitPredictor(fairness)
+        self.listeners: Listeners = {Generate: self._dispatched, FirstToken: self._answering}
+        """What is to be told of chats."""
 
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
@@ -87,9 +93,9 @@ class Attainment:
         begun: bool = False,
         answer_tokens: int = 0,
         tenant: Tenant = NOBODY,
-    ) -> Gaps:
-        """Count an arrival, of which ``answer_tokens`` are expected. Returns where the gaps between its tokens are counted. Of
-        an answer that another router has begun only these are judged.
+    ) -> tuple[Gaps, Expected]:
+        """Count an arrival, of which ``answer_tokens`` are expected. Returns where the gaps between its tokens are counted, and what
+        is expected of it. Of an answer that another router has begun only the gaps are judged.
         """
         class_name, counts = arrival(items, prompt_tokens)
         isolated, now_s = None if self._isolated is None else self._isolated(counts), self._clock()
@@ -103,9 +109,10 @@ class Attainment:
             tenant=tenant,
             now_s=now_s,
         )
-        return self._recorder.prepared(
+        gaps = self._recorder.prepared(
             number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s, begun=begun
         )
+        return gaps, self._recorder.expected(number)
 
     def _encode_work(self, counts: ClassWindow) -> int:
         """Of all items, in microseconds by a profile, else in tokens."""
@@ -122,23 +129,19 @@ class Attainment:
         return counts.media_tokens if alone is None else max(1, round(1e6 * counts.items * alone.encode_s))
 
     def share(self, number: int, stage: Stage) -> Share:
-        """See ``WaitPredictor.share``."""
+        """The share of a request at a stage that it has come to (``WaitPredictor.share``)."""
+        if stage is Stage.PREFILL:
+            self._waits.encoded(number, self._clock())
         return self._waits.share(number, stage)
 
-    def expected(self, number: int) -> Expected:
-        """See ``AttainmentRecorder.expected``."""
-        return self._recorder.expected(number)
+    def _dispatched(self, task: RequestTask, effect: Generate) -> None:
+        if effect.kind is not AttemptKind.EARLY_PREFILL:
+            self._recorder.dispatched(task.number, task.text_instance, self._clock())
 
-    def encoded(self, number: int) -> None:
-        self._waits.encoded(number, self._clock())
-
-    def dispatched(self, number: int, instance_id: str) -> None:
-        self._recorder.dispatched(number, instance_id, self._clock())
-
-    def answering(self, number: int, timeline: Timeline) -> None:
+    def _answering(self, task: RequestTask, _: FirstToken) -> None:
         now_s = self._clock()
-        self._waits.answering(number, now_s)
-        self._recorder.answering(number, timeline, now_s)
+        self._waits.answering(task.number, now_s)
+        self._recorder.answering(task.number, task.timeline(), now_s)
 
     def over(self, number: int, timeline: Timeline) -> None:
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE

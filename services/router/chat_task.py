@@ -3,33 +3,32 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from math import inf
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.continuation import ContinuedChoice, begun
-from triptych.domain.generation import FinishReason, HandedOver, Ready, TextEvent, TextRequest, Usage
+from triptych.domain.continuation import begun
+from triptych.domain.embedding import LeaseId
+from triptych.domain.generation import HandedOver, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.stage import Stage
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.prompt_identity import PromptTokens
 from triptych.machine.router.request_events import (
     AnswerHandedOver,
+    AttemptKind,
     Failed,
     Generate,
-    PrefillEarly,
     PrefilledEarly,
     Prepared,
     Resolved,
     TextReported,
 )
-from triptych.machine.router.shared_events import AnswerEnded, CreditReturned, FirstToken, TextStarted, TextWanted
+from triptych.machine.router.shared_events import CreditReturned, FirstToken
 from triptych.policy import admission
-from triptych.policy.fairness import UNSHARED, Share
 from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
 
@@ -37,7 +36,7 @@ from .answer import Answer
 from .attainment import Attainment
 from .cluster import Cluster
 from .late import LateRefusals
-from .prefix_leases import PrefixLeases
+from .leases import CallLeases
 from .prepare import Prepare, Prompted
 from .request_task import Admitted, RequestTask
 from .stream_buffer import StreamBuffer
@@ -47,7 +46,7 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
 
 class ChatTask(RequestTask):
-    """``drive`` puts the answer into ``buffer``."""
+    """A chat that runs: ``drive`` puts its answer into ``buffer``."""
 
     request: ChatRequest
 
@@ -64,12 +63,11 @@ class ChatTask(RequestTask):
         late: LateRefusals,
         offload: Offload,
         rng: Rng,
+        new_lease: Callable[[], LeaseId],
         finds_prefixes: bool = False,
     ) -> None:
-        """``rng`` draws a missing seed, and lease ids. ``finds_prefixes``: the prefix of the prompt is looked for at other
-        instances.
-        """
-        super().__init__(request, admitted, cluster, clock)
+        """``rng`` draws a missing seed. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
+        super().__init__(request, admitted, cluster, clock, attainment.listeners)
         self.buffer = StreamBuffer()
         self._attainment = attainment
         self._gaps: Gaps | None = None
@@ -78,6 +76,7 @@ class ChatTask(RequestTask):
         self._late = late
         self._offload = offload
         self._rng = rng
+        self._new_lease = new_lease
         self._finds_prefixes = finds_prefixes
         self._prompted: Prompted
         """Set by ``_prepare``."""
@@ -95,24 +94,11 @@ class ChatTask(RequestTask):
         """The reason of the choice that finished last; empty before one did."""
         return "" if self._answer is None else self._answer.finish_reason
 
-    def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
-        if isinstance(effect, PrefillEarly):
-            self._start(partial(self._prefill_early, effect), "prefill early", effect.credit)
-            return
+    def _serve(self, effect: Generate | Resolved) -> None:
         assert isinstance(effect, Generate)  # noqa: S101 - a chat's machine has no other
-        self._attainment.dispatched(self._number, self._machine.text_instance)
-        task = self._start(partial(self._generate, effect), "generate", effect.credit)
-        task.add_done_callback(partial(self._generated, effect.credit))
-
-    def _in_order(self, effect: TextWanted) -> TextWanted:
-        if not effect.early:
-            self._attainment.encoded(self._number)
-        share = self._text_share(early=effect.early)
-        return effect if share is UNSHARED else replace(effect, turn=share.of(effect.turn))
-
-    def _text_share(self, *, early: bool) -> Share:
-        """Of its tenant. ``early``: it has not come to the text instances yet, so it has the place that it has for encoders."""
-        return self._attainment.share(self._number, Stage.ENCODE if early else Stage.PREFILL)
+        task = self._start(partial(self._generate, effect), effect.kind.value, effect.credit)
+        if effect.kind is not AttemptKind.EARLY_PREFILL:  # whose place is kept
+            task.add_done_callback(partial(self._generated, effect.credit))
 
     def _ended(self, error: TriptychError | None) -> None:
         self.buffer.close(error)
@@ -139,7 +125,7 @@ class ChatTask(RequestTask):
             items = self._prompted.items
             if any(len(item.units) > 1 for item in items):
                 items = self._sharding(items)
-            self._gaps = self._attainment.prepared(
+            self._gaps, expected = self._attainment.prepared(
                 self._number,
                 self._prompted.items,
                 prompt_tokens,
@@ -149,13 +135,11 @@ class ChatTask(RequestTask):
                 answer_tokens=self._sampling.n * self._expected_tokens(),
                 tenant=self.tenant,
             )
-            expected = self._attainment.expected(self._number)
-            share = self._attainment.share(self._number, Stage.ENCODE)
             prompt = None
             if self._finds_prefixes:
                 prompted = self._prompted
                 prompt = PromptTokens(prompted.token_ids, self.request.tenant_salt, prompted.placeholder_ids)
-            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, share, prompt))
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, prompt))
 
     def _expected_tokens(self) -> int:
         """Tokens of each choice."""
@@ -173,85 +157,70 @@ class ChatTask(RequestTask):
             self.refusal = error
             raise
 
-    def _text_request(
-        self, effect: Generate | PrefillEarly, sampling: SamplingParams, continued: tuple[ContinuedChoice, ...] = ()
-    ) -> TextRequest:
-        now_s = self._clock()
-        turn = self._text_share(early=isinstance(effect, PrefillEarly)).of(effect.turn)
-        early = effect if isinstance(effect, PrefillEarly) else None
-        whole = effect if isinstance(effect, Generate) else None
+    def _text_request(self, effect: Generate, prefix: tuple[KvPlacement, ...]) -> TextRequest:
+        kind = effect.kind
+        continued = self._answer.continued() if kind is AttemptKind.DECODE and self._answer is not None else ()
         return TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
-            token_ids=self._prompted.token_ids[: early.tokens if early else None],
+            token_ids=self._prompted.token_ids[: effect.tokens],
             placements=effect.placements,
-            sampling=sampling,
+            sampling=_ONE_TOKEN if kind is AttemptKind.EARLY_PREFILL else self._sampling,
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
-            due_in_s=turn.due_in_s(now_s),
-            lost_in_s=turn.lost_in_s(now_s),
-            aged_in_s=turn.aged_in_s(now_s),
-            behind_s=turn.behind_s,
+            position=effect.turn.position(self._clock()),
             continued=continued,
-            early=early is not None,
-            hands_over=whole is not None and whole.hands_over,
-            kv_segments=() if whole is None else whole.kv_segments,
-            kv_lease_s=0.0 if whole is None else whole.kv_lease_s,
+            early=kind is AttemptKind.EARLY_PREFILL,
+            hands_over=kind is AttemptKind.PREFILL,
+            kv_segments=effect.kv_segments or prefix,
+            kv_lease_s=effect.kv_lease_s,
         )
 
-    async def _prefill_early(self, effect: PrefillEarly) -> None:
-        request, epoch = self._text_request(effect, _ONE_TOKEN), self._cluster.epoch_of(effect.name)
-        try:
-            with self._cluster.call(effect.name) as text:
-                async with aclosing(text.generate(request)) as stream:
-                    async for events in stream:
-                        self._take_hand_over(effect, events)  # nobody waits for one
-        except TriptychError as error:
-            await self._failed(effect.credit, effect.name, error, epoch)
-        else:
-            self.feed(PrefilledEarly(effect.credit))
-
     async def _generate(self, effect: Generate) -> None:
-        answer = self._answer = self._answer or self._new_answer()
-        leases, epoch = PrefixLeases(self._cluster, self._rng), self._cluster.epoch_of(effect.name)
+        """Make the call. What comes of an early prefill is no answer."""
+        leases = CallLeases(self._cluster, self._new_lease) if effect.prefix else None
+        epoch = self._cluster.epoch_of(effect.name)
+        answer = None
+        if effect.kind is not AttemptKind.EARLY_PREFILL:
+            answer = self._answer = self._answer or self._new_answer()
         try:
-            prefix = await leases.take(effect.prefix, effect.kv_lease_s)
-            request = self._text_request(effect, self._sampling, answer.continued() if effect.continues else ())
-            if prefix:
-                request = replace(request, kv_segments=prefix)
+            prefix = () if leases is None else await leases.take_prefix(effect.prefix, effect.kv_lease_s)
+            request = self._text_request(effect, prefix)
             with self._cluster.call(effect.name) as text:
                 await self._stream(text, effect, request, answer, leases)
         except TriptychError as error:
             await self._failed(effect.credit, effect.name, error, epoch)
         finally:
-            leases.release()
+            if leases is not None:
+                leases.release()
 
     def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
         self._cluster.feed(CreditReturned(credit))
 
     async def _stream(
-        self, text: Text, effect: Generate, request: TextRequest, answer: Answer, leases: PrefixLeases
+        self, text: Text, effect: Generate, request: TextRequest, answer: Answer | None, leases: CallLeases | None
     ) -> None:
-        """Forward the answer. The machine gets only the events that change the request's phase."""
+        """Forward the answer, if there is one. Of its events only those that change the request's phase are published."""
         async with aclosing(text.generate(request)) as stream:
             began = handed_over = False
             async for events in stream:
-                if answer.over or handed_over or not events:
+                if answer is None or answer.over or handed_over or not events:
                     # Wait for the end of the call, which is cheaper for both sides than cancelling it.
                     self._take_hand_over(effect, events)
                     continue
-                leases.read()  # it sends nothing before that
+                if leases is not None:
+                    leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
-                    by_itself = finished.reason is not FinishReason.LENGTH
-                    self._cluster.feed(AnswerEnded(effect.credit, finished.completion_tokens, by_itself))
                     self.feed(TextReported(effect.credit, finished))
                 handed_over = self._take_hand_over(effect, events)
-        if not (answer.over or handed_over):
+        if answer is None:
+            self.feed(PrefilledEarly(effect.credit))
+        elif not (answer.over or handed_over):
             raise InstanceLost("the text instance's stream ended early")
 
-    def _take_hand_over(self, effect: Generate | PrefillEarly, events: Sequence[TextEvent]) -> bool:
+    def _take_hand_over(self, effect: Generate, events: Sequence[TextEvent]) -> bool:
         """Whether these events end with a hand-over. The machine gets it whether or not it waits for one, to release its leases."""
         last = events[-1] if events else None
         if not isinstance(last, HandedOver):
@@ -265,10 +234,8 @@ class ChatTask(RequestTask):
             if isinstance(event, HandedOver):
                 return False
             if not isinstance(event, Ready):
-                self._feed_both(FirstToken(credit))
-                self._attainment.answering(self._number, self.timeline())
+                self.feed(FirstToken(credit))
                 return True
-            self._cluster.feed(TextStarted(credit))
             self.feed(TextReported(credit, event))
         return False
 

@@ -5,7 +5,6 @@ expect; only the router exports those about whole requests.
 """
 
 import logging
-from typing import Protocol
 
 from prometheus_client import Counter, Histogram
 
@@ -24,45 +23,8 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_0
 _MODEL = ("model_name",)
 
 
-class Record(Protocol):
-    """Receives refused and finished requests from the router's service."""
-
-    def refused(self, error: TriptychError) -> None: ...
-
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
-        """A chat. ``finish_reason`` is empty if it failed or was cancelled."""
-        ...
-
-    def resolved(self, timeline: Timeline) -> None:
-        """A request that resolved media."""
-        ...
-
-    def keys_resolved(self, keys: int, code: str) -> None:
-        """A request that resolved keys; ``code`` is that of its error, or empty."""
-        ...
-
-
-class NoRecord:
-    """A ``Record`` that does nothing."""
-
-    def refused(self, error: TriptychError) -> None:
-        del error
-
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
-        del timeline, finish_reason
-
-    def resolved(self, timeline: Timeline) -> None:
-        del timeline
-
-    def keys_resolved(self, keys: int, code: str) -> None:
-        del keys, code
-
-
-NO_RECORD = NoRecord()
-
-
 class RouterRecord:
-    """A ``Record`` that writes to metrics, log and trace."""
+    """Writes what became of requests to metrics, log and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
         counter, histogram = metrics.counter, metrics.histogram
@@ -112,6 +74,7 @@ class RouterRecord:
         logger.info("refused: %s", error.code)
 
     def over(self, timeline: Timeline, finish_reason: str) -> None:
+        """Record a chat that has ended. ``finish_reason`` is empty if it failed or was cancelled."""
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)
         self._count(self._success, timeline.model, ended_as)
@@ -130,6 +93,7 @@ class RouterRecord:
         self._trace(timeline)
 
     def resolved(self, timeline: Timeline) -> None:
+        """Record the end of a request that resolved media."""
         self._count(self._resolves, timeline.outcome.value, timeline.error)
         self._count_encodes(timeline)
         if timeline.outcome is Outcome.DONE:
@@ -140,6 +104,7 @@ class RouterRecord:
         self._trace(timeline)
 
     def keys_resolved(self, keys: int, code: str) -> None:
+        """Record the end of a request that resolved keys; ``code`` is that of its error, or empty."""
         self._count(self._keys, code, by=keys)
 
     def _count_encodes(self, timeline: Timeline) -> None:

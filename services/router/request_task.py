@@ -4,9 +4,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId, Ticket
@@ -26,37 +27,29 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.losses import Loss
-from triptych.machine.router.request import Phase, RequestMachine
+from triptych.machine.router.request import RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
     Abort,
     After,
     Encode,
     End,
-    Extend,
     Failed,
     Generate,
-    LeaseGranted,
-    LeasesExtended,
-    PrefillEarly,
     Renew,
-    RenewSegments,
+    Renewed,
     RequestEffect,
     RequestEvent,
     Resolved,
-    SegmentsRenewed,
     Signal,
+    TextReported,
 )
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditsAbandoned,
     CreditsWanted,
-    EmbeddingGone,
-    EmbeddingsRead,
     FirstToken,
     HedgeWanted,
     ItemEncoded,
-    LeasesTaken,
-    Overtaken,
     Release,
     TextWanted,
 )
@@ -68,19 +61,10 @@ from .connection import STOPPED_RESPONDING
 
 logger = logging.getLogger(__name__)
 
-_REASONED = (
-    CreditsWanted
-    | CreditsAbandoned
-    | TextWanted
-    | HedgeWanted
-    | Encode
-    | Renew
-    | RenewSegments
-    | Abort
-    | After
-    | Release
-)
+_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | HedgeWanted | Encode | Renew | Abort | After | Release
 
+_RESULTS = ItemEncoded | TextReported | FirstToken
+"""Of calls: events of the cluster too. Of a failed call the cluster is told at once, and the request when more is known of it."""
 _LOST = "an instance was lost while it worked on the request"
 _TOGETHER_S = 0.05
 """Instances that end within this time are taken to be ended by the same cause from outside: no request is sent to them meanwhile."""
@@ -89,6 +73,9 @@ _LAST_CALL_S = 1.0
 
 Call = Callable[[], Coroutine[object, object, None]]
 """A factory, so that a call cancelled before it starts leaves no coroutine unawaited."""
+Listeners = Mapping[type, Callable[["RequestTask", Any], None]]
+"""What else is told of a request's events once they are handled, and of its effects, by their type."""
+NO_LISTENERS: Listeners = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +91,18 @@ class Admitted:
 
 
 class RequestTask(ABC):
-    """``drive`` runs the request to its end. Subclasses prepare it, and serve what becomes of its items."""
+    """A request that runs: ``drive`` brings it to its end. Subclasses prepare it, and serve what becomes of its items."""
 
     def __init__(
-        self, request: ChatRequest | ResolveRequest, admitted: Admitted, cluster: Cluster, clock: Clock
+        self,
+        request: ChatRequest | ResolveRequest,
+        admitted: Admitted,
+        cluster: Cluster,
+        clock: Clock,
+        listeners: Listeners = NO_LISTENERS,
     ) -> None:
         self.request = request
+        self._listeners = listeners
         self.media_bytes = admitted.media_bytes
         self._number = admitted.number
         self._model = admitted.model
@@ -134,20 +127,16 @@ class RequestTask(ABC):
         """Feed ``Prepared``, or ``Failed``."""
 
     @abstractmethod
-    def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
-        """All items are encoded, or enough of them to begin with."""
-
-    def _in_order(self, effect: TextWanted) -> TextWanted:
-        """With the position among those that wait for a text instance."""
-        return effect
+    def _serve(self, effect: Generate | Resolved) -> None:
+        """Go on with the items, all or enough of which are encoded."""
 
     @abstractmethod
     def _ended(self, error: TriptychError | None) -> None:
-        """The request is over."""
+        """End what the caller sees, as the request is over."""
 
     @property
     def tenant(self) -> Tenant:
-        """Those who name none are one."""
+        """The request's tenant. Those who name none are one."""
         return (self.request.tenant if isinstance(self.request, ChatRequest) else None) or NOBODY
 
     @property
@@ -156,8 +145,13 @@ class RequestTask(ABC):
         return self._number
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RequestPhase:
         return self._machine.phase
+
+    @property
+    def text_instance(self) -> str:
+        """Id of the text instance chosen last."""
+        return self._machine.text_instance
 
     @property
     def streamed_tokens(self) -> int:
@@ -191,7 +185,7 @@ class RequestTask(ABC):
                     # The process is ending: report it to whoever waits for the answer.
                     self.feed(Signal.CALLER_LEFT)
                     raise
-                if self.phase is Phase.DONE:
+                if self.phase is RequestPhase.DONE:
                     # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:
@@ -207,24 +201,28 @@ class RequestTask(ABC):
             task.cancel()
 
     def feed(self, event: RequestEvent) -> None:
-        """Handle events in order; events caused by effects are queued behind."""
+        """Publish an event: to the cluster, if it is a result of a call; then to the request's machine; then to the listeners.
+
+        Events caused by effects are queued behind.
+        """
+        if isinstance(event, _RESULTS):
+            self._cluster.feed(event)
         self._events.append(event)
         if self._feeding:
             return
         self._feeding = True
         try:
             while self._events:
-                if effects := self._machine.handle(self._events.popleft(), self._clock()):
+                event = self._events.popleft()
+                if effects := self._machine.handle(event, self._clock()):
                     self._apply(effects)
+                if (listener := self._listeners.get(type(event))) is not None:
+                    listener(self, event)
         finally:
             self._feeding = False
 
     def _feed_after(self, delay_s: float, event: RequestEvent) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self.feed, event))
-
-    def _feed_both(self, event: ItemEncoded | FirstToken) -> None:
-        self._cluster.feed(event)
-        self.feed(event)
 
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
@@ -232,28 +230,15 @@ class RequestTask(ABC):
         for effect in effects:
             if debug and isinstance(effect, _REASONED):  # only the reason: effects hold lease ids, which are secret
                 logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
+            if (listener := self._listeners.get(type(effect))) is not None:
+                listener(self, effect)
             match effect:
-                case (
-                    CreditsWanted()
-                    | CreditsAbandoned()
-                    | EmbeddingGone()
-                    | EmbeddingsRead()
-                    | HedgeWanted()
-                    | Overtaken()
-                    | LeasesTaken()
-                ):
-                    self._cluster.feed(effect)
-                case TextWanted():
-                    self._cluster.feed(self._in_order(effect))
                 case Encode(credit):
                     self._start(partial(self._encode, effect), f"encode {effect.index}", credit)
                 case Renew(credit):
-                    self._start(partial(self._renew, effect), f"renew {credit}", credit)
-                case RenewSegments(credit):
-                    self._start(partial(self._renew_segments, effect), f"renew segments {credit}", credit)
-                case Extend(credit):
-                    self._start(partial(self._extend, effect), f"extend {credit}")
-                case PrefillEarly() | Generate() | Resolved():
+                    # What extends leases ends by itself: the call of this credit that may be aborted is another one.
+                    self._start(partial(self._renew, effect), f"renew {credit}", None if effect.extends else credit)
+                case Generate() | Resolved():
                     self._serve(effect)
                 case Abort(credit):
                     if (call := self._calls.get(credit)) is not None:
@@ -268,6 +253,8 @@ class RequestTask(ABC):
                         logger.error("request %s fails alone, lost with %s", self.request.request_id, lost_with)
                     self._ended(error)
                     self._over.set()
+                case _:
+                    self._cluster.feed(effect)
         for name, group in releases.items():
             lease_ids: list[LeaseId] = []
             credits_: list[int] = []
@@ -305,7 +292,7 @@ class RequestTask(ABC):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _failed(self, credit: int, name: str, error: TriptychError, epoch: int | None = None) -> None:
-        """``epoch``: of an instance that worked on the request, and may have ended by it."""
+        """Tell of a failed call. ``epoch`` is that of an instance that worked on the request, and may have ended by it."""
         ends = type(error) is Unavailable and error.sent_by_peer  # it says so, before its load report does
         event = CallFailed(credit, name, _lost_if_cancelled(error), ends or self._cluster.drains(name))
         self._cluster.feed(event)
@@ -324,7 +311,7 @@ class RequestTask(ABC):
         self.feed(event)
 
     async def _encode(self, effect: Encode) -> None:
-        plan, now_s, epoch = effect.plan, self._clock(), self._cluster.epoch_of(effect.name)
+        plan, epoch = effect.plan, self._cluster.epoch_of(effect.name)
         request = EncodeRequest(
             request_id=self.request.request_id,
             item=effect.index,
@@ -339,10 +326,7 @@ class RequestTask(ABC):
             router_lease=effect.router_lease,
             shard=plan.shard,
             priority=self.request.priority,
-            due_in_s=effect.turn.due_in_s(now_s),
-            lost_in_s=effect.turn.lost_in_s(now_s),
-            aged_in_s=effect.turn.aged_in_s(now_s),
-            behind_s=effect.turn.behind_s,
+            position=effect.turn.position(self._clock()),
         )
         try:
             with self._cluster.call(effect.name) as encoder:
@@ -352,47 +336,19 @@ class RequestTask(ABC):
                 error.param = error.param or plan.param
             await self._failed(effect.credit, effect.name, error, epoch)
         else:
-            self._feed_both(ItemEncoded(effect.credit, effect.name, result))
+            self.feed(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
-        request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
-        try:
-            with self._cluster.call(effect.name) as encoder:
-                ticket = await encoder.lease(request)
-        except TriptychError as error:
-            await self._failed(effect.credit, effect.name, error)
-        else:
-            self.feed(LeaseGranted(effect.credit, effect.name, ticket))
-
-    async def _renew_segments(self, effect: RenewSegments) -> None:
-        """All at once, up to the first that is lost: what follows it is of no use."""
-        tickets = list[Ticket | None]()
+        sent_s, tickets, refused = self._clock(), list[Ticket](), None
         try:
             with self._cluster.call(effect.name) as holder:
                 for known, lease_id in zip(effect.tickets, effect.lease_ids, strict=True):
                     request = LeaseRequest(known.key, known.generation, lease_id, effect.lease_s, self._left_s())
                     tickets.append(await holder.lease(request))
         except TriptychError as error:
-            # They cost computation only; what the instance is good for is seen by other calls.
-            logger.debug("request %s: segments at %s: %s", self.request.request_id, effect.name, error.code)
-            tickets.append(None)
-        self.feed(SegmentsRenewed(effect.credit, effect.name, tuple(tickets)))
-
-    async def _extend(self, effect: Extend) -> None:
-        """Extend the router's own lease first. If the reader's has expired, the reader has its data or asks again."""
-        sent_s, extended = self._clock(), list[LeaseId]()
-        for lease_id in effect.lease_ids:
-            request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
-            try:
-                with self._cluster.call(effect.name) as encoder:
-                    await encoder.lease(request)
-            except TriptychError as error:
-                # The request goes on: its leases last until it ends or are renewed before use.
-                self._cluster.feed(CallFailed(effect.credit, effect.name, _lost_if_cancelled(error)))
-                break
-            extended.append(lease_id)
-        if extended:
-            self.feed(LeasesExtended(effect.credit, tuple(extended), sent_s, effect.lease_s))
+            refused = _lost_if_cancelled(error)
+            self._cluster.feed(CallFailed(effect.credit, effect.name, refused))
+        self.feed(Renewed(effect, sent_s, tuple(tickets), refused))
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

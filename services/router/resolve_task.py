@@ -5,7 +5,7 @@ import asyncio
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.errors import TriptychError
-from triptych.machine.router.request_events import Failed, Generate, PrefillEarly, Prepared, Resolved
+from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
@@ -16,7 +16,7 @@ from .request_task import Admitted, RequestTask
 
 
 class ResolveTask(RequestTask):
-    """``drive`` returns once nothing is held any more."""
+    """A request that resolves media: ``drive`` returns once nothing is held any more."""
 
     request: ResolveRequest
 
@@ -68,7 +68,7 @@ class ResolveTask(RequestTask):
         else:
             self.feed(Prepared(items, prompt_tokens=0, answer_tokens=0))
 
-    def _serve(self, effect: PrefillEarly | Generate | Resolved) -> None:
+    def _serve(self, effect: Generate | Resolved) -> None:
         assert isinstance(effect, Resolved)  # noqa: S101 - the machine of a resolve has no other
         self._items = effect.items
         self._settled.set()

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from triptych.domain.chat import ChatRequest, MediaPart, Tokenized
@@ -43,10 +44,10 @@ from .chat_task import ChatTask
 from .cluster import Cluster, Scope
 from .held_share import HeldShare
 from .history import History
-from .key_leases import KeyLeases
 from .late import LateRefusals
+from .leases import KeyLeases
 from .prepare import Prepare
-from .record import NO_RECORD, Record
+from .record import RouterRecord
 from .request_task import Admitted, RequestTask
 from .resolve_task import ResolveTask
 from .settings import RouterSettings
@@ -69,7 +70,7 @@ class RouterService:
         clock: Clock,
         scope: Scope,
         rng: Rng,
-        record: Record = NO_RECORD,
+        record: RouterRecord | None = None,
         policies: Policies | None = None,
         profiles: KnownProfiles | None = None,
     ) -> None:
@@ -187,8 +188,7 @@ class RouterService:
         try:
             task = self._admit(request, text_lost=text_lost)
         except TriptychError as error:
-            self._record.refused(error)
-            self.attainment.refused(error)
+            self._refused(error, is_chat=True)
             raise
         try:
             while events := await task.buffer.get():
@@ -248,14 +248,15 @@ class RouterService:
         finally:
             self._reading -= 1
             self._rest()
-            self._record.keys_resolved(len(request.keys), code)
+            if self._record is not None:
+                self._record.keys_resolved(len(request.keys), code)
 
     @contextmanager
     def _recording_refusals(self) -> Generator[None]:
         try:
             yield
         except TriptychError as error:
-            self._record.refused(error)
+            self._refused(error, is_chat=False)
             raise
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -320,6 +321,7 @@ class RouterService:
             late=self._late,
             offload=self._offload,
             rng=self._rng,
+            new_lease=self._new_lease,
             finds_prefixes=self._policies.finds_prefixes,
         )
         self._run(task)
@@ -383,6 +385,7 @@ class RouterService:
             choices=choices,
             priority=request.priority,
             ordering=self._policies.ordering,
+            share=partial(self.attainment.share, number),
             dispatch=self._policies.dispatch,
             resolves=isinstance(request, ResolveRequest),
             continued_tokens=continued_tokens,
@@ -430,14 +433,23 @@ class RouterService:
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
             self._history.add(timeline)
-        if not isinstance(task, ChatTask):
-            self._record.resolved(timeline)
-        elif task.refusal is not None:
-            self._record.refused(task.refusal)
-            self.attainment.refused(task.refusal)
-        else:
+        if isinstance(task, ChatTask) and task.refusal is not None:
+            self._refused(task.refusal, is_chat=True)
+            return
+        if isinstance(task, ChatTask):
             self.attainment.over(task.number, timeline)
+        if self._record is None:
+            return
+        if isinstance(task, ChatTask):
             self._record.over(timeline, task.finish_reason)
+        else:
+            self._record.resolved(timeline)
+
+    def _refused(self, error: TriptychError, *, is_chat: bool) -> None:
+        if self._record is not None:
+            self._record.refused(error)
+        if is_chat:
+            self.attainment.refused(error)
 
     def _check(self, request: ChatRequest) -> int:
         """Raise if the request cannot be admitted; else return the bytes of its media."""

@@ -70,10 +70,7 @@ class Generation:
             deadline_s=deadline_s,
             arrived_s=now_s,
             arrival=number,
-            due_in_s=request.due_in_s,
-            lost_in_s=request.lost_in_s,
-            aged_in_s=request.aged_in_s,
-            behind_s=request.behind_s,
+            position=request.position,
         )
         self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, turn, self._departure)
         self._request = request

@@ -8,7 +8,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import HandedOver, TextEvent, TextRequest
 from triptych.errors import Cancelled, DeadlineExceeded, LeaseLost, StageClosed, TriptychError, Unavailable
-from triptych.machine.router.held_segments import leases_of
+from triptych.machine.router.leases import leases_of
 from triptych.testing.links import Link, LinkedInstance
 
 

@@ -35,7 +35,7 @@ from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.losses import MOST_ENDED
 from triptych.machine.router.promises import Promises
 from triptych.machine.router.request import RequestLimits, RequestMachine
-from triptych.machine.router.request_events import PrefillEarly
+from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.router.shared_events import Moved
 from triptych.machine.router.wait_predictor import WaitPredictor
 from triptych.machine.text.tensor_cache import TensorCache
@@ -438,7 +438,8 @@ def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch
 
     def counting(machine: RequestMachine, *event: Any) -> Any:
         effects = handle(machine, *event)
-        sent.extend(effect.tokens for effect in effects if isinstance(effect, PrefillEarly))
+        generates = [effect for effect in effects if isinstance(effect, Generate)]
+        sent.extend(effect.tokens or 0 for effect in generates if effect.kind is AttemptKind.EARLY_PREFILL)
         return effects
 
     monkeypatch.setattr(RequestMachine, "handle", counting)

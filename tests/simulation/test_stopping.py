@@ -29,7 +29,7 @@ from triptych.domain.kv_segment import KvSegment
 from triptych.domain.stage import Stage
 from triptych.errors import DeadlineExceeded, Overloaded
 from triptych.machine.encoder.batch_queue import BatchLimits
-from triptych.machine.router.request import Phase
+from triptych.machine.router.request import RequestPhase
 from triptych.policy.policies import PolicyNames
 from triptych.rpc.routers import Routers
 from triptych.services.encoder.file_tier import READ_PATIENCE_S
@@ -69,7 +69,7 @@ class Place:
     engine step, in which nothing can be stopped.
     """
 
-    is_there: Callable[[SimCluster, Phase], bool]
+    is_there: Callable[[SimCluster, RequestPhase], bool]
     setup: Callable[[SimCluster], None] = lambda cluster: None
     world: dict[str, Any] = field(default_factory=dict)
     images: int = 1
@@ -141,19 +141,19 @@ def copies_slowly(cluster: SimCluster) -> None:
 
 
 PLACES = {
-    "preparation": Place(lambda cluster, phase: phase is Phase.PREPARING, prepares_slowly),
+    "preparation": Place(lambda cluster, phase: phase is RequestPhase.PREPARING, prepares_slowly),
     "preprocessing": Place(
-        lambda cluster, phase: phase is Phase.ENCODING and items(cluster) == 1,
+        lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 1,
         preprocesses_slowly,
         step_s=BLOCKED_S,
     ),
     "file tier": Place(
-        lambda cluster, phase: phase is Phase.ENCODING and bool(cluster.encoders[0].service._files._reads),  # type: ignore[union-attr]
+        lambda cluster, phase: phase is RequestPhase.ENCODING and bool(cluster.encoders[0].service._files._reads),  # type: ignore[union-attr]
         reads_slowly,
         {"encoder": {"embedding_files": Path("kept"), "embedding_files_bytes": 1 << 20}},
     ),
     "pause": Place(
-        lambda cluster, phase: phase is Phase.ENCODING and items(cluster) == 0,
+        lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 0,
         refuses,
         {"router": {"attempts": {"arena_retry_s": 1.0}}},
         for_deadlines=False,
@@ -167,7 +167,7 @@ PLACES = {
         step_s=0.15,
     ),
     "hand-over": Place(
-        lambda cluster, phase: phase is Phase.STREAMING and bool(cluster.texts[0].store.memory.leased_bytes),  # type: ignore[union-attr]
+        lambda cluster, phase: phase is RequestPhase.STREAMING and bool(cluster.texts[0].store.memory.leased_bytes),  # type: ignore[union-attr]
         copies_slowly,
         APART,
         images=0,
@@ -179,25 +179,25 @@ PLACES = {
         images=0,
     ),
     "router queue": Place(
-        lambda cluster, phase: phase is Phase.WAITING,
+        lambda cluster, phase: phase is RequestPhase.WAITING,
         world={"encoder_arena_bytes": ITEM_BYTES + 1024, "before_pull": slow_pull},
         behind=True,
         encodes=1,
     ),
     "encoder queue": Place(
-        lambda cluster, phase: phase is Phase.ENCODING and items(cluster) == 2,
+        lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 2,
         world={"encode_token_s": 0.008},
         behind=True,
         encodes=1,
     ),
     "batch": Place(
-        lambda cluster, phase: phase is Phase.ENCODING and items(cluster) == 1,
+        lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 1,
         world={"encode_token_s": 0.004},
         step_s=1.1,
         encodes=1,
     ),
     "pull": Place(
-        lambda cluster, phase: phase is Phase.DISPATCHING and text_load(cluster, Stage.PREFILL) == 1,
+        lambda cluster, phase: phase is RequestPhase.DISPATCHING and text_load(cluster, Stage.PREFILL) == 1,
         world={"before_pull": slow_pull},
         encodes=1,
     ),
@@ -209,13 +209,13 @@ PLACES = {
         step_s=0.2,
     ),
     "prefill": Place(
-        lambda cluster, phase: phase is Phase.DISPATCHING and not cluster.texts[0].engine.waiting,
+        lambda cluster, phase: phase is RequestPhase.DISPATCHING and not cluster.texts[0].engine.waiting,
         images=0,
         step_s=1.0,
         prefill_token_s=0.1,
     ),
     "decode": Place(
-        lambda cluster, phase: phase is Phase.STREAMING,
+        lambda cluster, phase: phase is RequestPhase.STREAMING,
         world={"text_step_s": 0.15},
         images=0,
         step_s=0.15,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.item_plan import Content, content_of
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
 from triptych.domain.record import record
 
 
@@ -35,14 +36,7 @@ class EncodeRequest:
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
     priority: int = 0
     """Lower goes first, whatever time is left."""
-    due_in_s: float | None = None
-    """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
-    lost_in_s: float | None = None
-    """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
-    aged_in_s: float | None = None
-    """Time left until it is due again if it is lost. None if the caller does not say."""
-    behind_s: float = 0.0
-    """How much later than that it counts as having come, as its tenant is ahead of its share; negative for earlier."""
+    position: QueuePosition = BY_TIME_LIMIT
 
     @property
     def content(self) -> Content:

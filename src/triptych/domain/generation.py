@@ -8,6 +8,7 @@ from triptych.domain.chat import ToolCall
 from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
+from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
 from triptych.domain.record import record
 from triptych.domain.sampling import SamplingParams
 
@@ -56,16 +57,9 @@ class TextRequest:
     """Lower values go first, whatever time is left."""
     tenant_salt: bytes = b""
     """Cached prefixes are shared only between requests of equal salt."""
-    due_in_s: float | None = None
-    """Time left until it is due; negative if overdue. It orders those of one priority; without it ``timeout_s`` does."""
-    lost_in_s: float | None = None
-    """Time left to begin; after that it goes behind what is not lost. None if it is never too late."""
-    aged_in_s: float | None = None
-    """Time left until it is due again if it is lost. None if the caller does not say."""
+    position: QueuePosition = BY_TIME_LIMIT
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
-    behind_s: float = 0.0
-    """How much later than its ``due_in_s`` says it counts as having come, as its tenant is ahead of its share; negative for earlier."""
     early: bool = False
     """It is the prefix of a prompt, computed for the prefix cache: what is generated after it is no answer."""
     hands_over: bool = False

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
+from triptych.domain.queue_position import QueuePosition
+
 AGEING_S = 30.0
 """A request that has waited this long is not overtaken by later arrivals of its priority."""
 AGEING_FACTOR = 4.0
@@ -60,17 +62,15 @@ class Turn(NamedTuple):
             return self
         return Turn(self.priority, self.aged_s, self.arrival, behind_s=self.behind_s)
 
-    def due_in_s(self, now_s: float) -> float:
-        """Time left until it is due by its own objective; negative if it is overdue."""
-        return self.due_s - self.behind_s - now_s
-
-    def lost_in_s(self, now_s: float) -> float | None:
-        """Time left to begin by its own objective, negative if it is too late; None if it is never too late."""
-        return None if self.lost_s == inf else self.lost_s - max(0.0, self.behind_s) - now_s
-
-    def aged_in_s(self, now_s: float) -> float | None:
-        """Time until it is due by its own objective if it is lost; None if it is never lost."""
-        return None if self.aged_s == inf else self.aged_s - self.behind_s - now_s
+    def position(self, now_s: float) -> QueuePosition:
+        """The same for an instance: what is left by the request's own objective, and how far its tenant's share puts it behind."""
+        behind_s = self.behind_s
+        return QueuePosition(
+            self.due_s - behind_s - now_s,
+            None if self.lost_s == inf else self.lost_s - max(0.0, behind_s) - now_s,
+            None if self.aged_s == inf else self.aged_s - behind_s - now_s,
+            behind_s,
+        )
 
 
 FIRST_COME = Turn(0, 0.0, 0)
@@ -126,22 +126,19 @@ def as_called(
     deadline_s: float,
     arrived_s: float,
     arrival: int,
-    due_in_s: float | None,
-    lost_in_s: float | None,
-    aged_in_s: float | None = None,
-    behind_s: float = 0.0,
+    position: QueuePosition,
 ) -> Turn:
-    """The position of a call at an instance, which gets durations from its caller, counted from ``arrived_s``.
+    """The turn of a call at an instance. The durations of its ``position`` count from ``arrived_s``.
 
-    ``due_in_s`` is negative for what is overdue, and None if the caller does not say: then by deadline. Without
-    ``aged_in_s``, from a router of the release before, the ageing counts from the arrival here. ``behind_s`` is what
-    ``Turn.behind`` adds for the share of the request's tenant.
+    If its caller does not say when it is due, it goes by deadline. If the caller does not say when it ages, that counts from the arrival here.
     """
-    if due_in_s is None:
+    if position.due_in_s is None:
         return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=arrival)
-    due_s, lost_s = arrived_s + due_in_s, inf if lost_in_s is None else arrived_s + lost_in_s
+    due_s = arrived_s + position.due_in_s
+    lost_s = inf if position.lost_in_s is None else arrived_s + position.lost_in_s
+    aged_in_s = position.aged_in_s
     aged_s = _aged_s(due_s, deadline_s, arrived_s) if aged_in_s is None else arrived_s + aged_in_s
-    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s).behind(behind_s)
+    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s).behind(position.behind_s)
 
 
 def after_share(waiting: Turn, had_nbytes: int) -> Turn:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\"\xcc\x02\n\tMediaInfo\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66rames\x18\x07 \x01(\r\x12\x12\n\nduration_s\x18\x08 \x01(\x01\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x16\n\x0esample_rate_hz\x18\n \x01(\r\x12\x14\n\x0crotation_deg\x18\x0b \x01(\r\x12\x34\n\x07options\x18\x0c \x03(\x0b\x32#.triptych.v1.MediaInfo.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x05Shard\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\n\n\x02of\x18\x03 \x01(\r\"L\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.triptych.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"\xf0\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x16\n\x0epayload_nbytes\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x06\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12(\n\x07tensors\x18\x08 \x03(\x0b\x32\x17.triptych.v1.TensorSpec\x12\x0e\n\x06tokens\x18\t \x01(\r\x12\x10\n\x08lease_id\x18\n \x01(\x0c\x12\x0f\n\x07lease_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x0c \x01(\t\"G\n\x0eResponseFormat\x12%\n\x07grammar\x18\x01 \x01(\x0e\x32\x14.triptych.v1.Grammar\x12\x0e\n\x06schema\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xc6\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x12H\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\t\n\x01n\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0e \x01(\x01\x12*\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x16.triptych.v1.LogitBias\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x34\n\x0fresponse_format\x18\x11 \x01(\x0b\x32\x1b.triptych.v1.ResponseFormatB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"\x7f\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12!\n\x05\x64type\x18\x03 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.triptych.v1.Alternative\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.triptych.v1.Alternative\"k\n\nTokenChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\"4\n\x0f\x43ontinuedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03*\x88\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\r\n\tDTYPE_F32\x10\x01\x12\r\n\tDTYPE_F16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\r\n\tDTYPE_I64\x10\x04\x12\r\n\tDTYPE_I32\x10\x05\x12\x0c\n\x08\x44TYPE_U8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*f\n\x07Grammar\x12\x17\n\x13GRAMMAR_UNSPECIFIED\x10\x00\x12\x17\n\x13GRAMMAR_JSON_OBJECT\x10\x01\x12\x17\n\x13GRAMMAR_JSON_SCHEMA\x10\x02\x12\x10\n\x0cGRAMMAR_LARK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\"\xcc\x02\n\tMediaInfo\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66rames\x18\x07 \x01(\r\x12\x12\n\nduration_s\x18\x08 \x01(\x01\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x16\n\x0esample_rate_hz\x18\n \x01(\r\x12\x14\n\x0crotation_deg\x18\x0b \x01(\r\x12\x34\n\x07options\x18\x0c \x03(\x0b\x32#.triptych.v1.MediaInfo.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x05Shard\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\n\n\x02of\x18\x03 \x01(\r\"\x91\x01\n\rQueuePosition\x12\x15\n\x08\x64ue_in_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tlost_in_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\taged_in_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08\x62\x65hind_s\x18\x04 \x01(\x01\x42\x0b\n\t_due_in_sB\x0c\n\n_lost_in_sB\x0c\n\n_aged_in_s\"L\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.triptych.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"\xf0\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x16\n\x0epayload_nbytes\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x06\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12(\n\x07tensors\x18\x08 \x03(\x0b\x32\x17.triptych.v1.TensorSpec\x12\x0e\n\x06tokens\x18\t \x01(\r\x12\x10\n\x08lease_id\x18\n \x01(\x0c\x12\x0f\n\x07lease_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x0c \x01(\t\"G\n\x0eResponseFormat\x12%\n\x07grammar\x18\x01 \x01(\x0e\x32\x14.triptych.v1.Grammar\x12\x0e\n\x06schema\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xc6\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x12H\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\t\n\x01n\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0e \x01(\x01\x12*\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x16.triptych.v1.LogitBias\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x34\n\x0fresponse_format\x18\x11 \x01(\x0b\x32\x1b.triptych.v1.ResponseFormatB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"\x7f\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12!\n\x05\x64type\x18\x03 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.triptych.v1.Alternative\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.triptych.v1.Alternative\"k\n\nTokenChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\"4\n\x0f\x43ontinuedChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03*\x88\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\r\n\tDTYPE_F32\x10\x01\x12\r\n\tDTYPE_F16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\r\n\tDTYPE_I64\x10\x04\x12\r\n\tDTYPE_I32\x10\x05\x12\x0c\n\x08\x44TYPE_U8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*f\n\x07Grammar\x12\x17\n\x13GRAMMAR_UNSPECIFIED\x10\x00\x12\x17\n\x13GRAMMAR_JSON_OBJECT\x10\x01\x12\x17\n\x13GRAMMAR_JSON_SCHEMA\x10\x02\x12\x10\n\x0cGRAMMAR_LARK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MEDIAINFO_OPTIONSENTRY']._loaded_options = None
   _globals['_MEDIAINFO_OPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODALITY']._serialized_start=1778
-  _globals['_MODALITY']._serialized_end=1874
-  _globals['_DTYPE']._serialized_start=1877
-  _globals['_DTYPE']._serialized_end=2013
-  _globals['_FINISHREASON']._serialized_start=2015
-  _globals['_FINISHREASON']._serialized_end=2140
-  _globals['_GRAMMAR']._serialized_start=2142
-  _globals['_GRAMMAR']._serialized_end=2244
+  _globals['_MODALITY']._serialized_start=1926
+  _globals['_MODALITY']._serialized_end=2022
+  _globals['_DTYPE']._serialized_start=2025
+  _globals['_DTYPE']._serialized_end=2161
+  _globals['_FINISHREASON']._serialized_start=2163
+  _globals['_FINISHREASON']._serialized_end=2288
+  _globals['_GRAMMAR']._serialized_start=2290
+  _globals['_GRAMMAR']._serialized_end=2392
   _globals['_MEDIAINFO']._serialized_start=42
   _globals['_MEDIAINFO']._serialized_end=374
   _globals['_MEDIAINFO_OPTIONSENTRY']._serialized_start=328
   _globals['_MEDIAINFO_OPTIONSENTRY']._serialized_end=374
   _globals['_SHARD']._serialized_start=376
   _globals['_SHARD']._serialized_end=425
-  _globals['_TENSORSPEC']._serialized_start=427
-  _globals['_TENSORSPEC']._serialized_end=503
-  _globals['_TICKET']._serialized_start=506
-  _globals['_TICKET']._serialized_end=746
-  _globals['_RESPONSEFORMAT']._serialized_start=748
-  _globals['_RESPONSEFORMAT']._serialized_end=819
-  _globals['_LOGITBIAS']._serialized_start=821
-  _globals['_LOGITBIAS']._serialized_end=864
-  _globals['_SAMPLINGPARAMS']._serialized_start=867
-  _globals['_SAMPLINGPARAMS']._serialized_end=1321
-  _globals['_MODELINFO']._serialized_start=1323
-  _globals['_MODELINFO']._serialized_end=1450
-  _globals['_ALTERNATIVE']._serialized_start=1452
-  _globals['_ALTERNATIVE']._serialized_end=1515
-  _globals['_TOKENLOGPROBS']._serialized_start=1517
-  _globals['_TOKENLOGPROBS']._serialized_end=1613
-  _globals['_TOKENCHUNK']._serialized_start=1615
-  _globals['_TOKENCHUNK']._serialized_end=1722
-  _globals['_CONTINUEDCHOICE']._serialized_start=1724
-  _globals['_CONTINUEDCHOICE']._serialized_end=1776
+  _globals['_QUEUEPOSITION']._serialized_start=428
+  _globals['_QUEUEPOSITION']._serialized_end=573
+  _globals['_TENSORSPEC']._serialized_start=575
+  _globals['_TENSORSPEC']._serialized_end=651
+  _globals['_TICKET']._serialized_start=654
+  _globals['_TICKET']._serialized_end=894
+  _globals['_RESPONSEFORMAT']._serialized_start=896
+  _globals['_RESPONSEFORMAT']._serialized_end=967
+  _globals['_LOGITBIAS']._serialized_start=969
+  _globals['_LOGITBIAS']._serialized_end=1012
+  _globals['_SAMPLINGPARAMS']._serialized_start=1015
+  _globals['_SAMPLINGPARAMS']._serialized_end=1469
+  _globals['_MODELINFO']._serialized_start=1471
+  _globals['_MODELINFO']._serialized_end=1598
+  _globals['_ALTERNATIVE']._serialized_start=1600
+  _globals['_ALTERNATIVE']._serialized_end=1663
+  _globals['_TOKENLOGPROBS']._serialized_start=1665
+  _globals['_TOKENLOGPROBS']._serialized_end=1761
+  _globals['_TOKENCHUNK']._serialized_start=1763
+  _globals['_TOKENCHUNK']._serialized_end=1870
+  _globals['_CONTINUEDCHOICE']._serialized_start=1872
+  _globals['_CONTINUEDCHOICE']._serialized_end=1924
 # @@protoc_insertion_point(module_scope)

@@ -104,6 +104,18 @@ class Shard(_message.Message):
     of: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
 
+class QueuePosition(_message.Message):
+    __slots__ = ("due_in_s", "lost_in_s", "aged_in_s", "behind_s")
+    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_IN_S_FIELD_NUMBER: _ClassVar[int]
+    AGED_IN_S_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_S_FIELD_NUMBER: _ClassVar[int]
+    due_in_s: float
+    lost_in_s: float
+    aged_in_s: float
+    behind_s: float
+    def __init__(self, due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ...) -> None: ...
+
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "router_lease", "shard", "priority", "due_in_s", "lost_in_s", "aged_in_s", "behind_s")
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "router_lease", "shard", "priority", "position")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -21,10 +21,7 @@ class EncodeRequest(_message.Message):
     ROUTER_LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
-    LOST_IN_S_FIELD_NUMBER: _ClassVar[int]
-    AGED_IN_S_FIELD_NUMBER: _ClassVar[int]
-    BEHIND_S_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     item: int
     model: str
@@ -37,11 +34,8 @@ class EncodeRequest(_message.Message):
     router_lease: bytes
     shard: _common_pb2.Shard
     priority: int
-    due_in_s: float
-    lost_in_s: float
-    aged_in_s: float
-    behind_s: float
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., priority: _Optional[int] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ...) -> None: ...
+    position: _common_pb2.QueuePosition
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., priority: _Optional[int] = ..., position: _Optional[_Union[_common_pb2.QueuePosition, _Mapping]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("ticket", "router_lease", "cached", "queue_s", "encode_s")

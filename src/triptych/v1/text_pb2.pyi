@@ -20,7 +20,7 @@ class Placement(_message.Message):
     def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "due_in_s", "lost_in_s", "continued", "aged_in_s", "behind_s", "early", "hands_over", "kv_segments", "kv_lease_s")
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "position", "continued", "early", "hands_over", "kv_segments", "kv_lease_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -28,11 +28,8 @@ class TextRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
-    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
-    LOST_IN_S_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
-    AGED_IN_S_FIELD_NUMBER: _ClassVar[int]
-    BEHIND_S_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     KV_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -44,16 +41,13 @@ class TextRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     priority: int
     tenant_salt: bytes
-    due_in_s: float
-    lost_in_s: float
+    position: _common_pb2.QueuePosition
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
-    aged_in_s: float
-    behind_s: float
     early: bool
     hands_over: bool
     kv_segments: _containers.RepeatedCompositeFieldContainer[KvPlacement]
     kv_lease_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., due_in_s: _Optional[float] = ..., lost_in_s: _Optional[float] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., aged_in_s: _Optional[float] = ..., behind_s: _Optional[float] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.QueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
 
 class KvPlacement(_message.Message):
     __slots__ = ("first", "ticket", "choices")

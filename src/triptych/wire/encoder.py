@@ -3,10 +3,12 @@
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.v1 import encoder_pb2
-from triptych.wire.common import MEDIA_INFO, SHARD, TICKET, check_ticket
+from triptych.wire.common import MEDIA_INFO, POSITION, SHARD, TICKET, check_ticket
 from triptych.wire.flat import Pair
 
-ENCODE_REQUEST = Pair(EncodeRequest, encoder_pb2.EncodeRequest, nested=(MEDIA_INFO, SHARD), given=("timeout_s",))
+ENCODE_REQUEST = Pair(
+    EncodeRequest, encoder_pb2.EncodeRequest, nested=(MEDIA_INFO, SHARD, POSITION), given=("timeout_s",)
+)
 ENCODE_RESULT = Pair(EncodeResult, encoder_pb2.EncodeResponse, nested=(TICKET,))
 LEASE_REQUEST = Pair(
     LeaseRequest,

@@ -14,7 +14,7 @@ from triptych.domain.generation import (
 )
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.v1 import text_pb2
-from triptych.wire.common import CHUNK, CONTINUED, SAMPLING, TICKET
+from triptych.wire.common import CHUNK, CONTINUED, POSITION, SAMPLING, TICKET
 from triptych.wire.flat import Pair, Variants
 
 _KV_PLACEMENT = Pair(KvPlacement, text_pb2.KvPlacement, nested=(TICKET,))
@@ -24,6 +24,7 @@ TEXT_REQUEST = Pair(
     nested=(
         Pair(Placement, text_pb2.Placement, nested=(TICKET,)),
         SAMPLING,
+        POSITION,
         CONTINUED,
         _KV_PLACEMENT,
     ),

@@ -1,9 +1,11 @@
 """What a tenant's share makes of a request's turn, and of its predicted wait."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.policy.fairness import BURST_S, UNSHARED, Share, by_weight, may_start, share_wait_s
 from triptych.policy.queueing import AGEING_S, Turn, as_called, by_slo
 
@@ -26,7 +28,9 @@ def test_what_is_beyond_a_share_stays_so_once_it_is_lost() -> None:
     lost = beyond.at(1e6)
     assert lost > beyond
     assert lost.beyond_share
-    assert lost.due_in_s(0.0) == pytest.approx(beyond.aged_in_s(0.0)), "its own objective is told without the share"
+    assert lost.position(0.0).due_in_s == pytest.approx(beyond.position(0.0).aged_in_s), (
+        "its own objective is told without the share"
+    )
 
 
 def test_a_turn_without_a_share_is_unchanged() -> None:
@@ -41,9 +45,7 @@ def test_an_instance_gives_a_call_the_position_that_the_router_computed(share: S
         deadline_s=58.0,
         arrived_s=0.0,
         arrival=1,
-        due_in_s=here.due_in_s(now_s),
-        lost_in_s=here.lost_in_s(now_s),
-        behind_s=here.behind_s,
+        position=replace(here.position(now_s), aged_in_s=None),
     )
     assert (there.due_s + now_s, there.lost_s + now_s) == pytest.approx((here.due_s, here.lost_s))
     assert there.behind_s == here.behind_s
@@ -51,7 +53,7 @@ def test_an_instance_gives_a_call_the_position_that_the_router_computed(share: S
 
 def test_the_ageing_counts_from_when_a_request_counts_as_having_come() -> None:
     late = as_called(
-        priority=0, deadline_s=600.0, arrived_s=0.0, arrival=1, due_in_s=500.0, lost_in_s=None, behind_s=100.0
+        priority=0, deadline_s=600.0, arrived_s=0.0, arrival=1, position=QueuePosition(500.0, behind_s=100.0)
     )
     assert late.due_s == AGEING_S + 100.0
 

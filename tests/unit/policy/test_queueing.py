@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.policy.queueing import (
     AGEING_S,
     PATIENCE_S,
@@ -118,9 +119,7 @@ def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
         deadline_s=ahead_s + 600.0,
         arrived_s=now_s + ahead_s,
         arrival=7,
-        due_in_s=here.due_s - now_s,
-        lost_in_s=here.lost_in_s(now_s),
-        aged_in_s=here.aged_in_s(now_s),
+        position=here.position(now_s),
     )
     assert there.aged_s == pytest.approx(here.aged_s + ahead_s)
     assert there.due_s == pytest.approx(here.due_s + ahead_s)
@@ -128,13 +127,13 @@ def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
 
 
 def test_a_call_without_durations_goes_by_its_deadline() -> None:
-    called = as_called(priority=1, deadline_s=9.0, arrived_s=2.0, arrival=3, due_in_s=None, lost_in_s=None)
+    called = as_called(priority=1, deadline_s=9.0, arrived_s=2.0, arrival=3, position=QueuePosition())
     assert called == arrived(2.0, 9.0, 3, priority=1)
 
 
 def test_what_is_never_lost_keeps_its_position() -> None:
-    called = as_called(priority=0, deadline_s=9.0, arrived_s=2.0, arrival=3, due_in_s=1.0, lost_in_s=None)
-    assert (called.at(1e6), called.lost_in_s(5.0)) == (called, None)
+    called = as_called(priority=0, deadline_s=9.0, arrived_s=2.0, arrival=3, position=QueuePosition(1.0))
+    assert (called.at(1e6), called.position(5.0).lost_in_s) == (called, None)
 
 
 def test_the_earliest_deadline_is_first_and_ties_go_by_arrival() -> None:

@@ -60,6 +60,7 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.profile import ProfileIdentity
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
@@ -208,6 +209,7 @@ CHAT = st.builds(
     priority=I64,
     continued=CONTINUED,
 )
+POSITION = st.builds(QueuePosition, st.none() | LEFT_S, st.none() | LEFT_S, st.none() | LEFT_S, LEFT_S)
 TEXT_REQUEST = st.builds(
     TextRequest,
     request_id=TEXT,
@@ -217,9 +219,7 @@ TEXT_REQUEST = st.builds(
     sampling=SAMPLING,
     timeout_s=st.just(9.0),
     priority=I64,
-    due_in_s=st.none() | LEFT_S,
-    lost_in_s=st.none() | LEFT_S,
-    aged_in_s=st.none() | LEFT_S,
+    position=POSITION,
     continued=CONTINUED,
 )
 ENCODE = st.builds(
@@ -236,9 +236,7 @@ ENCODE = st.builds(
     reader_lease=LEASE,
     router_lease=LEASE,
     shard=st.none() | SHARD,
-    due_in_s=st.none() | LEFT_S,
-    lost_in_s=st.none() | LEFT_S,
-    aged_in_s=st.none() | LEFT_S,
+    position=POSITION,
 )
 ITEM_TIMELINE = st.builds(
     ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64, shard=TEXT

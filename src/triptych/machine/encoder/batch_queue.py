@@ -20,6 +20,7 @@ from typing import Annotated
 from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import Modality
+from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn, as_called, batch_length, longest_waits
 
@@ -51,11 +52,7 @@ class Arrive:
     deadline_s: float
     priority: int = 0
     modality: Modality = Modality.IMAGE
-    due_in_s: float | None = None
-    lost_in_s: float | None = None
-    aged_in_s: float | None = None
-    """Time left, for its turn (``policy.queueing.as_called``)."""
-    behind_s: float = 0.0
+    position: QueuePosition = BY_TIME_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +235,7 @@ class BatchQueue:
             deadline_s=event.deadline_s,
             arrived_s=now_s,
             arrival=self._arrivals,
-            due_in_s=event.due_in_s,
-            lost_in_s=event.lost_in_s,
-            aged_in_s=event.aged_in_s,
-            behind_s=event.behind_s,
+            position=event.position,
         )
         self._arrivals += 1
         waiter = _Waiter(waits, now_s, event.deadline_s)

@@ -16,6 +16,7 @@ from math import inf
 from typing import Annotated
 
 from triptych.domain.bounds import Between
+from triptych.domain.generation import Ready
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
@@ -62,8 +63,8 @@ from triptych.machine.router.instances import ENCODE, Instances
 from triptych.machine.router.lenders import LendingCounts, LendingLimits
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
+from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
-    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
@@ -80,7 +81,6 @@ from triptych.machine.router.shared_events import (
     Overtaken,
     Refused,
     TextPoolLost,
-    TextStarted,
     TextWanted,
 )
 from triptych.machine.router.text_places import TextPlaces
@@ -289,16 +289,14 @@ class ClusterMachine:
                 effects = self._encoded(credit, now_s, cached=result.cached)
             case TextWanted():
                 effects = self._text_wanted(event, now_s)
-            case TextStarted(credit):
-                self._texts.lenders.started(credit)
+            case TextReported():
+                self._text_reported(event)
             case FirstToken(credit):
                 self._answer_began(credit, now_s)
             case EmbeddingsRead(credits_):
                 for credit in credits_:
                     if (placed := self._credits.by_number.get(credit)) is not None:
                         self._health.read(placed)
-            case AnswerEnded():
-                self._answer_ended(event)
             case MemberJoined(member):
                 effects = self._joined(member, now_s)
             case MemberLeaving(name):
@@ -470,10 +468,12 @@ class ClusterMachine:
         if credit.working and credit.answers is not None:
             self._credits.prompt_computed(credit)
 
-    def _answer_ended(self, event: AnswerEnded) -> None:
-        credit = self._credits.by_number.get(event.credit)
-        if credit is not None:
-            self._texts.answers_of(credit, event.tokens, by_itself=event.by_itself)
+    def _text_reported(self, event: TextReported) -> None:
+        """It computes the prompt now, or a choice is over."""
+        if isinstance(event.what, Ready):
+            self._texts.lenders.started(event.credit)
+        elif (credit := self._credits.by_number.get(event.credit)) is not None:
+            self._texts.answer_ended(credit, event.what)
 
     def _encoded(self, number: int, now_s: float, *, cached: bool) -> list[ClusterEffect]:
         credit = self._credits.by_number.get(number)

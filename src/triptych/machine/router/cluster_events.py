@@ -6,9 +6,9 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.membership import Member
 from triptych.domain.record import record
 from triptych.machine.router.embedding_directory import KnownSlot
+from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
     Answer,
-    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
@@ -21,7 +21,6 @@ from triptych.machine.router.shared_events import (
     LeasesReturned,
     LeasesTaken,
     Overtaken,
-    TextStarted,
     TextWanted,
 )
 
@@ -104,9 +103,8 @@ ClusterEvent = (
     | TextWanted
     | ItemEncoded
     | CallFailed
-    | TextStarted
+    | TextReported
     | FirstToken
-    | AnswerEnded
     | EmbeddingGone
     | EmbeddingsRead
     | HedgeWanted

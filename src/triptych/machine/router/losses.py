@@ -19,9 +19,10 @@ class Loss:
 
 
 class Losses:
-    """Part of ``machine.router.request.RequestMachine``, which alone changes it. Attempts of a request count together: of each
-    item, at text instances, and at beginnings of the prompt. They count until the request gets further than where it was lost: what
-    ends an instance ends the next one at the same place.
+    """Instances that a request was lost with. Part of ``machine.router.request.RequestMachine``, which alone changes it.
+
+    All attempts count together: at items, at text instances, and at beginnings of the prompt. They count until the request gets further
+    than where it was lost, as what ends an instance ends the next one at the same place.
     """
 
     def __init__(self) -> None:

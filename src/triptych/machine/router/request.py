@@ -23,6 +23,7 @@ from enum import Enum
 from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
+from triptych.domain.stage import Stage
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
@@ -38,40 +39,34 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.early_prefill import EarlyPrefill
-from triptych.machine.router.held_segments import HeldSegments, leases_of
-from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.attempts import Attempt, Ending, TextAttempts
+from triptych.machine.router.leases import Leases, leases_of
 from triptych.machine.router.losses import Losses
-from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
 from triptych.machine.router.request_events import (
     Abort,
     After,
     AnswerHandedOver,
+    AttemptKind,
     End,
     Failed,
     Generate,
-    LeaseGranted,
-    LeasesExtended,
-    PrefillEarly,
     PrefilledEarly,
     Prepared,
+    Renewed,
     RequestEffect,
     RequestEvent,
     Resolved,
     Resumed,
-    SegmentsRenewed,
     Signal,
     TextReported,
 )
-from triptych.machine.router.request_item import RequestItem
-from triptych.machine.router.request_items import RequestItems
-from triptych.machine.router.request_stats import RequestStats
-from triptych.machine.router.request_turns import RequestTurns
+from triptych.machine.router.request_items import RequestItem, RequestItems
+from triptych.machine.router.request_timeline import RequestTimes
+from triptych.machine.router.request_wants import RequestWants
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditsAbandoned,
     CreditsWanted,
-    EmbeddingGone,
     FirstToken,
     Grant,
     Granted,
@@ -82,14 +77,14 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.machine.router.text_attempts import TextAttempts
 from triptych.policy.dispatching import Dispatch, complete
+from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import Ordering
 from triptych.policy.queueing import by_slo
 from triptych.policy.retrying import pause_s
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
     """For credits at encoders; the request holds nothing."""
@@ -103,14 +98,19 @@ class Phase(Enum):
 
     @property
     def over(self) -> bool:
-        return self in _OUTCOMES
+        return self in _ENDS
 
     @property
     def outcome(self) -> Outcome:
         return _OUTCOMES.get(self, Outcome.RUNNING)
 
 
-_OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
+_ENDS = (RequestPhase.DONE, RequestPhase.FAILED, RequestPhase.CANCELLED)
+_OUTCOMES = {
+    RequestPhase.DONE: Outcome.DONE,
+    RequestPhase.FAILED: Outcome.FAILED,
+    RequestPhase.CANCELLED: Outcome.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ class RequestMachine:
         choices: int = 1,
         priority: int = 0,
         ordering: Ordering = by_slo,
+        share: Callable[[Stage], Share] = lambda _: UNSHARED,
         dispatch: Dispatch = complete,
         resolves: bool = False,
         continued_tokens: int | None = None,
@@ -159,7 +160,7 @@ class RequestMachine:
 
         A chat is done when ``choices`` choices have finished. ``resolves``: it is no chat, and has items.
         ``continued_tokens``: another router began its answer, and has passed on so many tokens of these choices.
-        ``new_lease`` returns a fresh lease id.
+        ``share`` gives the request's share of its tenant at a stage that it has come to. ``new_lease`` returns a fresh lease id.
         """
         self._number = number
         self._request_id = request_id
@@ -167,43 +168,42 @@ class RequestMachine:
         self._limits = limits
         self._new_lease = new_lease
         self._choices = choices
-        self._turns = RequestTurns(ordering, number, priority, now_s, deadline_s)
         self._sends_early = dispatch
         self._resolves = resolves
-        self._phase = Phase.PREPARING
-        self._over = False
-        self._begun = continued_tokens is not None
-        """Whether some of its answer has been sent."""
+        self._phase = RequestPhase.PREPARING
+        self._times = RequestTimes(request_id, model, now_s, continued_tokens=continued_tokens)
+        self._wants = RequestWants(
+            number,
+            arrived_s=now_s,
+            deadline_s=deadline_s,
+            choices=choices,
+            priority=priority,
+            ordering=ordering,
+            share=share,
+        )
+        self._wants.begun = continued_tokens is not None
         self._items = RequestItems()
-        self._answer_tokens = 0
-        self._prompt: PromptTokens | None = None
-        # Items whose credits have been requested and not answered.
+        self._texts = TextAttempts(limits.max_text_attempts)
         self._reserving: frozenset[int] = frozenset()
-        self._requeues = 0
-        # By number: the items to request again after the pause; empty when waiting for a text instance.
+        """Items whose credits have been requested and not answered."""
+        self._waits = 0
+        """How often the whole request paused, as there was no place for it."""
         self._pauses: dict[int, frozenset[int]] = {}
+        """By number: the items to request again after the pause; empty when waiting for a text instance."""
         self._pause_number = 0
-        self._text = TextAttempts(limits.max_text_attempts)
-        self._early = EarlyPrefill()
-        self._segments = HeldSegments()
         self.losses = Losses()
         """For reading."""
-        self._handed_s = 0.0
-        """When the current attempt said that it has the embeddings: what it hands over is sealed later."""
-        self._stats = RequestStats(request_id, model, started_s=now_s)
-        if continued_tokens is not None:
-            self._stats.goes_on(now_s, continued_tokens)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RequestPhase:
         return self._phase
 
     @property
     def text_instance(self) -> str:
         """Id of the text instance chosen last."""
-        return self._stats.instance_id
+        return self._texts.sent[-1].grant.instance_id if self._texts.sent else ""
 
     @property
     def image_tokens(self) -> int:
@@ -212,38 +212,45 @@ class RequestMachine:
     @property
     def holds(self) -> int:
         """Number of items whose credits are held."""
-        return len(self._items.held)
+        return len(self._items.leases)
 
     def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
         """The timeline so far; constant once the request is over."""
-        items = tuple(item.timeline(self._stats.ready) for item in self._items)
-        return self._stats.timeline(now_s, self._phase.outcome, items, completion_tokens=completion_tokens)
+        return self._times.timeline(
+            now_s,
+            self._phase.outcome,
+            self._items,
+            self._texts,
+            prompt_tokens=self._wants.prompt_tokens,
+            completion_tokens=completion_tokens,
+        )
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         self._items.validate()
+        self._texts.validate()
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
-        self._segments.validate()
-        waits = self._phase in {Phase.PREPARING, Phase.WAITING} or self._phase.over
-        if waits or (self._phase is Phase.STREAMING and not self._text.hands_over):
+        segments = self._texts.segment_leases
+        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.over
+        if waits or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
-        if self._phase.over or (self._phase is Phase.STREAMING and not self._text.hands_over):
-            assert self._segments.grant is None, f"{self._phase.value} holds segments"  # noqa: S101
-        if self._phase is not Phase.ENCODING:
-            assert self._early.grant is None, f"{self._phase.value} with a place for an early prefill"  # noqa: S101
-        if self._phase is Phase.WAITING:
+        if self._phase.over or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
+            assert segments is None, f"{self._phase.value} holds segments"  # noqa: S101
+        if self._phase is not RequestPhase.ENCODING:
+            assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"  # noqa: S101
+        if self._phase is RequestPhase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
-        if self._phase is Phase.ENCODING:
-            busy = any(held.pending for held in self._items.held) or self._segments.renewing
+        if self._phase is RequestPhase.ENCODING:
+            held = [*self._items.leases, *([] if segments is None else [segments])]
+            busy = any(leases.is_pending for leases in held)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
-        if self._phase in {Phase.DISPATCHING, Phase.HOLDING} and not self._text.hands_over:
-            assert self._items.ready, "dispatched or resolved before every item was there"  # noqa: S101
-        assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
-        assert self._over or not self.losses.too_many, "goes on after too many losses"  # noqa: S101
-        assert self._over == self._phase.over, "over before its end"  # noqa: S101
-        assert not (self._over and self._pauses), "a finished request has pauses"  # noqa: S101
+        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.hands_over:
+            assert self._items.are_ready, "dispatched or resolved before every item was there"  # noqa: S101
+        assert self._phase.over or not self.losses.too_many, "goes on after too many losses"  # noqa: S101
+        assert self._phase.over == (self._times.over_s is not None), "over before its end"  # noqa: S101
+        assert not (self._phase.over and (self._pauses or self._texts.current)), "a finished request goes on"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -252,10 +259,8 @@ class RequestMachine:
         match event:
             case ItemEncoded():
                 return self._item_encoded(event, now_s)
-            case LeaseGranted():
-                return self._lease_granted(event, now_s)
-            case LeasesExtended():
-                return self._leases_extended(event, now_s)
+            case Renewed():
+                return self._renewed(event, now_s)
             case Granted(_, grants):
                 effects: list[RequestEffect] = []
                 for grant in grants:
@@ -265,28 +270,21 @@ class RequestMachine:
                 return self._moved(event, now_s)
             case AnswerHandedOver():
                 return self._handed_over(event, now_s)
-            case SegmentsRenewed(credit, name, tickets):
-                if self._segments.renewed(credit, tickets):
-                    return self._advance(now_s)
-                return _too_late(name, [ticket.lease_id for ticket in tickets if ticket is not None])
-            case _ if self._over:
+            case _ if self._times.over_s is not None:
                 return []
             case Prepared():
                 return self._prepared(event, now_s)
             case FirstToken(credit):
-                return self._first_token(now_s) if self._text.has(credit) else []
+                return self._first_token(now_s) if self._texts.has(credit) else []
             case TextReported(credit, what):
-                return self._text_reported(what, now_s) if self._text.has(credit) else []
+                return self._text_reported(what, now_s) if self._texts.has(credit) else []
             case PrefilledEarly(credit):
                 return self._prefilled_early(credit, now_s)
             case Refused():
-                wants_text = self._phase is Phase.DISPATCHING
+                wants_text = self._phase is RequestPhase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
-            case CallFailed() if self._is_lost_too_often(event):
-                failure = EngineFailure("instances ended while they worked on the request")
-                return self._end(Phase.FAILED, failure, now_s)
-            case CallFailed(credit, _, error, drains):
-                return self._call_failed(credit, error, now_s, drains=drains)
+            case CallFailed():
+                return self._call_failed(event, now_s)
             case Resumed(number):
                 return self._resumed(number, now_s)
             case Signal.LEASES_DUE:
@@ -296,74 +294,95 @@ class RequestMachine:
                     return []  # a second encoder might end with it
                 return self._items.hedges_due(self._number, now_s)
             case Failed(error):
-                return self._end(Phase.FAILED, error, now_s)
+                return self._end(RequestPhase.FAILED, error, now_s)
             case TextPoolLost(error, begun):
-                sent = self._resolves or self._phase in {Phase.DISPATCHING, Phase.STREAMING}
-                sent = sent or (self._begun and not begun)
-                return [] if sent else self._end(Phase.FAILED, (self._begun and self._text.error) or error, now_s)
-            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is Phase.HOLDING:
-                return self._end(Phase.DONE, None, now_s)
+                return self._text_pool_lost(error, now_s, begun=begun)
+            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is RequestPhase.HOLDING:
+                return self._end(RequestPhase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
-                return self._end(Phase.CANCELLED, Cancelled("the client disconnected"), now_s)
+                return self._end(RequestPhase.CANCELLED, Cancelled("the client disconnected"), now_s)
             case Signal.DEADLINE_PASSED:
-                error = DeadlineExceeded(f"not done within {self._deadline_s - self._stats.started_s:.3f} s")
-                return self._end(Phase.FAILED, error, now_s)
+                error = DeadlineExceeded(f"not done within {self._deadline_s - self._times.started_s:.3f} s")
+                return self._end(RequestPhase.FAILED, error, now_s)
 
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
-        self._stats.prepared_s = now_s
-        self._stats.prompt_tokens = event.prompt_tokens
-        self._answer_tokens, self._prompt = event.answer_tokens, event.prompt
-        self._turns.expected, self._turns.share = event.expected, event.share
+        self._times.prepared_s = now_s
+        self._wants.prepared(event)
         self._items = RequestItems(event.items)
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
-        self._phase = Phase.WAITING
+        self._phase = RequestPhase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
+
+    def _call_failed(self, event: CallFailed, now_s: float) -> list[RequestEffect]:
+        attempt = self._running(event.credit)
+        if attempt is None:
+            return []
+        if event.loss is not None:
+            self.losses.add(event.loss, event.survivors, certain=event.has_ended)
+            if self.losses.too_many:
+                failure = EngineFailure("instances ended while they worked on the request")
+                return self._end(RequestPhase.FAILED, failure, now_s)
+        match attempt.kind:
+            case AttemptKind.ENCODE:
+                return self._encode_failed(attempt, event.error, now_s)
+            case AttemptKind.EARLY_PREFILL:
+                return self._early_failed(event.error, now_s)
+            case _:
+                return self._text_failed(event.error, now_s, drains=event.drains)
+
+    def _running(self, credit: int) -> Attempt | None:
+        """The attempt with this credit whose call runs."""
+        current = self._texts.current
+        attempt = current if current and current.grant.credit == credit else self._items.attempt_of(credit)
+        return attempt if attempt is not None and attempt.result is None else None
+
+    # --- places at encoders ------------------------------------------------------------------------------------------
 
     def _reserve(self, items: Iterable[int], *, wait: bool, reason: str, again: bool = False) -> CreditsWanted:
         wanted = sorted(items)
         self._reserving = self._reserving.union(wanted)
-        turn = self._turns.wants_encoders(begun=self._begun)
-        wants = tuple([self._items[index].want for index in wanted])
-        return CreditsWanted(self._number, wants, wait, turn, reason, again, suspect=bool(self.losses))
+        return self._wants.encoders(self._items, wanted, reason, wait=wait, again=again, suspect=bool(self.losses))
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
             return self._text_granted(grant, now_s)
-        if grant.hedges:
-            return self._hedge_granted(grant, self._items[grant.item], now_s)
-        if grant.item not in self._reserving or self._over:
-            return [Release(grant.name, grant.credit, (), "no longer wanted")]
-        self._reserving -= {grant.item}
-        self._phase = Phase.ENCODING
         item = self._items[grant.item]
-        item.attempts += 1
-        item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
-        item.hedge_s, item.hedge_won = now_s + grant.hedge_after_s, False
-        return [item.encode(item.held, self._turns.encode), *self._items.watch_hedges(item.hedge_s, now_s)]
-
-    def _hedge_granted(self, grant: Grant, item: RequestItem, now_s: float) -> list[RequestEffect]:
-        if self._over or not item.may_be_hedged:
-            return [Release(grant.name, grant.credit, (), "no longer wanted")]
-        item.hedges += 1
-        item.hedge = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
-        return [item.encode(item.hedge, self._turns.encode)]
+        wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
+        if not wanted or self._phase.over:
+            return [_not_wanted(grant)]
+        encode = item.begin(grant, self._wants.encode_turn, self._new_lease, now_s, self._lease_s(now_s))
+        if grant.hedges:
+            return [encode]
+        self._reserving -= {item.index}
+        self._phase = RequestPhase.ENCODING
+        item.hedge_s = now_s + grant.hedge_after_s
+        return [encode, *self._items.watch_hedges(item.hedge_s, now_s)]
 
     def _placement_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
             return []
         error = event.error
         if event.final:
-            return self._end(Phase.FAILED, error, now_s)
-        if self._begun and isinstance(error, Overloaded):
+            return self._end(RequestPhase.FAILED, error, now_s)
+        if self._wants.begun and isinstance(error, Overloaded):
             return self._requeue(error, now_s)
         failures = [self._items[index].engine_failure for index in sorted(self._reserving)]
         failure = next((failure for failure in failures if failure is not None), None)
         if failure is not None and not isinstance(error, Overloaded):
-            return self._end(Phase.FAILED, failure, now_s)
-        if self._phase is Phase.WAITING or not error.retryable:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, failure, now_s)
+        if self._phase is RequestPhase.WAITING or not error.retryable:
+            return self._end(RequestPhase.FAILED, error, now_s)
         return self._requeue(error, now_s)
+
+    def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
+        self._reserving = frozenset()
+        self._pauses.clear()
+        effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
+        self._phase = RequestPhase.WAITING
+        self._waits += 1
+        return effects + self._pause(range(len(self._items)), self._waits, error, now_s)
 
     def _pause(self, items: Iterable[int], refusals: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Retry after a pause: for these items' credits or, without items, for a text instance.
@@ -373,7 +392,7 @@ class RequestMachine:
         limits = self._limits
         delay_s = pause_s(self._request_id, refusals, first_s=limits.arena_retry_s, longest_s=limits.longest_pause_s)
         if now_s + delay_s >= self._deadline_s:
-            return self._end(Phase.FAILED, error, now_s)
+            return self._end(RequestPhase.FAILED, error, now_s)
         self._pause_number += 1
         self._pauses[self._pause_number] = frozenset(items)
         return [After(delay_s, Resumed(self._pause_number), error.message)]
@@ -384,102 +403,47 @@ class RequestMachine:
             return []
         if not items:
             return self._advance(now_s)
-        return [self._reserve(items, wait=self._phase is Phase.WAITING, reason="the pause is over")]
+        return [self._reserve(items, wait=self._phase is RequestPhase.WAITING, reason="the pause is over")]
 
     # --- items -------------------------------------------------------------------------------------------------------
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
-        result = event.result
-        item, held = self._items.call_of(event.credit)
-        if item is None or held is None or held.sealed is not None:
-            return [Release(event.name, None, (result.router_lease, result.ticket.lease_id), "came too late")]
-        fault = held.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
+        result, attempt = event.result, self._items.attempt_of(event.credit)
+        if attempt is None or attempt.leases is None or attempt.result is not None:
+            return _too_late(event.name, (result.router_lease, result.ticket.lease_id))
+        item = self._items.of(attempt)
+        fault = attempt.leases.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
         if fault is not None:
-            error = InternalError(f"encoder {held.grant.instance_id} returned {fault}")
-            return self._encode_elsewhere(item, held, error, now_s)
-        item.served, item.encoder_id = result, held.grant.instance_id
-        return [*item.won_by(held), *self._items.watch_leases(now_s), *self._advance(now_s)]
+            error = InternalError(f"encoder {attempt.grant.instance_id} returned {fault}")
+            return self._encode_elsewhere(attempt, error, now_s)
+        overtaken = item.answered(attempt, result, now_s)
+        return [*overtaken, *self._items.watch_leases(now_s), *self._advance(now_s)]
 
-    def _is_lost_too_often(self, event: CallFailed) -> bool:
-        """Count the loss of an instance that worked on the request. Calls for leases are no work."""
-        if event.loss is None:
-            return False
-        _, held = self._items.call_of(event.credit)
-        if self._text.has(event.credit) or self._early.has(event.credit) or (held is not None and held.sealed is None):
-            self.losses.add(event.loss, event.survivors, certain=event.has_ended)
-        return self.losses.too_many
-
-    def _call_failed(self, credit: int, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        if self._text.has(credit):
-            return self._text_failed(error, now_s, drains=drains)
-        if self._early.has(credit):
-            return self._early_failed(error)
-        item, held = self._items.call_of(credit)
-        if item is None or held is None or not held.pending:
-            return []
-        if held.renewing and self._text.hands_over:
-            return self._lost_meanwhile(item, held, error)
-        if held.renewing:
-            again = isinstance(error, LeaseLost | Unavailable | Overloaded)
-            return self._encode_again([item], error, now_s) if again else self._end(Phase.FAILED, error, now_s)
-        return self._encode_failed(item, held, error, now_s)
-
-    def _encode_failed(
-        self, item: RequestItem, held: HeldTicket, error: TriptychError, now_s: float
-    ) -> list[RequestEffect]:
-        if isinstance(error, StageClosed) or not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
-            held.not_granted()
+    def _encode_failed(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        item, unsure = self._items.of(attempt), isinstance(error, Unavailable | DeadlineExceeded | Cancelled)
+        if attempt.leases is not None and (isinstance(error, StageClosed) or not unsure):
+            attempt.leases.not_granted()
         if item.hedge is not None and isinstance(error, Unavailable | Overloaded | InternalError):
-            return self._go_on_without(item, held, error)
+            return item.lose(attempt, error, now_s)
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded | StageClosed):
             # This one needs no memory: the other items keep their places.
-            item.avoid |= {held.grant.name}
-            item.refusals += 1
-            return item.release(error.message) + self._pause([item.index], item.refusals, error, now_s)
+            return item.refuse(attempt, error, now_s) + self._pause([item.index], item.refusals, error, now_s)
         if isinstance(error, InternalError):
-            return self._encode_elsewhere(item, held, error, now_s)
+            return self._encode_elsewhere(attempt, error, now_s)
         if isinstance(error, Unavailable):
             return self._encode_again([item], error, now_s)
-        return self._end(Phase.FAILED, error, now_s)
+        return self._end(RequestPhase.FAILED, error, now_s)
 
-    def _encode_elsewhere(
-        self, item: RequestItem, held: HeldTicket, error: InternalError, now_s: float
-    ) -> list[RequestEffect]:
-        """An encoder failed on the item, or returned something else: only another one is tried, once."""
+    def _encode_elsewhere(self, attempt: Attempt, error: InternalError, now_s: float) -> list[RequestEffect]:
+        """Try another encoder, once: one has failed on the item, or returned something else."""
+        item = self._items.of(attempt)
         if item.hedge is not None:
-            return self._go_on_without(item, held, error)
+            return item.lose(attempt, error, now_s)
         if item.engine_failure is not None:
-            return self._end(Phase.FAILED, error, now_s)
-        item.engine_failure, item.exclude = error, item.exclude | {held.grant.name}
+            return self._end(RequestPhase.FAILED, error, now_s)
         return self._encode_again([item], error, now_s)
-
-    def _go_on_without(self, item: RequestItem, held: HeldTicket, error: TriptychError) -> list[RequestEffect]:
-        """One of an item's two calls has failed: nothing is lost while the other one runs."""
-        item.avoid |= {held.grant.name}
-        if isinstance(error, InternalError):
-            item.engine_failure, item.exclude = error, item.exclude | {held.grant.name}
-        gone = EmbeddingGone(held.grant.credit, _is_unusable(item, held, error))
-        return [gone, *item.go_on_without(held, error.message)]
-
-    def _lease_granted(self, event: LeaseGranted, now_s: float) -> list[RequestEffect]:
-        item = self._items.holder_of(event.credit)
-        if item is None or item.held is None or not item.held.renewing:
-            return [Release(event.name, None, (event.ticket.lease_id,), "came too late")]
-        if item.held.renewed_as(event.ticket):
-            return self._advance(now_s)
-        fault = InternalError(f"encoder {item.encoder_id} leased another embedding than requested")
-        if self._text.hands_over:
-            return self._lost_meanwhile(item, item.held, fault)
-        return self._encode_elsewhere(item, item.held, fault, now_s)
-
-    def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
-        item = self._items.holder_of(event.credit)
-        if item is None or item.held is None:
-            return []  # released in the meantime
-        item.held.extended(event.lease_ids, event.requested_s, event.lease_s, self._deadline_s)
-        return self._items.watch_leases(now_s)
 
     def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Release these items and request other places at once. Other items keep theirs."""
@@ -487,263 +451,55 @@ class RequestMachine:
         again: list[int] = []
         for item in items:
             if item.held is not None:
-                effects.append(EmbeddingGone(item.held.grant.credit, _is_unusable(item, item.held, error)))
-                if not isinstance(error, LeaseLost):
-                    # An eviction is no failure of the encoder.
-                    item.avoid |= {item.held.grant.name}
-            effects += item.release(error.message)
-            item.losses += 1
+                effects += item.lose(item.held, error, now_s)
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
-                return effects + self._end(Phase.FAILED, error, now_s)
-        self._phase = Phase.ENCODING
+                return effects + self._end(RequestPhase.FAILED, error, now_s)
+        self._phase = RequestPhase.ENCODING
         return [*effects, self._reserve(again, wait=False, reason=error.message, again=True)]
 
-    def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
-        self._requeues += 1
-        self._reserving = frozenset()
-        self._pauses.clear()
-        effects = self._early.give_up(error.message) + self._release(error.message)
-        self._phase = Phase.WAITING
-        return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
+    # --- leases ------------------------------------------------------------------------------------------------------
 
-    # --- text --------------------------------------------------------------------------------------------------------
+    def _renewed(self, event: Renewed, now_s: float) -> list[RequestEffect]:
+        """Leases were extended, or granted for another reader."""
+        renew, tickets = event.renew, event.tickets
+        attempt = self._items.attempt_of(renew.credit) or self._texts.handed_over
+        leases = None if attempt is None or attempt.grant.credit != renew.credit else attempt.leases
+        if renew.extends:
+            if leases is None or not tickets:
+                return []  # released in the meantime, or retried at half of the time left
+            leases.extended(renew.lease_ids[: len(tickets)], event.requested_s, renew.lease_s, self._deadline_s)
+            return self._items.watch_leases(now_s)
+        if attempt is None or leases is None or leases.readers != renew.lease_ids or not leases.is_pending:
+            return _too_late(renew.name, [ticket.lease_id for ticket in tickets])
+        kept = leases.renewed(tickets)
+        if kept or attempt.kind is not AttemptKind.ENCODE:  # keys and values that are lost are computed
+            return self._advance(now_s)
+        return self._renewal_failed(attempt, event.error, now_s)
 
-    def _advance(self, now_s: float) -> list[RequestEffect]:
-        """Once every item is encoded: renew used or short leases, then dispatch."""
-        if self._text.current is not None:
-            return []  # for the next one
-        if not self._items.ready:
-            return self._prefill_early(now_s)
-        if self._segments.renewing:
-            return []
-        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
-        stale = [held for held in self._items.held if held.stale(needed_until_s)]
-        stale_segments = bool(self._segments.placements) and self._segments.stale(needed_until_s)
-        if not (stale or stale_segments):
-            return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
-        self._phase = Phase.ENCODING
-        reason = "a further attempt" if self._text.sent else "the lease is running out"
-        effects = self._renew(stale, now_s, reason)
-        if stale_segments:
-            effects += self._segments.renew(self._new_lease, now_s, self._lease_s(now_s), reason)
-        return effects
+    def _renewal_failed(self, attempt: Attempt, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
+        """Do without the ticket for another reader. There is none, or one of something else: then an ``error`` is missing."""
+        item = self._items.of(attempt)
+        wrong = InternalError(f"encoder {attempt.grant.instance_id} leased another embedding than requested")
+        if self._texts.hands_over:
+            # The prompt is computed with the item, which is encoded again once the answer is handed over.
+            return item.lose(attempt, error or wrong, now_s)
+        if error is None:
+            return self._encode_elsewhere(attempt, wrong, now_s)
+        if isinstance(error, LeaseLost | Unavailable | Overloaded):
+            return self._encode_again([item], error, now_s)
+        return self._end(RequestPhase.FAILED, error, now_s)
 
-    def _hold(self, now_s: float) -> list[RequestEffect]:
-        self._phase = Phase.HOLDING
-        self._stats.encoded_s = now_s
-        resolved = self._items.resolved()
-        return [*self._items.read(), Resolved(resolved)]
-
-    def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
-        self._phase = Phase.DISPATCHING
-        if not (self._text.sent or self._early.failed):  # only encoders were lost, and all items are encoded
-            self.losses.got_further()
-        if not self._begun or self._stats.encoded_s is None:
-            self._stats.encoded_s = now_s
-        wanted = self._text_wanted(reason)
-        return [*self._early.stop(reason), wanted]
-
-    def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
-        holders, sender, covered_tokens = self._items.nbytes_by_encoder(), "", 0
-        if self._segments.placements:
-            sender, covered_tokens = self._segments.name, self._segments.tokens
-            holders |= self._segments.nbytes_by_holder()
-        prompt = None
-        if self._prompt is not None and not (early or self._segments.placements):
-            prompt = PromptIdentity(self._prompt, self._items.identified())
-        return TextWanted(
-            self._number,
-            self._stats.prompt_tokens,
-            self._text.avoid,
-            holders,
-            reason,
-            choices=self._choices,
-            max_tokens=self._answer_tokens,
-            with_items=bool(self._items),
-            continues=self._begun,
-            early=early,
-            kept_credit=self._early.kept_credit,
-            kept_tokens=self._early.tokens,
-            turn=self._turns.wants_text(begun=self._begun),
-            sender=sender,
-            covered_tokens=covered_tokens,
-            moves=self._text.moved,
-            prompt=prompt,
-            suspect=bool(self.losses),
-        )
-
-    def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
-        if self._may_prefill_early and self._early.grant is None:
-            self._early.grant = grant
-            return []
-        if self._phase is not Phase.DISPATCHING or self._text.current is not None:
-            return [Release(grant.name, grant.credit, (), "no longer wanted")]
-        self._text.send(grant)
-        self._stats.text_attempts, self._stats.instance_id = self._text.dispatches, grant.instance_id
-        placements = self._items.placements()
-        lease_s = self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s
-        segments = self._segments.send() if self._segments.placements else ()
-        turn, begun, hands_over = self._turns.text, self._begun, grant.hands_over
-        prefix = () if segments else grant.prefix
-        return [Generate(grant.credit, grant.name, placements, turn, begun, hands_over, segments, lease_s, prefix)]
-
-    # --- early prefill -----------------------------------------------------------------------------------------------
-
-    @property
-    def _may_prefill_early(self) -> bool:
-        encodes = self._phase is Phase.ENCODING and not self._items.ready
-        is_new = not (self._begun or self._text.sent or self.losses)
-        return encodes and is_new and not (self._resolves or self._early.failed)
-
-    def _prefill_early(self, now_s: float) -> list[RequestEffect]:
-        """Some items are missing. The text instance computes the prompt up to the first of them, if the policy says so, and finds
-        that in its prefix cache when the whole request comes. The items sent with it need new leases for that.
-        """
-        early = self._early
-        if early.running or not self._may_prefill_early:
-            return []
-        count, tokens = self._items.beginning()
-        if not self._sends_early(tokens=tokens, sent_tokens=early.tokens):
-            return []
-        if early.grant is None:
-            return [self._text_wanted("items are missing", early=True)]
-        early.running, early.tokens, self._stats.early_tokens = True, tokens, tokens
-        placements = self._items.placements(count)
-        turn = self._turns.wants_text(begun=self._begun)
-        early_call = PrefillEarly(early.grant.credit, early.grant.name, placements, tokens, turn)
-        return [early_call, *self._renew(self._items.held_of(count), now_s, "a beginning was sent with it")]
-
-    def _renew(self, sent: Iterable[HeldTicket], now_s: float, reason: str) -> list[RequestEffect]:
+    def _renew(self, sent: Iterable[Leases], now_s: float, reason: str) -> list[RequestEffect]:
         """Request leases for another reader, as one has got the tickets."""
         lease_s = self._lease_s(now_s)
-        return [held.renew(self._new_lease, now_s, lease_s, reason) for held in sent]
+        return [effect for leases in sent for effect in leases.renew(self._new_lease, now_s, lease_s, reason)]
 
-    def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
-        if not self._early.has(credit):
-            return []
-        self._early.running = False
-        return self._prefill_early(now_s)
+    def _lease_s(self, now_s: float) -> float:
+        """The time that the request may still take, capped."""
+        return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
 
-    def _early_failed(self, error: TriptychError) -> list[RequestEffect]:
-        """Nothing is lost but time. What a pull has found wrong, the next one finds too."""
-        grant = self._early.grant
-        if grant is not None and not isinstance(error, TransferFailed | LeaseLost):
-            self._text.avoid |= {grant.name}
-        self._early.failed, self._early.running, self._stats.early_tokens = True, False, 0
-        return self._early.give_up(error.message)
-
-    # --- answers -----------------------------------------------------------------------------------------------------
-
-    def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
-        """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not.
-
-        A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has
-        been sent and would be lost.
-        """
-        turned_down = isinstance(self._text.error, Overloaded | EngineFailure)
-        if event.final or (turned_down and not self._begun):
-            return self._end(Phase.FAILED, self._text.error or event.error, now_s)
-        self._phase = Phase.ENCODING
-        self._text.wait()
-        return self._pause((), self._text.refusals, self._text.error or event.error, now_s)
-
-    def _first_token(self, now_s: float) -> list[RequestEffect]:
-        if self._phase is Phase.STREAMING:
-            return []
-        self._phase = Phase.STREAMING
-        self._begun = True
-        self.losses.got_further()
-        self._stats.token_arrived(now_s)
-        read = self._items.read()
-        return read if self._text.hands_over else read + self._release("the text instance has what it needs")
-
-    def _release(self, reason: str) -> list[RequestEffect]:
-        """Give back all that is held for text instances."""
-        effects = self._items.release(reason)
-        return effects if self._segments.grant is None else effects + self._segments.release(reason)
-
-    def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
-        if isinstance(what, Ready):
-            return self._text_is_ready(what, now_s)
-        self._stats.finished[what.choice] = what
-        return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
-
-    def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        if self._phase is Phase.STREAMING:
-            return self._stream_broke(error, now_s, drains=drains)
-        named = error.items if isinstance(error, TransferFailed) else ()
-        lost = [item for item in self._items if item.index in named]
-        alive = [item for item in lost if item.held is not None and item.held.reader_until_s > now_s]
-        if lost and not alive:
-            self._text.expire(error)
-            return self._again(now_s)
-        if not self._text.fail(error, drains=drains):
-            return self._end(Phase.FAILED, self._text.error, now_s)
-        if isinstance(error, TransferFailed) and self._items:
-            return self._encode_again(alive or self._items, error, now_s)
-        return self._again(now_s)
-
-    def _stream_broke(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        """Go on with the answer at another text instance, which needs the items again: their leases were released, unless the
-        answer was to be handed over.
-        """
-        if not self._text.fail(error, drains=drains):
-            return self._end(Phase.FAILED, self._text.error, now_s)
-        self._stats.broke(now_s)
-        return self._place_missing(error.message, now_s)
-
-    def _again(self, now_s: float) -> list[RequestEffect]:
-        self._stats.text_failed()
-        return self._place_missing("lost while the prompt was computed", now_s)
-
-    def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
-        """It waits at its text instance, and is to do so elsewhere: that call is cancelled, and its items get leases for another one."""
-        grant, waits = event.grant, self._phase is Phase.DISPATCHING and self._text.has(event.credit)
-        keeps = waits and all(item.held is not None for item in self._items)
-        effects: list[RequestEffect] = []
-        if grant is not None and not keeps:
-            effects.append(Release(grant.name, grant.credit, (), "no longer wanted"))
-        if not waits:
-            return effects
-        self._text.move()
-        self._early.grant, self._early.tokens = grant if keeps else None, 0
-        self._stats.text_failed()
-        return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
-
-    # --- hand-over ---------------------------------------------------------------------------------------------------
-
-    def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
-        """If it hands over, the next instance needs the embeddings too: the leases for it are there when the prompt is computed."""
-        self._stats.text_is_ready(ready)
-        self._handed_s = now_s
-        if not self._text.hands_over or self._phase is not Phase.DISPATCHING:
-            return []
-        sent = [held for held in self._items.held if not held.pending]
-        return self._renew(sent, now_s, "the answer will be handed over")
-
-    def _lost_meanwhile(self, item: RequestItem, held: HeldTicket, error: TriptychError) -> list[RequestEffect]:
-        """While a prompt is computed that has the item already: it is encoded again once the answer is handed over."""
-        gone = EmbeddingGone(held.grant.credit, _is_unusable(item, held, error))
-        if not isinstance(error, LeaseLost):
-            item.avoid |= {held.grant.name}
-        item.losses += 1
-        return [gone, *item.release(error.message)]
-
-    def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
-        """The instance has done its part, or drains. Choose the one that goes on only now, by the loads of now."""
-        grant = self._text.current
-        if self._over or grant is None or grant.credit != event.credit:
-            return _too_late(event.name, leases_of(event.segments))
-        sealed_s = self._handed_s if grant.hands_over else now_s
-        until_s = sealed_s + min([one.placement.ticket.lease_s for one in event.segments], default=0.0)
-        effects = self._segments.take(grant, event.segments, until_s) if event.segments else []
-        if not self._text.hand_over():
-            error = InternalError("the answer was handed over again and again")
-            return effects + self._end(Phase.FAILED, error, now_s)
-        self._stats.handed_over(now_s, event.prefill_s)
-        return effects + self._place_missing("the answer was handed over", now_s)
+    # --- what is next ------------------------------------------------------------------------------------------------
 
     def _place_missing(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Go on at another text instance, for which items that are held no more are placed at encoders again.
@@ -752,22 +508,216 @@ class RequestMachine:
         """
         missing = [item for item in self._items if item.held is None]
         if any(item.losses >= self._limits.max_encode_attempts for item in missing):
-            return self._end(Phase.FAILED, LeaseLost(reason), now_s)
+            return self._end(RequestPhase.FAILED, LeaseLost(reason), now_s)
         indices = [item.index for item in missing]
         if len(missing) == len(self._items) > 0:
-            self._phase = Phase.WAITING
+            self._phase = RequestPhase.WAITING
             return [self._reserve(indices, wait=True, reason=reason)]
-        self._phase = Phase.ENCODING
+        self._phase = RequestPhase.ENCODING
         if missing:
             return [self._reserve(indices, wait=False, reason=reason, again=True)]
         return self._advance(now_s)
 
+    def _advance(self, now_s: float) -> list[RequestEffect]:
+        """Once every item is encoded: renew used or short leases, then dispatch."""
+        if self._phase is RequestPhase.DISPATCHING or self._phase is RequestPhase.STREAMING:
+            return []  # it is for the next attempt
+        if not self._items.are_ready:
+            return self._prefill_early(now_s)
+        held = self._items.leases
+        if (segments := self._texts.segment_leases) is not None:
+            if segments.is_pending:
+                return []
+            held.append(segments)
+        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
+        stale = [leases for leases in held if leases.is_stale(needed_until_s)]
+        if not stale:
+            return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
+        self._phase = RequestPhase.ENCODING
+        return self._renew(stale, now_s, "a further attempt" if self._texts.sent else "the lease is running out")
+
+    def _hold(self, now_s: float) -> list[RequestEffect]:
+        self._phase = RequestPhase.HOLDING
+        self._times.encoded_s = now_s
+        resolved = self._items.resolved()
+        return [*self._items.read(), Resolved(resolved)]
+
+    def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
+        self._phase = RequestPhase.DISPATCHING
+        if not (self._texts.sent or self._texts.early_has_failed):  # only encoders were lost, and all items are encoded
+            self.losses.got_further()
+        if not self._wants.begun or self._times.encoded_s is None:
+            self._times.encoded_s = now_s
+        wanted = self._text_wanted(reason)  # a place that is kept is granted again, or returned
+        return [*self._texts.stop_early(now_s, reason), wanted]
+
+    def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
+        return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
+
+    def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
+        encodes = self._phase is RequestPhase.ENCODING and not self._items.are_ready
+        if encodes and self._texts.kept is None and self._may_prefill_early:
+            self._texts.kept = grant
+            return []
+        if self._phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
+            return [_not_wanted(grant)]
+        kind = AttemptKind.PREFILL if grant.hands_over else AttemptKind.WHOLE
+        if self._wants.begun:
+            kind = AttemptKind.DECODE
+        segments = self._texts.send_segments()
+        self._texts.begin(kind, grant, now_s)
+        generate = Generate(
+            grant.credit,
+            grant.name,
+            kind,
+            self._items.placements(),
+            self._wants.text_turn,
+            kv_segments=segments,
+            kv_lease_s=self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s,
+            prefix=() if segments else grant.prefix,
+        )
+        return [generate]
+
+    # --- early prefill -----------------------------------------------------------------------------------------------
+
+    @property
+    def _may_prefill_early(self) -> bool:
+        """Whether the request is new, and no early prefill of it has failed."""
+        texts = self._texts
+        return not (self._wants.begun or texts.sent or self.losses or self._resolves or texts.early_has_failed)
+
+    def _prefill_early(self, now_s: float) -> list[RequestEffect]:
+        """Send the prompt up to the first item that is missing, if the policy says so.
+
+        The text instance finds that in its prefix cache when the whole request comes. Items sent with it need new leases for that.
+        """
+        if self._phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
+            return []
+        count, tokens = self._items.beginning()
+        if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens) or self._items.are_ready:
+            return []
+        if (kept := self._texts.kept) is None:
+            return [self._text_wanted("items are missing", early=True)]
+        self._texts.begin(AttemptKind.EARLY_PREFILL, kept, now_s, tokens)
+        placements, turn = self._items.placements(count), self._wants.text_turn
+        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
+        return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
+
+    def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
+        early = self._running(credit)
+        if early is None or early.kind is not AttemptKind.EARLY_PREFILL:
+            return []
+        self._texts.end(Ending.RELEASED, now_s)
+        return self._prefill_early(now_s)
+
+    def _early_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Give up early prefills. Nothing is lost but time."""
+        self._texts.end(Ending.FAILED, now_s, error)
+        return self._texts.give_up_place(now_s, error.message)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
+        """Retry after a pause, as an instance may return within the grace period; TextPoolLost says if not.
+
+        A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has
+        been sent and would be lost.
+        """
+        error = self._texts.error
+        turned_down = isinstance(error, Overloaded | EngineFailure)
+        if event.final or (turned_down and not self._wants.begun):
+            return self._end(RequestPhase.FAILED, error or event.error, now_s)
+        self._phase = RequestPhase.ENCODING
+        self._texts.forgive()
+        self._waits += 1
+        return self._pause((), self._waits, error or event.error, now_s)
+
+    def _text_pool_lost(self, error: TriptychError, now_s: float, *, begun: bool) -> list[RequestEffect]:
+        has_begun = self._wants.begun
+        if (
+            self._resolves
+            or self._phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}
+            or (has_begun and not begun)
+        ):
+            return []
+        return self._end(RequestPhase.FAILED, (self._texts.error if has_begun else None) or error, now_s)
+
+    def _first_token(self, now_s: float) -> list[RequestEffect]:
+        if self._phase is RequestPhase.STREAMING:
+            return []
+        self._phase = RequestPhase.STREAMING
+        self._wants.begun = True
+        self.losses.got_further()
+        self._texts.sent[-1].first_token_s = now_s
+        read = self._items.read()
+        if self._texts.hands_over:
+            return read
+        return read + self._release("the text instance has what it needs", now_s)
+
+    def _release(self, reason: str, now_s: float) -> list[RequestEffect]:
+        """Give back all that is held for text instances."""
+        effects = self._items.release(reason, now_s)
+        return effects if self._texts.handed_over is None else effects + self._texts.release_segments(reason)
+
+    def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
+        if isinstance(what, Ready):
+            return self._text_is_ready(what, now_s)
+        finished = self._times.finished
+        finished[what.choice] = what
+        return self._end(RequestPhase.DONE, None, now_s) if len(finished) == self._choices else []
+
+    def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
+        """Renew the leases if it hands over: those for the next instance are there when the prompt is computed."""
+        attempt = self._texts.sent[-1]
+        attempt.ready, attempt.ready_s = ready, now_s
+        if not attempt.grant.hands_over or self._phase is not RequestPhase.DISPATCHING:
+            return []
+        sent = [leases for leases in self._items.leases if not leases.is_pending]
+        return self._renew(sent, now_s, "the answer will be handed over")
+
+    def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
+        named = error.items if isinstance(error, TransferFailed) and self._phase is RequestPhase.DISPATCHING else ()
+        lost = [item for item in self._items if item.index in named]
+        alive = [item for item in lost if item.reader_until_s > now_s]
+        if lost and not alive:
+            self._texts.end(Ending.EXPIRED, now_s, error)
+        elif not self._texts.fail(error, now_s, drains=drains):
+            return self._end(RequestPhase.FAILED, self._texts.error, now_s)
+        if self._phase is RequestPhase.STREAMING:  # it goes on with the answer, and needs the items again
+            return self._place_missing(error.message, now_s)
+        if isinstance(error, TransferFailed) and self._items and (alive or not lost):
+            return self._encode_again(alive or self._items, error, now_s)
+        return self._place_missing("lost while the prompt was computed", now_s)
+
+    def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
+        """Leave the text instance where it waits: that call is cancelled, and its items get leases for another reader."""
+        grant, waits = event.grant, self._phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
+        keeps = waits and all(item.held is not None for item in self._items)
+        effects: list[RequestEffect] = []
+        if grant is not None and not keeps:
+            effects.append(_not_wanted(grant))
+        if not waits:
+            return effects
+        self._texts.end(Ending.MOVED, now_s)
+        self._texts.kept = grant if keeps else None
+        return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
+
+    def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
+        """Choose the instance that goes on, by the loads of now: this one has done its part, or drains."""
+        if self._phase.over or not self._texts.has(event.credit):
+            return _too_late(event.name, leases_of(event.segments))
+        effects = self._texts.hand_over(event, now_s)
+        if not self._texts.may_follow:
+            error = InternalError("the answer was handed over again and again")
+            return effects + self._end(RequestPhase.FAILED, error, now_s)
+        return effects + self._place_missing("the answer was handed over", now_s)
+
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
+    def _end(self, phase: RequestPhase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
-        waits = self._phase is Phase.DISPATCHING and self._text.current is None
-        if waits or self._phase is Phase.WAITING:
+        waits = self._phase is RequestPhase.DISPATCHING and self._texts.current is None
+        if waits or self._phase is RequestPhase.WAITING:
             effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
@@ -776,25 +726,17 @@ class RequestMachine:
         elif self.losses and isinstance(error, Unavailable) and not isinstance(error, InstanceLost):
             # It is not to be tried at another router, which would begin to count again.
             error = InstanceLost("an instance was lost while it worked on the request, and no other is available")
-        effects += self._early.give_up(phase.value)
-        effects += self._release(phase.value if error is None else error.message)
-        if self._stats.first_token_s is None and phase is Phase.DONE and not self._resolves:
-            self._stats.first_token_s = now_s
-        self._phase, self._over = phase, True
-        self._stats.over_s = now_s
-        self._stats.error = error.code if error is not None and phase is Phase.FAILED else ""
+        effects += self._texts.give_up_place(now_s, phase.value)
+        effects += self._release(phase.value if error is None else error.message, now_s)
+        self._texts.end(Ending.RELEASED, now_s)
+        self._phase, self._times.over_s = phase, now_s
+        self._times.error = error.code if error is not None and phase is RequestPhase.FAILED else ""
         return [*effects, End(error)]
 
-    def _lease_s(self, now_s: float) -> float:
-        """The time that the request may still take, capped."""
-        return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
+
+def _not_wanted(grant: Grant) -> Release:
+    return Release(grant.name, grant.credit, (), "no longer wanted")
 
 
 def _too_late(name: str, lease_ids: Sequence[LeaseId]) -> list[RequestEffect]:
     return [Release(name, None, tuple(lease_ids), "came too late")] if lease_ids else []
-
-
-def _is_unusable(item: RequestItem, held: HeldTicket, error: TriptychError) -> bool:
-    """Whether the error means that the embedding is wrong, or that its reader could not pull it."""
-    pulled = isinstance(error, TransferFailed) and item.index in error.items
-    return held.sealed is not None and (pulled or isinstance(error, InternalError))

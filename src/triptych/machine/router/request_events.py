@@ -27,7 +27,6 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.queueing import Turn
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -41,29 +40,8 @@ class Prepared:
     prompt_tokens: int
     answer_tokens: int
     expected: Expected = NOTHING_EXPECTED
-    share: Share = UNSHARED
-    """Its tenant's, of the encoders."""
     prompt: PromptTokens | None = None
     """Its prompt, if the beginning of it is to be looked for at other instances."""
-
-
-@record
-class LeaseGranted:
-    """Result of Renew."""
-
-    credit: int
-    name: str
-    ticket: Ticket
-
-
-@record
-class LeasesExtended:
-    """Result of Extend: these leases, including the router's own, last ``lease_s`` from then on."""
-
-    credit: int
-    lease_ids: tuple[LeaseId, ...]
-    requested_s: float
-    lease_s: float
 
 
 @record
@@ -85,17 +63,8 @@ class AnswerHandedOver:
 
 
 @record
-class SegmentsRenewed:
-    """Result of RenewSegments: tickets with the new leases, in their order; None for what could not be leased."""
-
-    credit: int
-    name: str
-    tickets: tuple[Ticket | None, ...]
-
-
-@record
 class PrefilledEarly:
-    """The beginning that was sent with PrefillEarly is computed."""
+    """The beginning of the prompt that was sent is computed."""
 
     credit: int
 
@@ -123,23 +92,6 @@ class Failed:
     error: TriptychError
 
 
-RequestEvent = (
-    Prepared
-    | Answer
-    | ItemEncoded
-    | LeaseGranted
-    | LeasesExtended
-    | FirstToken
-    | TextReported
-    | AnswerHandedOver
-    | SegmentsRenewed
-    | PrefilledEarly
-    | CallFailed
-    | Resumed
-    | Failed
-    | Signal
-)
-
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
@@ -159,43 +111,32 @@ class Encode:
     reason: str
 
 
-@record
-class Renew:
-    """Request a new reader's lease from the holder."""
+class AttemptKind(Enum):
+    """The part of a request that an instance is to do."""
 
-    credit: int
-    name: str
-    key: bytes
-    generation: int
-    lease_id: LeaseId
-    lease_s: float
-    reason: str
-
-
-@record
-class Extend:
-    """Extend leases. LeasesExtended follows if the first one was extended, else nothing."""
-
-    credit: int
-    name: str
-    key: bytes
-    generation: int
-    lease_ids: tuple[LeaseId, ...]
-    lease_s: float
+    ENCODE = "encode"
+    EARLY_PREFILL = "early prefill"
+    """It computes the prompt up to an item that is still being encoded (docs/adr/0043)."""
+    PREFILL = "prefill"
+    """It stops after the first token of each choice, and hands over."""
+    DECODE = "decode"
+    """It goes on with the answer that has been sent so far."""
+    WHOLE = "whole"
+    """It computes the prompt and the answer."""
 
 
 @record
 class Generate:
-    """Send the request to the text instance. With ``continues`` it goes on with the answer that has been sent so far."""
+    """Send the request, or the first ``tokens`` tokens of its prompt, to the text instance."""
 
     credit: int
     name: str
+    kind: AttemptKind
     placements: tuple[Placement, ...]
     turn: Turn
     """Its position in the queues there."""
-    continues: bool = False
-    hands_over: bool = False
-    """The instance stops after the first token of each choice."""
+    tokens: int | None = None
+    """Tokens of the prompt, for an early prefill; None for all."""
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values that it may pull instead of computing them."""
     kv_lease_s: float = 0.0
@@ -205,26 +146,32 @@ class Generate:
 
 
 @record
-class RenewSegments:
-    """Request new reader's leases on segments from the instance that holds them. ``credit`` was that of the call that sealed them."""
+class Renew:
+    """Request leases from an instance on what these tickets are of: for another reader, or for longer under ids of leases that exist.
+
+    They are requested one after the other, up to the first that is refused. Renewed follows.
+    """
 
     credit: int
+    """The credit of the attempt that left it there."""
     name: str
     tickets: tuple[Ticket, ...]
     lease_ids: tuple[LeaseId, ...]
+    """The ids of the leases, one for each ticket."""
     lease_s: float
     reason: str
+    extends: bool = False
+    """The leases exist. The request goes on meanwhile, and whatever comes of it."""
 
 
 @record
-class PrefillEarly:
-    """Have the text instance compute the first ``tokens`` tokens of the prompt, while items are being encoded."""
+class Renewed:
+    """Result of Renew: the tickets that were granted, and why there are no more."""
 
-    credit: int
-    name: str
-    placements: tuple[Placement, ...]
-    tokens: int
-    turn: Turn
+    renew: Renew
+    requested_s: float
+    tickets: tuple[Ticket, ...]
+    error: TriptychError | None = None
 
 
 @record
@@ -270,17 +217,19 @@ ToCluster = (
 )
 """Effects that are events of the cluster machine."""
 
-RequestEffect = (
-    ToCluster
-    | Encode
-    | Renew
-    | RenewSegments
-    | Extend
-    | Generate
-    | PrefillEarly
-    | Resolved
-    | Abort
-    | After
-    | Release
-    | End
+RequestEffect = ToCluster | Encode | Renew | Generate | Resolved | Abort | After | Release | End
+
+RequestEvent = (
+    Prepared
+    | Answer
+    | ItemEncoded
+    | Renewed
+    | FirstToken
+    | TextReported
+    | AnswerHandedOver
+    | PrefilledEarly
+    | CallFailed
+    | Resumed
+    | Failed
+    | Signal
 )

@@ -202,29 +202,10 @@ class Overtaken:
 
 
 @record
-class TextStarted:
-    """The text instance of this credit has started the request."""
-
-    credit: int
-
-
-@record
 class FirstToken:
     """The text instance of this credit has produced its first token."""
 
     credit: int
-
-
-@record
-class AnswerEnded:
-    """A choice of the request at this credit's text instance is over, with so many tokens in all.
-
-    ``by_itself``: not because it has reached its limit.
-    """
-
-    credit: int
-    tokens: int
-    by_itself: bool
 
 
 # --- credits and embeddings ------------------------------------------------------------------------------------------

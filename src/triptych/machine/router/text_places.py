@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from triptych.domain.generation import Finished, FinishReason
 from triptych.domain.instance import StageLoad
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
@@ -363,10 +364,11 @@ class TextPlaces:
         there = (one for one in self._credits.by_number.values() if one.name in lenders)
         return self.lenders.counts(sum(one.stage is not Stage.ENCODE for one in there))
 
-    def answers_of(self, credit: Credit, tokens: int, *, by_itself: bool) -> None:
-        """An answer of this credit's request has ended."""
+    def answer_ended(self, credit: Credit, finished: Finished) -> None:
+        """A choice of this credit's request is over."""
         if credit.answers is not None:
-            self.expected.observe(credit.answers, tokens, by_itself=by_itself)
+            by_itself = finished.reason is not FinishReason.LENGTH
+            self.expected.observe(credit.answers, finished.completion_tokens, by_itself=by_itself)
 
     def expected_tokens(self, decode: StageLoad, prefill: StageLoad) -> int | None:
         """The tokens that are expected to be decoded at an instance, while its report has the most that may be; None without any.

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from triptych.domain.media import Modality
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.encoder.batch_queue import (
     Arrive,
     BatchLimits,
@@ -213,7 +214,7 @@ def test_items_are_preprocessed_in_order_with_bounded_concurrency() -> None:
 def test_items_are_taken_by_what_is_due_and_what_is_lost_goes_last() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("long", 5.5, 5.0), ("lost", 1.0, 0.5), ("short", 3.0, 2.5)]):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), due_in_s=due_in_s, lost_in_s=lost_in_s), 0.0)
+        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
         queue.handle(Prepared(name.encode(), 10, 100), 0.0)
     order = [queue.handle(Take(), 1.0) for _ in range(3)]
     assert order == [[Encode((b"short",))], [Encode((b"long",))], [Encode((b"lost",))]]
@@ -222,7 +223,7 @@ def test_items_are_taken_by_what_is_due_and_what_is_lost_goes_last() -> None:
 def test_an_item_is_not_lost_while_one_of_its_callers_can_still_be_served_in_time() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("other", 8.0, 7.0), ("both", 1.0, 0.5), ("both", 6.0, 5.0)]):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), due_in_s=due_in_s, lost_in_s=lost_in_s), 0.0)
+        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
     for key in (b"other", b"both"):
         queue.handle(Prepared(key, 10, 100), 0.0)
     assert queue.handle(Take(), 1.0) == [Encode((b"both",))]
@@ -232,7 +233,7 @@ def test_the_preparing_of_what_is_lost_waits_for_that_of_the_others() -> None:
     queue = BatchQueue(LIMITS, max_preparing=1)
     queue.handle(arrive("first"), 0.0)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("lost", 1.0, 0.5), ("short", 3.0, 2.5)], 1):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), due_in_s=due_in_s, lost_in_s=lost_in_s), 0.0)
+        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
     assert queue.handle(Prepared(b"first", 10, 100), 1.0) == [StartPreparing(b"short")]
 
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import Finished, FinishReason
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
@@ -43,8 +44,8 @@ from triptych.machine.router.cluster_events import (
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
-    AnswerEnded,
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
@@ -1261,12 +1262,16 @@ def test_a_limit_and_choices_bound_what_is_expected_of_an_answer() -> None:
     assert text(machine, "t").pending_tokens == 100 + 3 * 8
 
 
+def answer_ended(credit: int, tokens: int, *, by_itself: bool = True) -> TextReported:
+    return TextReported(credit, Finished(FinishReason.STOP if by_itself else FinishReason.LENGTH, tokens, 0.1, 0.1))
+
+
 def test_what_is_expected_follows_the_answers_of_its_class() -> None:
     machine = cluster("t")
     grant = text_granted(machine.handle(TextWanted(1, 100, max_tokens=30_000, with_items=True), 0))
     for _ in range(2000):
-        machine.handle(AnswerEnded(grant.credit, 20, by_itself=True), 0)
-    machine.handle(AnswerEnded(99, 5000, by_itself=True), 0)  # of a call that is over
+        machine.handle(answer_ended(grant.credit, 20), 0)
+    machine.handle(answer_ended(99, 5000), 0)  # of a call that is over
     expected = machine.expected_output
     classes = (True, False, None)
     assert [expected.predict(AnswerClass("m", of), 30_000) for of in classes] == [21, 256, 21]
@@ -1480,7 +1485,7 @@ class Traffic(RuleBasedStateMachine):
         credit = data.draw(st.sampled_from(sorted(self.credits)))
         self.feed(self.machine.handle(FirstToken(credit), self.now_s))
         if tokens:
-            self.feed(self.machine.handle(AnswerEnded(credit, tokens, by_itself), self.now_s))
+            self.feed(self.machine.handle(answer_ended(credit, tokens, by_itself=by_itself), self.now_s))
 
     @precondition(lambda self: self.credits)
     @rule(data=st.data(), ended_first=st.booleans())

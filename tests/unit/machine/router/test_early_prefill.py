@@ -18,8 +18,8 @@ from triptych.machine.router.cluster_events import (
     LoadReported,
     MemberLeaving,
 )
-from triptych.machine.router.request import Phase
-from triptych.machine.router.request_events import Abort, Encode, Generate, PrefillEarly, PrefilledEarly, Renew, Signal
+from triptych.machine.router.request import RequestPhase
+from triptych.machine.router.request_events import Abort, Encode, Generate, PrefilledEarly, Renew, Signal
 from triptych.machine.router.request_items import RequestItems
 from triptych.machine.router.shared_events import (
     CallFailed,
@@ -40,7 +40,7 @@ def encodes(count: int) -> tuple[World, list[Encode]]:
     return world, [call for call in world.take(Encode) if isinstance(call, Encode)]
 
 
-def begin(world: World) -> PrefillEarly:
+def begin(world: World) -> Generate:
     """Grants the place that is wanted for a beginning."""
     (wanted,) = world.take(TextWanted)
     assert isinstance(wanted, TextWanted)
@@ -48,9 +48,8 @@ def begin(world: World) -> PrefillEarly:
     return the_beginning(world)
 
 
-def the_beginning(world: World) -> PrefillEarly:
-    (call,) = world.take(PrefillEarly)
-    assert isinstance(call, PrefillEarly)
+def the_beginning(world: World) -> Generate:
+    (call,) = world.take_early()
     return call
 
 
@@ -194,7 +193,7 @@ def test_a_request_that_waits_for_memory_keeps_no_place() -> None:
     begin(world)
     world.take(Renew)
     world.feed(failed(calls[1], ArenaFull("full")))
-    assert world.machine.phase is Phase.WAITING
+    assert world.machine.phase is RequestPhase.WAITING
     assert not world.early
 
 

@@ -7,14 +7,15 @@ import pytest
 from tests.unit.machine.router.test_request import World, failed, finished
 from triptych.domain.generation import KvReport, Ready
 from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded, TransferFailed, Unavailable
-from triptych.machine.router.held_segments import leases_of
-from triptych.machine.router.request import Phase
+from triptych.machine.router.attempts import MOST_EXCUSED
+from triptych.machine.router.leases import leases_of
+from triptych.machine.router.request import RequestPhase
 from triptych.machine.router.request_events import (
     AnswerHandedOver,
+    AttemptKind,
     Generate,
     Renew,
-    RenewSegments,
-    SegmentsRenewed,
+    Renewed,
     Signal,
     TextReported,
 )
@@ -28,7 +29,6 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.machine.router.text_attempts import MOST_DRAINED
 
 READY = Ready((), 0.1, 0.2)
 
@@ -37,7 +37,7 @@ def prefilled(count: int = 2) -> tuple[World, Generate]:
     """The first token of a prompt has come, and its embeddings are leased for the next reader."""
     world = World(count)
     first = world.up_to_text(hands_over=True)
-    assert first.hands_over
+    assert first.kind is AttemptKind.PREFILL
     world.feed(TextReported(first.credit, READY))
     world.renew_all()
     world.now_s = 1.0
@@ -62,7 +62,7 @@ def test_an_answer_goes_on_at_once_with_all_that_the_next_one_may_need() -> None
     assert wanted.holders[f"i-{first.name}"] == 2 * 128
     assert wanted.avoid == frozenset()
     second = world.place_text(wanted)
-    assert (second.continues, second.hands_over) == (True, False)
+    assert second.kind is AttemptKind.DECODE
     assert [(one.first, one.ticket.address) for one in second.kv_segments] == [(0, first.name), (10, first.name)]
     assert len(second.placements) == 2
     assert not before & {place.ticket.lease_id for place in second.placements}, "leases of its own"
@@ -83,7 +83,7 @@ def test_what_is_held_is_held_until_the_next_ones_first_token() -> None:
     assert not world.credits
     world.now_s = 3.0
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(9.0, 0)
     assert (timeline.prefill_instance, timeline.text_instance) == ("i-t1", "i-t2")
     assert (timeline.ttft_s, timeline.handover_s, timeline.decode_s) == (1.0, 0.5, 2.0)
@@ -108,7 +108,7 @@ def test_what_is_handed_over_to_nobody_is_released() -> None:
 def test_an_answer_that_ends_with_the_prefill_is_done() -> None:
     world, first = prefilled()
     world.feed(TextReported(first.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     assert world.machine.timeline(9.0, 0).prefill_instance == ""
 
 
@@ -136,7 +136,7 @@ def test_an_item_that_is_lost_meanwhile_is_placed_again_when_the_answer_is_hande
     assert isinstance(kept, Renew)
     world.feed(failed(lost, error))
     world.renewed(kept)
-    assert world.machine.phase is Phase.DISPATCHING, "the prompt is computed without it"
+    assert world.machine.phase is RequestPhase.DISPATCHING, "the prompt is computed without it"
     world.feed(FirstToken(first.credit))
     world.hand_over(first)
     (again,) = world.take(CreditsWanted)
@@ -152,7 +152,7 @@ def test_nothing_sealed_leaves_everything_to_be_computed() -> None:
     world, first = prefilled()
     world.hand_over(first, 0)
     second = world.dispatched()
-    assert (second.continues, second.kv_segments) == (True, ())
+    assert (second.kind, second.kv_segments) == (AttemptKind.DECODE, ())
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,7 @@ def test_a_further_attempt_has_the_same_segments_with_new_leases(
     world, second = handed_over(count=0)
     before = {one.ticket.lease_id for one in second.kv_segments}
     world.feed(failed(second, error))
-    (renew,) = world.take(RenewSegments)
-    assert isinstance(renew, RenewSegments)
+    (renew,) = world.take_of_segments()
     assert not world.take(TextWanted)
     world.renew_segments(renew)
     third = world.dispatched()
@@ -180,8 +179,7 @@ def test_a_further_attempt_has_the_same_segments_with_new_leases(
 def test_segments_up_to_the_first_that_is_gone_are_sent_again(kept: int, sent: list[int]) -> None:
     world, second = handed_over(count=0)
     world.feed(failed(second, InstanceLost("gone")))
-    (renew,) = world.take(RenewSegments)
-    assert isinstance(renew, RenewSegments)
+    (renew,) = world.take_of_segments()
     world.renew_segments(renew, kept)
     assert [one.first for one in world.dispatched().kv_segments] == sent
 
@@ -190,8 +188,7 @@ def test_segments_that_end_soon_are_leased_anew_before_they_are_sent() -> None:
     world, first = prefilled()
     world.hand_over(first, lease_s=1.5)
     assert not world.take(TextWanted)
-    (renew,) = world.take(RenewSegments)
-    assert isinstance(renew, RenewSegments)
+    (renew,) = world.take_of_segments()
     world.renew_segments(renew)
     assert len(world.dispatched().kv_segments) == 2
 
@@ -212,7 +209,7 @@ def test_a_stream_that_breaks_before_the_hand_over_goes_on_with_the_items_that_a
     world.feed(failed(first, InstanceLost("gone")))
     assert not world.take(CreditsWanted)
     second = world.dispatched()
-    assert (second.continues, second.kv_segments, len(second.placements)) == (True, (), 2)
+    assert (second.kind, second.kv_segments, len(second.placements)) == (AttemptKind.DECODE, (), 2)
     assert world.machine.timeline(9.0, 0).interrupted_s == 8.0
 
 
@@ -232,7 +229,7 @@ def test_a_decode_instance_that_dies_in_mid_answer_leaves_a_continuation_without
 def test_a_hand_over_in_mid_answer_costs_no_attempt(count: int) -> None:
     world = World(count)
     dispatch = world.up_to_text()
-    for number in range(MOST_DRAINED):
+    for number in range(MOST_EXCUSED):
         world.feed(FirstToken(dispatch.credit))
         world.hand_over(dispatch)
         dispatch = world.up_to_text()
@@ -243,20 +240,19 @@ def test_a_hand_over_in_mid_answer_costs_no_attempt(count: int) -> None:
 
 def test_hand_overs_without_end_fail() -> None:
     world = World(0)
-    for _ in range(MOST_DRAINED + 4):
+    for _ in range(MOST_EXCUSED + 4):
         if world.ends:
             break
         dispatch = world.dispatched()
         world.feed(FirstToken(dispatch.credit))
         world.hand_over(dispatch)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_one_that_drains_before_its_first_token_leaves_what_there_was() -> None:
     world, second = handed_over(count=0)
     world.hand_over(second, 0)
-    (renew,) = world.take(RenewSegments)
-    assert isinstance(renew, RenewSegments)
+    (renew,) = world.take_of_segments()
     world.renew_segments(renew)
     assert len(world.dispatched().kv_segments) == 2
 
@@ -278,12 +274,11 @@ def test_an_end_returns_everything(signal: Signal) -> None:
 def test_leases_of_segments_that_come_after_the_end_are_returned() -> None:
     world, second = handed_over(count=0)
     world.feed(failed(second, Overloaded("full")))
-    (renew,) = world.take(RenewSegments)
-    assert isinstance(renew, RenewSegments)
+    (renew,) = world.take_of_segments()
     world.feed(Signal.CALLER_LEFT)
     world.renew_segments(renew)
     assert not world.leases
-    assert world.feed(SegmentsRenewed(renew.credit, renew.name, (None,))) == []
+    assert world.feed(Renewed(renew, 9.0, (), LeaseLost("gone"))) == []
 
 
 def test_a_request_that_waits_for_memory_elsewhere_says_that_it_no_longer_does() -> None:
@@ -292,8 +287,8 @@ def test_a_request_that_waits_for_memory_elsewhere_says_that_it_no_longer_does()
     assert CreditsAbandoned(1, "failed") in world.feed(Signal.DEADLINE_PASSED)
 
 
-@pytest.mark.parametrize(("begun", "phase"), [(False, Phase.ENCODING), (True, Phase.FAILED)])
-def test_the_loss_of_all_that_prefill_ends_no_answer_that_can_go_on(begun: bool, phase: Phase) -> None:
+@pytest.mark.parametrize(("begun", "phase"), [(False, RequestPhase.ENCODING), (True, RequestPhase.FAILED)])
+def test_the_loss_of_all_that_prefill_ends_no_answer_that_can_go_on(begun: bool, phase: RequestPhase) -> None:
     world, second = handed_over(count=0)
     world.feed(failed(second, Overloaded("full")))
     world.feed(TextPoolLost(Unavailable("none"), begun=begun))
@@ -309,3 +304,27 @@ def test_a_place_that_comes_too_late_is_returned() -> None:
     (release,) = world.feed(Granted(1, (grant,)))
     assert isinstance(release, Release)
     assert release.credit == grant.credit
+
+
+def test_segments_that_are_handed_over_replace_those_that_are_held() -> None:
+    world, second = handed_over(count=0)
+    held = {lease_id for lease_id, name in world.leases.items() if name == "t1"}
+    effects = world.hand_over(second, 1)
+    (released,) = [effect for effect in effects if isinstance(effect, Release)]
+    assert (released.name, released.credit, set(released.lease_ids)) == ("t1", None, held)
+    (wanted,) = world.take(TextWanted)
+    assert isinstance(wanted, TextWanted)
+    assert (wanted.sender, wanted.covered_tokens) == (second.name, 10)
+
+
+def test_an_answer_to_another_renewal_is_not_taken() -> None:
+    world, second = handed_over(count=0)
+    world.feed(failed(second, Overloaded("full")))
+    (renew,) = world.take_of_segments()
+    stray = replace(renew, lease_ids=(b"x" * 16, b"y" * 16))
+    tickets = tuple(replace(ticket, lease_id=b"x" * 16) for ticket in renew.tickets[:1])
+    (released,) = world.feed(Renewed(stray, 1.0, tickets))
+    assert isinstance(released, Release)
+    assert released.lease_ids == (b"x" * 16,)
+    world.renew_segments(renew)
+    assert len(world.dispatched().kv_segments) == 2

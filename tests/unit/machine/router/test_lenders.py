@@ -5,11 +5,13 @@ from random import Random
 
 from tests.unit.machine.router.test_cluster import LIMITS, Checked, encoded, granted, text_load, wants
 from tests.unit.machine.router.test_text_places import EXPECTED, seen, want
+from triptych.domain.generation import Ready
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import ClusterEffect, InstanceSeen, LoadReported, MemberJoined, MemberLeft
 from triptych.machine.router.lenders import MOST_MOVES
+from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
     CreditReturned,
     CreditsWanted,
@@ -17,13 +19,13 @@ from triptych.machine.router.shared_events import (
     Grant,
     Granted,
     Moved,
-    TextStarted,
     TextWanted,
 )
 from triptych.policy.lending import LenderState
 from triptych.policy.policies import Policies, PolicyNames
 
 ABOVE, MOST, PATIENCE_S = 2, 2, 1.0
+STARTED = Ready((), 0.0, 0.0)
 LENDER, TEXT = seen("h", Role.EPD), seen("t", Role.PD)
 
 
@@ -62,7 +64,7 @@ def test_a_request_is_lent_until_its_call_ends_whatever_it_has_got() -> None:
     machine = lending()
     places = [want(machine, number) for number in range(5)]
     for one in places:
-        machine.handle(TextStarted(one.credit), 0)
+        machine.handle(TextReported(one.credit, STARTED), 0)
         machine.handle(FirstToken(one.credit), 0)
     lent = [one for one in places if one.name == "h"]
     assert machine.lending.requests == 2
@@ -90,7 +92,7 @@ def test_those_that_wait_are_taken_from_the_last_on_if_they_have_not_started() -
     machine = lending()
     item = an_item(machine)
     places = [want(machine, number) for number in range(5)]
-    machine.handle(TextStarted(places[4].credit), 0)
+    machine.handle(TextReported(places[4].credit, STARTED), 0)
     machine.handle(FirstToken(places[3].credit), 0)
     (first, second) = moved(machine.handle(encoded(item), 0))
     assert [(one.request, one.credit) for one in (first, second)] == [(2, places[2].credit), (1, places[1].credit)]
@@ -142,9 +144,9 @@ def test_what_has_no_token_goes_elsewhere_when_items_have_come_first_for_long() 
     machine = lending()
     places = [want(machine, number) for number in range(5)]
     begun, waits = [one for one in places if one.name == "h"]
-    machine.handle(TextStarted(begun.credit), 0)
+    machine.handle(TextReported(begun.credit, STARTED), 0)
     machine.handle(FirstToken(begun.credit), 0)
-    machine.handle(TextStarted(waits.credit), 0)
+    machine.handle(TextReported(waits.credit, STARTED), 0)
     an_item(machine, 90, 1.0)
     assert not reported(machine, now_s=1.0)
     assert not reported(machine, now_s=0.9 + PATIENCE_S)

@@ -1,5 +1,6 @@
 """The life of one request: minimal recomputation, no leaked lease or credit, exactly one end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -15,6 +16,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
+from triptych.domain.stage import Stage
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
     ArenaFull,
@@ -31,28 +33,24 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.losses import Loss
-from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
+from triptych.machine.router.request import RequestLimits, RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
     Abort,
     After,
     AnswerHandedOver,
+    AttemptKind,
     Encode,
     End,
-    Extend,
     Failed,
     Generate,
-    LeaseGranted,
-    LeasesExtended,
-    PrefillEarly,
     PrefilledEarly,
     Prepared,
     Renew,
-    RenewSegments,
+    Renewed,
     RequestEffect,
     RequestEvent,
     Resolved,
     Resumed,
-    SegmentsRenewed,
     Signal,
     TextReported,
 )
@@ -75,6 +73,7 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.policy.dispatching import Dispatch, complete
+from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import ORDERINGS
 from triptych.policy.queueing import PATIENCE_S, Turn
 
@@ -108,7 +107,11 @@ def items(count: int) -> tuple[ItemPlan, ...]:
     )
 
 
-Call = Encode | Renew | RenewSegments | PrefillEarly | Generate | TextWanted | CreditsWanted
+Call = Encode | Renew | Generate | TextWanted | CreditsWanted
+
+
+def is_early(call: Call) -> bool:
+    return isinstance(call, Generate) and call.kind is AttemptKind.EARLY_PREFILL
 
 
 class World:
@@ -148,7 +151,7 @@ class World:
         self.aborted: list[Call] = []
         self.pauses: list[After] = []
         self.alarmed = False
-        self.extending: list[Extend] = []
+        self.extending: list[Renew] = []
         self.hedge_after_s = hedge_after_s
         self.hedges_wanted: list[HedgeWanted] = []
         self.effects: list[RequestEffect] = []
@@ -161,17 +164,15 @@ class World:
         self.effects += effects
         for effect in effects:
             match effect:
-                case (
-                    Encode() | Renew() | RenewSegments() | PrefillEarly() | Generate() | TextWanted() | CreditsWanted()
-                ):
+                case Renew(extends=True):
+                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
+                    self.extending.append(effect)
+                case Encode() | Renew() | Generate() | TextWanted() | CreditsWanted():
                     self.calls.append(effect)
                 case After(_, Signal.LEASES_DUE):
                     self.alarmed = True
                 case After():
                     self.pauses.append(effect)
-                case Extend():
-                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
-                    self.extending.append(effect)
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
@@ -196,11 +197,24 @@ class World:
 
     @staticmethod
     def is_for(call: Call, credit: int) -> bool:
-        return isinstance(call, Encode | Renew | RenewSegments | PrefillEarly) and call.credit == credit
+        return (isinstance(call, Encode | Renew) or is_early(call)) and getattr(call, "credit", None) == credit
 
     def take(self, kind: type) -> list[Call]:
-        found = [call for call in self.calls if isinstance(call, kind)]
-        self.calls = [call for call in self.calls if not isinstance(call, kind)]
+        """The calls of this kind that are no early prefills and concern no segments."""
+        return self._take(lambda call: isinstance(call, kind) and not is_early(call) and not self.is_of_segments(call))
+
+    def take_early(self) -> list[Generate]:
+        return [call for call in self._take(is_early) if isinstance(call, Generate)]
+
+    def take_of_segments(self) -> list[Renew]:
+        return [call for call in self._take(self.is_of_segments) if isinstance(call, Renew)]
+
+    def is_of_segments(self, call: Call) -> bool:
+        return isinstance(call, Renew) and call.credit in self.credits_of_texts
+
+    def _take(self, wanted: Callable[[Call], bool]) -> list[Call]:
+        found = [call for call in self.calls if wanted(call)]
+        self.calls = [call for call in self.calls if not wanted(call)]
         return found
 
     def new_lease(self) -> LeaseId:
@@ -244,8 +258,14 @@ class World:
         self.feed(ItemEncoded(call.credit, call.name, result))
 
     def renewed(self, call: Renew) -> None:
-        ticket = self.ticket(call.key, call.name, call.lease_id, call.lease_s)
-        self.feed(LeaseGranted(call.credit, call.name, ticket))
+        (known,), (lease_id,) = call.tickets, call.lease_ids
+        self.feed(Renewed(call, self.now_s, (self.ticket(known.key, call.name, lease_id, call.lease_s),)))
+
+    def extended(self, call: Renew, requested_s: float | None = None) -> list[RequestEffect]:
+        tickets = tuple(
+            replace(ticket, lease_id=lease_id) for ticket, lease_id in zip(call.tickets, call.lease_ids, strict=True)
+        )
+        return self.feed(Renewed(call, self.now_s if requested_s is None else requested_s, tickets))
 
     def sealed(self, dispatch: Generate, count: int, lease_s: float = 30.0) -> tuple[SealedSegment, ...]:
         """So many segments of 10 positions, with leases."""
@@ -260,22 +280,22 @@ class World:
         segments = self.sealed(dispatch, count, lease_s)
         return self.feed(AnswerHandedOver(dispatch.credit, dispatch.name, segments))
 
-    def renew_segments(self, call: RenewSegments, kept: int = 99) -> None:
+    def renew_segments(self, call: Renew, kept: int = 99) -> None:
         """All but those after the first ``kept``."""
-        tickets: list[Ticket | None] = []
-        for number, (known, lease_id) in enumerate(zip(call.tickets, call.lease_ids, strict=True)):
-            if number < kept:
-                self.lease(lease_id, call.name)
-            tickets.append(replace(known, lease_id=lease_id, lease_s=call.lease_s) if number < kept else None)
-        self.feed(SegmentsRenewed(call.credit, call.name, tuple(tickets)))
+        tickets: list[Ticket] = []
+        for known, lease_id in list(zip(call.tickets, call.lease_ids, strict=True))[:kept]:
+            self.lease(lease_id, call.name)
+            tickets.append(replace(known, lease_id=lease_id, lease_s=call.lease_s))
+        error = LeaseLost("gone") if kept < len(call.tickets) else None
+        self.feed(Renewed(call, self.now_s, tuple(tickets), error))
 
-    def succeed(self, call: Encode | Renew | PrefillEarly) -> None:
+    def succeed(self, call: Encode | Renew | Generate) -> None:
         match call:
             case Encode():
                 self.encoded(call)
             case Renew():
                 self.renewed(call)
-            case PrefillEarly(credit):
+            case Generate(credit):
                 self.feed(PrefilledEarly(credit))
 
     def place_early(self, call: TextWanted) -> None:
@@ -343,7 +363,7 @@ class World:
         self.encode_all()
         return self.dispatched(hands_over=hands_over)
 
-    def assert_over(self, phase: Phase) -> None:
+    def assert_over(self, phase: RequestPhase) -> None:
         assert self.machine.phase is phase
         assert len(self.ends) == 1
         assert not self.credits
@@ -354,7 +374,7 @@ class World:
     @property
     def calls_left(self) -> list[Call]:
         """Calls that were not cancelled; the text call ends with the request."""
-        return [call for call in self.calls if not isinstance(call, Generate)]
+        return [call for call in self.calls if not isinstance(call, Generate) or is_early(call)]
 
     @property
     def error(self) -> TriptychError:
@@ -363,7 +383,9 @@ class World:
         return error
 
 
-def failed(call: Encode | Renew | PrefillEarly | Generate, error: TriptychError) -> CallFailed:
+def failed(call: Encode | Renew | Generate, error: TriptychError) -> RequestEvent:
+    if isinstance(call, Renew):
+        return Renewed(call, 0.0, (), error)
     return CallFailed(call.credit, call.name, error)
 
 
@@ -377,7 +399,7 @@ def test_a_text_only_request_uses_no_encoder() -> None:
     assert call.placements == ()
     world.feed(FirstToken(call.credit))
     world.feed(TextReported(call.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_the_bytes_of_the_embeddings_at_each_encoder_are_told_when_a_text_instance_is_wanted() -> None:
@@ -405,7 +427,7 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_is_complete() ->
     assert not world.leases
     world.now_s = 5.0
     world.feed(TextReported(call.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert timeline.outcome is Outcome.DONE
     assert (timeline.encode_s, timeline.ttft_s, timeline.total_s, timeline.completion_tokens) == (2.0, 3.0, 5.0, 7)
@@ -443,7 +465,7 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.now_s = 9.0
     world.feed(FirstToken(call.credit))
     world.feed(TextReported(call.credit, replace(finished(), preemptions=2, preempted_s=0.1)))
-    assert machine.phase is Phase.STREAMING, "one choice is left"
+    assert machine.phase is RequestPhase.STREAMING, "one choice is left"
     world.now_s = 11.0
     world.feed(TextReported(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9, preemptions=1)))
     timeline = machine.timeline(99.0, 0)
@@ -461,7 +483,13 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
 ALONE = Isolated(prepare_s=0.1, encode_s=0.5, prefill_s=0.25, tbt_s=0.01)
 
 
-def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEADLINE_S) -> World:
+def expecting(
+    expected: Expected,
+    *,
+    name: str = "slo",
+    deadline_s: float = DEADLINE_S,
+    share: Callable[[Stage], Share] = lambda _: UNSHARED,
+) -> World:
     """A world whose request arrived at 1 s and is prepared."""
     world = World(0)
     world.machine = RequestMachine(
@@ -474,6 +502,7 @@ def expecting(expected: Expected, *, name: str = "slo", deadline_s: float = DEAD
         new_lease=world.new_lease,
         priority=3,
         ordering=ORDERINGS[name],
+        share=share,
     )
     world.calls.clear()
     world.now_s = 2.0
@@ -511,6 +540,12 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.25, 5.0 + PATIENCE_S),
     ]
+
+
+def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
+    shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
+    world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
+    assert [one.behind_s for one in turns(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -619,7 +654,7 @@ def test_repeated_losses_of_an_item_end_the_request() -> None:
         (call,) = world.take(Encode)
         assert isinstance(call, Encode)
         world.feed(failed(call, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -632,7 +667,7 @@ def test_a_permanent_error_ends_the_request_at_once(error: TriptychError) -> Non
     assert isinstance(second, Encode)
     world.encoded(second)
     world.feed(failed(first, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -649,10 +684,10 @@ def test_a_full_arena_requeues_the_request_with_growing_backoff_until_the_deadli
         assert not world.credits
         assert not world.leases
         if not world.ends:
-            assert world.machine.phase is Phase.WAITING
+            assert world.machine.phase is RequestPhase.WAITING
             delays_s.append(world.pauses[0].delay_s)
             world.resume()
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, ArenaFull)
     assert world.now_s < DEADLINE_S <= world.now_s + 30
     assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
@@ -665,7 +700,7 @@ def test_a_new_request_waits_for_credits_and_is_refused_when_it_can_never_fit() 
     assert call.wait
     error = InvalidMedia("too large for every arena")
     world.feed(Refused(1, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -680,7 +715,7 @@ def test_credits_that_arrive_after_a_requeue_are_released() -> None:
     assert isinstance(repair, CreditsWanted)
     world.feed(failed(second, ArenaFull("full")))
     world.place(repair)
-    assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
+    assert (world.machine.phase, world.credits) == (RequestPhase.WAITING, {})
     world.resume()
     assert world.up_to_text()
 
@@ -734,8 +769,8 @@ def test_a_second_response_to_a_call_is_ignored() -> None:
     world.encoded(second)
     call = world.dispatched()
     stray = replace(call.placements[0].ticket, lease_id=b"s" * 16)
-    late = LeaseGranted(first.credit, first.name, stray)
-    assert released(world.feed(late)) == {b"s" * 16}
+    renew = Renew(first.credit, first.name, (call.placements[0].ticket,), (b"s" * 16,), 30.0, "another reader")
+    assert released(world.feed(Renewed(renew, 0.0, (stray,)))) == {b"s" * 16}
     assert len(world.credits) == 2
 
 
@@ -743,7 +778,7 @@ def test_a_finished_call_is_not_cancelled() -> None:
     world = World(2)
     world.up_to_text()
     assert not [effect for effect in world.feed(Signal.CALLER_LEFT) if isinstance(effect, Abort)]
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_two_busy_encoders_are_retried_independently() -> None:
@@ -802,7 +837,7 @@ def test_an_encoder_that_failed_an_item_does_not_get_it_again(error: TriptychErr
     (second,) = world.take(Encode)
     assert isinstance(second, Encode)
     world.feed(failed(second, EngineFailure("failed again")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error.message == "failed again"
 
 
@@ -814,7 +849,7 @@ def test_an_engine_failure_ends_the_request_without_another_encoder() -> None:
     world.feed(failed(first, EngineFailure("failed")))
     world.take(CreditsWanted)
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, EngineFailure)
 
 
@@ -825,7 +860,7 @@ def test_a_text_engine_that_failed_is_replaced_once() -> None:
     second = world.dispatched()
     assert world.avoided == {"t1"}
     world.feed(failed(second, EngineFailure("failed")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_a_repair_without_room_releases_everything() -> None:
@@ -838,11 +873,15 @@ def test_a_repair_without_room_releases_everything() -> None:
     world.feed(failed(first, InstanceLost("gone")))
     world.take(CreditsWanted)
     world.feed(Refused(1, ArenaFull("full")))
-    assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
+    assert (world.machine.phase, world.credits, world.leases) == (RequestPhase.WAITING, {}, {})
 
 
-@pytest.mark.parametrize(("error", "phase"), [(Unavailable("none"), Phase.WAITING), (InvalidMedia("no"), Phase.FAILED)])
-def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(error: TriptychError, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("error", "phase"), [(Unavailable("none"), RequestPhase.WAITING), (InvalidMedia("no"), RequestPhase.FAILED)]
+)
+def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(
+    error: TriptychError, phase: RequestPhase
+) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -862,7 +901,7 @@ def test_a_failed_pull_reencodes_the_named_items_and_renews_the_others() -> None
     world.place_all()
     assert [call.index for call in world.calls if isinstance(call, Encode)] == [1]
     world.encode_all()
-    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0, 2]
+    assert [call.tickets[0].key[0] for call in world.calls if isinstance(call, Renew)] == [0, 2]
     world.renew_all()
     second = world.dispatched()
     before = {place.ticket.lease_id for place in first.placements}
@@ -892,7 +931,7 @@ def test_an_expired_lease_does_not_count_towards_later_failures() -> None:
         world.renew_all()
         attempt = world.dispatched()
     world.feed(failed(attempt, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
@@ -904,7 +943,7 @@ def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none"), final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -939,10 +978,10 @@ def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() ->
     assert world.avoided == frozenset({"t1"})
     # Late events of the first instance are ignored.
     world.feed(FirstToken(first.credit))
-    assert world.machine.phase is Phase.DISPATCHING
+    assert world.machine.phase is RequestPhase.DISPATCHING
     world.feed(FirstToken(second.credit))
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
@@ -952,7 +991,7 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none"), final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -975,7 +1014,7 @@ def test_a_request_does_not_wait_for_an_instance_that_turned_it_down(error: Trip
     world.renew_all()
     assert world.take(TextWanted)
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1004,7 +1043,7 @@ def streaming(count: int) -> tuple[World, Generate]:
     call = world.up_to_text() if count else world.dispatched()
     world.now_s = 1.0
     world.feed(FirstToken(call.credit))
-    assert not call.continues
+    assert call.kind is AttemptKind.WHOLE
     return world, call
 
 
@@ -1030,17 +1069,17 @@ def test_a_stream_that_breaks_goes_on_elsewhere_with_its_items_placed_anew(error
     wanted = wanted_text(world)
     assert wanted.continues
     second = world.place_text(wanted)
-    assert second.continues
+    assert second.kind is AttemptKind.DECODE
     assert [one.item for one in second.placements] == [0, 1]
     assert len(world.leases) == 4, "they are held until the second instance has its first token"
     world.feed(FirstToken(first.credit))
-    assert world.machine.phase is Phase.DISPATCHING, "a late event of the first instance"
+    assert world.machine.phase is RequestPhase.DISPATCHING, "a late event of the first instance"
     world.now_s = 7.0
     world.feed(FirstToken(second.credit))
     assert not world.leases
     world.now_s = 8.0
     world.feed(TextReported(second.credit, finished()))
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(9.0, 0)
     assert (timeline.continuations, timeline.text_attempts, timeline.text_instance) == (1, 2, "i-t2")
     assert (timeline.ttft_s, timeline.interrupted_s, timeline.decode_s, timeline.total_s) == (1.0, 2.0, 7.0, 8.0)
@@ -1052,14 +1091,14 @@ def test_a_text_only_stream_goes_on_at_once_and_not_where_it_broke() -> None:
     world.feed(failed(first, InstanceLost("gone")))
     wanted = wanted_text(world)
     assert (wanted.continues, wanted.avoid) == (True, frozenset({"t1"}))
-    assert world.place_text(wanted).continues
+    assert world.place_text(wanted).kind is AttemptKind.DECODE
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("late"), InternalError("defect"), Cancelled("?")])
 def test_a_stream_is_not_continued_after_an_error_that_would_come_again(error: TriptychError) -> None:
     world, call = streaming(1)
     world.feed(failed(call, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1070,7 +1109,7 @@ def test_the_attempts_of_an_answer_are_bounded_however_many_tokens_each_has_sent
         call = world.up_to_text()
         world.feed(FirstToken(call.credit))
     world.feed(failed(call, InstanceLost("gone")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
     assert world.machine.timeline(world.now_s, 0).continuations == LIMITS.max_text_attempts - 1
 
@@ -1082,7 +1121,7 @@ def test_an_engine_may_fail_an_answer_once() -> None:
     world.feed(FirstToken(call.credit))
     error = EngineFailure("second")
     world.feed(failed(call, error))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
 
@@ -1093,7 +1132,7 @@ def test_an_answer_that_has_begun_waits_for_a_text_instance_to_return() -> None:
         assert wanted_text(world).continues
         world.feed(Refused(1, Unavailable("none")))
         world.resume()
-    assert world.dispatched().continues
+    assert world.dispatched().kind is AttemptKind.DECODE
     assert world.machine.timeline(world.now_s, 0).text_attempts == 2
 
 
@@ -1107,7 +1146,7 @@ def test_an_answer_that_has_begun_ends_as_lost_when_no_text_instance_will_return
     if isinstance(lost, TextPoolLost):
         world.feed(Refused(1, Unavailable("none")))
     world.feed(lost)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
 
@@ -1116,9 +1155,9 @@ def test_an_answer_that_has_begun_waits_if_the_queue_for_encoders_is_full() -> N
     world.feed(failed(call, InstanceLost("gone")))
     assert world.take(CreditsWanted)
     world.feed(Refused(1, Overloaded("the queue is full")))
-    assert world.machine.phase is Phase.WAITING
+    assert world.machine.phase is RequestPhase.WAITING
     world.resume()
-    assert world.up_to_text().continues
+    assert world.up_to_text().kind is AttemptKind.DECODE
 
 
 def test_items_lost_again_before_an_answer_goes_on_are_encoded_again() -> None:
@@ -1130,7 +1169,7 @@ def test_items_lost_again_before_an_answer_goes_on_are_encoded_again() -> None:
     world.encode_all()
     world.renew_all()
     third = world.dispatched()
-    assert (third.continues, len(third.placements)) == (True, 2)
+    assert (third.kind, len(third.placements)) == (AttemptKind.DECODE, 2)
 
 
 @pytest.mark.parametrize("signal", [Signal.CALLER_LEFT, Signal.DEADLINE_PASSED])
@@ -1139,7 +1178,7 @@ def test_a_request_that_ends_between_two_text_instances_holds_nothing(signal: Si
     world.feed(failed(call, InstanceLost("gone")))
     world.place_all()
     world.feed(signal)
-    world.assert_over(Phase.CANCELLED if signal is Signal.CALLER_LEFT else Phase.FAILED)
+    world.assert_over(RequestPhase.CANCELLED if signal is Signal.CALLER_LEFT else RequestPhase.FAILED)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -1160,7 +1199,7 @@ def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
     assert isinstance(call, Renew)
     world.now_s = 29.5
     world.renewed(call)
-    assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
+    assert (world.dispatched().placements[0].ticket.lease_id,) == call.lease_ids
 
 
 def test_a_lost_lease_reencodes_the_item_on_its_encoder() -> None:
@@ -1183,7 +1222,7 @@ def test_repeatedly_lost_leases_end_as_a_failed_transfer() -> None:
         for call in world.take(Renew):
             assert isinstance(call, Renew)
             world.feed(failed(call, LeaseLost("over")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, TransferFailed)
 
 
@@ -1201,7 +1240,7 @@ def test_a_lease_close_to_expiry_is_renewed_before_it_is_sent() -> None:
     world.place_all()
     world.now_s = 29.0
     world.encode_all()
-    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0]
+    assert [call.tickets[0].key[0] for call in world.calls if isinstance(call, Renew)] == [0]
     world.renew_all()
     assert world.dispatched()
 
@@ -1225,9 +1264,9 @@ def test_a_lease_on_another_embedding_is_released_and_only_another_encoder_is_tr
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
     assert isinstance(call, Renew)
-    ticket = replace(world.ticket(bytes(32), call.name, call.lease_id, 1.0), lease_id=b"x" * 16)
-    effects = world.feed(LeaseGranted(call.credit, call.name, ticket))
-    assert released(effects) >= {call.lease_id, b"x" * 16}
+    ticket = replace(world.ticket(bytes(32), call.name, call.lease_ids[0], 1.0), lease_id=b"x" * 16)
+    effects = world.feed(Renewed(call, world.now_s, (ticket,)))
+    assert released(effects) >= {call.lease_ids[0], b"x" * 16}
     assert EmbeddingGone(call.credit, unusable=True) in effects
     assert_only_another_is_tried(world, call.name)
 
@@ -1238,7 +1277,7 @@ def assert_only_another_is_tried(world: World, name: str) -> None:
     assert isinstance(again, CreditsWanted)
     assert again.wants[0].exclude == {name}
     world.feed(Refused(1, Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InternalError)
 
 
@@ -1295,7 +1334,7 @@ def test_leases_that_arrive_after_the_end_are_released() -> None:
     world.feed(Signal.CALLER_LEFT)
     world.encoded(first)
     world.encoded(second)
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
     assert isinstance(world.error, Cancelled)
 
 
@@ -1305,7 +1344,7 @@ def test_leaving_the_queue_is_reported_and_late_credits_are_released() -> None:
     assert isinstance(call, CreditsWanted)
     assert any(isinstance(effect, CreditsAbandoned) for effect in world.feed(Signal.DEADLINE_PASSED))
     world.place(call)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
 
 
@@ -1313,11 +1352,11 @@ def test_losing_the_text_pool_ends_requests_not_yet_dispatched() -> None:
     world = World(1)
     world.place_all()
     world.feed(TextPoolLost(Unavailable("none")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     world = World(1)
     world.up_to_text()
     world.feed(TextPoolLost(Unavailable("none")))
-    assert world.machine.phase is Phase.DISPATCHING
+    assert world.machine.phase is RequestPhase.DISPATCHING
 
 
 # --- lease ids chosen by the router, and extensions --------------------------------------------------------------------
@@ -1333,7 +1372,7 @@ def test_leases_of_a_cancelled_encode_are_released_without_a_response() -> None:
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     assert released(world.feed(Signal.CALLER_LEFT)) == {call.reader_lease, call.router_lease}
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 @pytest.mark.parametrize(
@@ -1402,7 +1441,7 @@ def test_when_the_retry_budget_is_spent_the_request_fails_with_that() -> None:
     spent = Unavailable("encoders fail", retry_after_s=1.0)
     world.take(CreditsWanted)
     world.feed(Refused(1, spent, final=True))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert world.error is spent
 
 
@@ -1499,7 +1538,7 @@ def test_an_item_both_of_whose_calls_fail_is_encoded_again() -> None:
 def test_a_permanent_error_of_a_hedge_ends_the_request() -> None:
     world, _, second = two_calls()
     world.feed(failed(second, InvalidMedia("bad")))
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
 
 
 def test_both_calls_end_with_the_request() -> None:
@@ -1511,7 +1550,7 @@ def test_both_calls_end_with_the_request() -> None:
         second.reader_lease,
         second.router_lease,
     }
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_a_hedge_that_is_not_granted_is_wanted_again_at_growing_times() -> None:
@@ -1551,15 +1590,15 @@ def test_a_hedge_that_comes_too_late_is_given_back() -> None:
     world.feed(Signal.CALLER_LEFT)
     world.credits[100] = "later"
     world.feed(Granted(1, (replace(late, credit=100),)))
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def alarms(effects: list[RequestEffect]) -> list[float]:
     return [one.delay_s for one in effects if isinstance(one, After) and one.event is Signal.LEASES_DUE]
 
 
-def extends(effects: list[RequestEffect]) -> list[Extend]:
-    return [effect for effect in effects if isinstance(effect, Extend)]
+def extends(effects: list[RequestEffect]) -> list[Renew]:
+    return [effect for effect in effects if isinstance(effect, Renew) and effect.extends]
 
 
 def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> None:
@@ -1573,7 +1612,7 @@ def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> Non
         for extend in extends(world.feed(Signal.LEASES_DUE)):
             assert set(extend.lease_ids) == set(world.leases)
             requested_s.append(world.now_s)
-            world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
+            world.extended(extend)
     # With 25 s left the requested lease lasts until the request's deadline.
     assert requested_s == [15.0, 30.0, 45.0, 60.0, 75.0]
     world.feed(failed(call, TransferFailed("the lease is over", items=(0,))))
@@ -1588,9 +1627,9 @@ def test_one_alarm_serves_all_leases_and_fires_at_once_when_half_is_over() -> No
     first, second = extends(world.feed(Signal.LEASES_DUE))
     world.now_s = 21.0
     world.effects.clear()
-    world.feed(LeasesExtended(first.credit, first.lease_ids, 5.0, 30.0))
+    world.extended(first, 5.0)
     assert alarms(world.effects) == [0.0]
-    world.feed(LeasesExtended(second.credit, second.lease_ids, 15.0, 30.0))
+    world.extended(second, 15.0)
     assert alarms(world.effects) == [0.0], "an earlier alarm is set"
 
 
@@ -1607,7 +1646,7 @@ def test_only_the_leases_that_are_due_are_extended() -> None:
     world.place_all()
     world.encode_all()
     world.now_s = 15.0
-    assert [extend.key[0] for extend in extends(world.feed(Signal.LEASES_DUE))] == [1]
+    assert [extend.tickets[0].key[0] for extend in extends(world.feed(Signal.LEASES_DUE))] == [1]
 
 
 def test_failed_extensions_are_retried_until_the_lease_expires() -> None:
@@ -1635,8 +1674,9 @@ def test_released_and_long_enough_leases_are_not_extended() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 15.0
     assert extends(world.feed(Signal.LEASES_DUE)) == []
-    late = LeasesExtended(1, (b"x" * 16,), 14.0, 30.0)
-    assert world.feed(late) == []
+    ticket = call.placements[0].ticket
+    late = Renew(1, ticket.address, (ticket,), (b"x" * 16,), 30.0, "half of its time has passed", extends=True)
+    assert world.feed(Renewed(late, 14.0, (ticket,))) == []
 
 
 def growing(*, tokens: int, sent_tokens: int) -> bool:
@@ -1694,7 +1734,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.extending and rng.random() < 0.5:
             extend = world.extending.pop()
             if rng.random() > failing:
-                world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s))
+                world.extended(extend, world.now_s - 0.1)
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
             world.feed(Signal.DEADLINE_PASSED)
             break
@@ -1705,9 +1745,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.calls and (dispatch is None or rng.random() < 0.5):
             call = rng.choice(world.calls)
             world.calls.remove(call)
-            if isinstance(call, PrefillEarly):
+            if is_early(call):
+                assert isinstance(call, Generate)
                 assert call.credit in world.early, "a call whose place is returned is cancelled"
-            if isinstance(call, Encode | Renew):
+            if isinstance(call, Encode | Renew) and not world.is_of_segments(call):
                 assert call.credit in world.credits, "a call whose credit is released is cancelled"
             _answer(world, call, rng, failing)
         elif dispatch is not None:
@@ -1720,10 +1761,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert not world.calls_left, "abandoned calls are cancelled"
     # Leases in responses that were still in flight are released too.
     for call in world.aborted:
-        if isinstance(call, RenewSegments):
-            world.renew_segments(call, rng.randrange(4))
-        elif isinstance(call, Encode):
+        if isinstance(call, Encode):
             world.encoded(call)
+        elif isinstance(call, Renew) and world.is_of_segments(call):
+            world.renew_segments(call, rng.randrange(4))
         elif isinstance(call, Renew):
             world.renewed(call)
     assert not world.leases
@@ -1745,9 +1786,9 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
             else:
                 refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
                 world.feed(Refused(1, refusal, final=rng.random() < 0.05))
-        case RenewSegments():
+        case Renew() if world.is_of_segments(call):
             world.renew_segments(call, 0 if fails else rng.choice([1, 99]))
-        case Encode() | Renew() | PrefillEarly():
+        case Encode() | Renew() | Generate():
             if fails:
                 world.feed(failed(call, some_error(rng)))
             else:
@@ -1792,7 +1833,7 @@ def resolving() -> tuple[World, Resolved]:
     world.place_all()
     world.encode_all()
     (told,) = [effect for effect in world.effects if isinstance(effect, Resolved)]
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
     return world, told
 
 
@@ -1810,7 +1851,7 @@ def test_a_resolve_is_done_when_its_caller_leaves_and_holds_nothing_then() -> No
     world, _ = resolving()
     world.now_s = 3.0
     world.feed(Signal.CALLER_LEFT)
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert (timeline.outcome, timeline.total_s, timeline.ttft_s, timeline.text_attempts) == (Outcome.DONE, 3.0, 0.0, 0)
 
@@ -1819,14 +1860,14 @@ def test_a_resolve_is_done_at_its_deadline() -> None:
     world, _ = resolving()
     world.now_s = DEADLINE_S
     world.feed(Signal.DEADLINE_PASSED)
-    world.assert_over(Phase.DONE)
+    world.assert_over(RequestPhase.DONE)
 
 
 def test_a_resolve_that_is_not_encoded_in_time_fails() -> None:
     world = World(1, resolves=True)
     world.place_all()
     world.feed(Signal.DEADLINE_PASSED)
-    world.assert_over(Phase.FAILED)
+    world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
 
 
@@ -1834,7 +1875,7 @@ def test_a_caller_that_leaves_before_its_items_are_encoded_has_cancelled() -> No
     world = World(1, resolves=True)
     world.place_all()
     world.feed(Signal.CALLER_LEFT)
-    world.assert_over(Phase.CANCELLED)
+    world.assert_over(RequestPhase.CANCELLED)
 
 
 def test_leases_of_a_resolve_are_extended_while_it_is_held() -> None:
@@ -1851,7 +1892,7 @@ def test_a_resolve_needs_no_text_pool() -> None:
     world.feed(TextPoolLost(Unavailable("no text instance")))
     world.place_all()
     world.encode_all()
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
 
 
 def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
@@ -1862,7 +1903,7 @@ def test_an_item_of_a_resolve_whose_encoder_dies_is_encoded_elsewhere() -> None:
     world.feed(failed(call, InstanceLost("it died")))
     world.place_all()
     world.encode_all()
-    assert world.machine.phase is Phase.HOLDING
+    assert world.machine.phase is RequestPhase.HOLDING
     assert world.machine.timeline(1.0, 0).items[0].encode_attempts == 2
 
 
@@ -1916,7 +1957,7 @@ def test_a_request_may_leave_without_another_place_and_gives_a_kept_one_back_at_
 # --- what may end instances ---
 
 
-def lost(world: World, call: Encode | Generate | PrefillEarly, *, epoch: int = 1) -> list[RequestEffect]:
+def lost(world: World, call: Encode | Generate, *, epoch: int = 1) -> list[RequestEffect]:
     loss = Loss(call.name, epoch)
     return world.feed(CallFailed(call.credit, call.name, InstanceLost("gone"), loss=loss))
 
@@ -1986,8 +2027,7 @@ def test_a_beginning_of_the_prompt_counts_as_an_attempt() -> None:
     (wanted,) = world.take(TextWanted)
     assert isinstance(wanted, TextWanted)
     world.place_early(wanted)
-    (early,) = world.take(PrefillEarly)
-    assert isinstance(early, PrefillEarly)
+    (early,) = world.take_early()
     lost(world, early)
     world.renew_all()
     world.encoded(second)

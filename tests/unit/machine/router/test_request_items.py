@@ -1,14 +1,19 @@
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.media import MediaInfo, Modality
-from triptych.machine.router.held_ticket import HeldTicket
-from triptych.machine.router.request_events import After, Extend, RequestEffect, Signal
-from triptych.machine.router.request_items import RequestItems
-from triptych.machine.router.shared_events import EmbeddingsRead, Grant, HedgeWanted, Release
+from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded
+from triptych.machine.router.attempts import Attempt, Ending
+from triptych.machine.router.request_events import Abort, After, AttemptKind, Renew, RequestEffect, Signal
+from triptych.machine.router.request_items import RequestItem, RequestItems
+from triptych.machine.router.shared_events import EmbeddingsRead, Grant, HedgeWanted, Overtaken, Release
+from triptych.policy.queueing import FIRST_COME
 
 TENSORS = (TensorSpec("t", DType.F32, (4, 8)),)
 DEADLINE_S = 100.0
@@ -24,18 +29,29 @@ def items(encoders: str, *, lease_s: float = 10.0) -> RequestItems:
     made, leases = RequestItems(plan(number) for number in range(len(encoders))), count()
     for item, encoder in zip(made, encoders, strict=True):
         grant = Grant(item.index, item.index, encoder, f"i-{encoder}")
-        item.held = HeldTicket.requested(grant, lambda: b"%d" % next(leases), 0.0, lease_s)
+        item.begin(grant, FIRST_COME, lambda: b"%d" % next(leases), 0.0, lease_s)
     made.validate()
     return made
 
 
 def encode(made: RequestItems, number: int) -> None:
-    item = made[number]
-    assert item.held is not None
-    item.encoder_id = item.held.grant.instance_id
-    ticket = Ticket(bytes(32), item.encoder_id, 1, 0, 128, 1, 1, TENSORS, 4, item.held.reader_lease, item.held.lease_s)
-    assert item.held.granted(ticket, item.held.router_lease, item.plan, DEADLINE_S) is None
+    answer(made[number])
     made.validate()
+
+
+def answer(item: RequestItem, which: int = 0) -> list[RequestEffect]:
+    attempt = (item.held, item.hedge)[which]
+    assert attempt is not None
+    assert attempt.leases is not None
+    own, reader = attempt.leases.lease_ids
+    ticket = Ticket(bytes(32), attempt.grant.instance_id, 1, 0, 128, 1, 1, TENSORS, 4, reader, attempt.leases.lease_s)
+    assert attempt.leases.granted(ticket, own, item.plan, DEADLINE_S) is None
+    return item.answered(attempt, EncodeResult(ticket, own, cached=True, queue_s=0.5, encode_s=0.25), 1.0)
+
+
+def hedge(item: RequestItem) -> Attempt:
+    item.begin(Grant(7, item.index, "c", "i-c", hedges=True), FIRST_COME, lambda: b"hedge", 0.0, 10.0)
+    return item.attempts[-1]
 
 
 def alarms(effects: list[RequestEffect]) -> list[tuple[float, object]]:
@@ -46,24 +62,26 @@ def test_a_reader_gets_all_tickets_once_every_item_is_encoded() -> None:
     made, ready = items("aba"), list[bool]()
     for number in (0, 2, 1):
         encode(made, number)
-        ready.append(made.ready)
+        ready.append(made.are_ready)
     assert ready == [False, False, True]
     assert made.nbytes_by_encoder() == {"i-a": 256, "i-b": 128}
     assert [one.ticket.address for one in made.placements()] == ["a", "b", "a"]
-    assert [held.unsent for held in made.held] == [None] * 3
+    assert [leases.is_sent for leases in made.leases] == [True] * 3
     assert made.read() == [EmbeddingsRead((0, 1, 2))]
-    assert [effect.name for effect in made.release("over") if isinstance(effect, Release)] == ["a", "b", "a"]
-    assert (made.held, made.read(), made.ready) == ([], [], False)
+    assert [effect.name for effect in made.release("over", 2.0) if isinstance(effect, Release)] == ["a", "b", "a"]
+    assert (made.leases, made.read(), made.are_ready) == ([], [], False)
 
 
 def test_an_item_is_found_by_the_credit_of_its_call_or_hedge() -> None:
     made = items("ab")
-    hedge = HeldTicket.requested(Grant(7, 1, "c", "i-c"), lambda: b"hedge", 0.0, 10.0)
-    made[1].hedge = hedge
-    assert made.call_of(7) == (made[1], hedge)
-    assert made.call_of(1) == (made[1], made[1].held)
-    assert (made.holder_of(0), made.holder_of(7)) == (made[0], None)
-    assert made.call_of(99) == (None, None)
+    second = hedge(made[1])
+    assert made.attempt_of(7) is second
+    assert made.of(second) is made[1]
+    assert made.attempt_of(1) is made[1].held
+    assert made.attempt_of(0) is made[0].held
+    assert made.attempt_of(99) is None
+    made.release("over", 2.0)
+    assert made.attempt_of(7) is None
 
 
 def test_leases_are_extended_at_half_of_their_time_by_one_alarm() -> None:
@@ -73,7 +91,10 @@ def test_leases_are_extended_at_half_of_their_time_by_one_alarm() -> None:
     encode(made, 1)
     assert made.watch_leases(2.0) == [], "the alarm that is set comes in time"
     effects = made.leases_due(5.0, 20.0)
-    assert [(one.credit, one.lease_s) for one in effects if isinstance(one, Extend)] == [(0, 20.0), (1, 20.0)]
+    assert [(one.credit, one.lease_s) for one in effects if isinstance(one, Renew) and one.extends] == [
+        (0, 20.0),
+        (1, 20.0),
+    ]
     assert alarms(effects) == [(2.5, Signal.LEASES_DUE)], "half of the time that is left, in case that they fail"
 
 
@@ -90,6 +111,89 @@ def test_hedges_are_wanted_again_while_the_item_takes_long() -> None:
 def test_a_hedge_of_an_item_that_is_encoded_is_noticed() -> None:
     made = items("a")
     encode(made, 0)
-    made[0].hedge = HeldTicket.requested(Grant(7, 0, "c", "i-c"), lambda: b"hedge", 0.0, 10.0)
+    hedge(made[0])
     with pytest.raises(AssertionError, match="item 0: a hedge of nothing"):
         made.validate()
+
+
+def test_the_slower_of_two_calls_is_overtaken() -> None:
+    for which in (0, 1):
+        (item,) = items("a")
+        hedge(item)
+        slower = (item.held, item.hedge)[1 - which]
+        assert slower is not None
+        effects = answer(item, which)
+        assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - which :]
+        assert (slower.ended, item.held, item.losses) == (Ending.OVERTAKEN, item.served, 0)
+        assert item.timeline(None).hedge_won == bool(which)
+
+
+def test_credits_and_leases_are_released_once() -> None:
+    (item,) = items("e")
+    answer(item)
+    assert item.is_ready
+    assert item.release("over", 2.0) == [Release("e", 0, (b"0", b"1"), "over")]
+    assert item.release("over", 2.0) == []
+    (running,), (renewing,) = items("e"), items("e")
+    answer(renewing)
+    assert renewing.held is not None
+    assert renewing.held.leases is not None
+    renewing.held.leases.renew(lambda: b"second", 1.0, 1.0, "short")
+    for under_way in (running, renewing):
+        assert not under_way.is_ready
+        assert [type(effect) for effect in under_way.release("over", 2.0)] == [Abort, Release]
+
+
+SHARD = replace(plan(1), start=1, shard=Shard(first=2, count=3, of=8))
+
+
+def shard() -> RequestItem:
+    """A shard that is encoded."""
+    item = RequestItem(3, SHARD)
+    leases = iter((b"router", b"reader"))
+    item.begin(Grant(7, 3, "e", "i-e"), FIRST_COME, lambda: next(leases), 0.0, 10.0)
+    answer(item)
+    return item
+
+
+def test_the_embedding_is_placed_at_its_placeholders() -> None:
+    placement = shard().placement
+    assert (placement.item, placement.start, placement.continues) == (3, 1, True)
+    assert (placement.ticket.lease_id, placement.ticket.address) == (b"reader", "e")
+
+
+def test_the_timeline_has_the_reports_of_encoder_and_receiver() -> None:
+    ready = Ready((PullReport(0, "tcp", 9, 0.1, cached=False), PullReport(3, "shm", 128, 0.5, cached=True)), 0.0, 0.0)
+    line = shard().timeline(ready)
+    assert (line.item, line.shard, line.modality, line.width, line.height, line.tokens) == (
+        1,
+        str(Shard(2, 3, 8)),
+        "image",
+        28,
+        14,
+        4,
+    )
+    assert (line.encoder, line.encode_attempts, line.encoder_cached) == ("i-e", 1, True)
+    assert (line.queue_s, line.encode_s) == (0.5, 0.25)
+    assert (line.pull_backend, line.pull_bytes, line.pull_s, line.text_cached) == ("shm", 128, 0.5, True)
+    line = RequestItem(0, SHARD).timeline(None)
+    assert (line.encoder, line.pull_backend, line.text_cached) == ("", "", False)
+
+
+def test_what_an_item_has_cost_is_told_by_how_its_attempts_ended() -> None:
+    item = RequestItem(0, plan(0))
+    endings = [
+        ("busy", Ending.REFUSED, Overloaded("busy")),
+        ("gone", Ending.FAILED, InstanceLost("gone")),
+        ("broken", Ending.FAILED, EngineFailure("failed")),
+        ("evicted", Ending.FAILED, LeaseLost("evicted")),
+        ("slow", Ending.OVERTAKEN, None),
+    ]
+    for credit, (name, how, error) in enumerate(endings):
+        attempt = Attempt(AttemptKind.ENCODE, Grant(credit, 0, name, f"i-{name}"), 0.0)
+        attempt.end(how, 1.0, error)
+        item.attempts.append(attempt)
+    assert (item.refusals, item.losses) == (1, 3)
+    assert item.want.avoid == {"busy", "gone", "broken"}
+    assert item.want.exclude == {"broken"}
+    assert item.engine_failure is endings[2][2]

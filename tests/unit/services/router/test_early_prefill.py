@@ -83,7 +83,7 @@ async def test_a_beginning_is_as_urgent_as_the_share_of_its_tenant_allows() -> N
         ]
         await asyncio.gather(*(collect(made.router, request) for request in many))
         beginnings = [request for request in made.texts[0].requests if request.early]
-        beyond = {request.request_id for request in beginnings if request.behind_s > AGEING_S / 2}
+        beyond = {request.request_id for request in beginnings if request.position.behind_s > AGEING_S / 2}
         assert "other" not in beyond
         assert beyond
 

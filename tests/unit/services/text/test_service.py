@@ -25,6 +25,7 @@ from tests.unit.services.instances import (
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -745,7 +746,7 @@ def test_requests_run_by_what_is_due_and_those_that_are_lost_last() -> None:
             ended: list[str] = []
 
             async def ask(name: str, due_in_s: float, lost_in_s: float | None) -> None:
-                asked = replace(question(name, []).request, due_in_s=due_in_s, lost_in_s=lost_in_s)
+                asked = replace(question(name, []).request, position=QueuePosition(due_in_s, lost_in_s))
                 await answer(text.service, asked)
                 ended.append(name)
 

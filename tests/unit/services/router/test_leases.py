@@ -5,16 +5,17 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
 from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
-from triptych.services.router.prefix_leases import PrefixLeases
+from triptych.services.router.leases import CallLeases
 from triptych.testing import virtual_time
 
 SEGMENTS = tuple(KnownSegment(name, f"i-{name}", b"key %d" % at, 64 * at, 64) for at, name in enumerate("aabb"))
@@ -75,8 +76,8 @@ def taken(holders: Holders, *, read: bool) -> tuple[int, int]:
     """The segments passed on, and the leases that are still held then."""
 
     async def scenario() -> tuple[int, int]:
-        leases = PrefixLeases(holders, random.Random(1))  # type: ignore[arg-type]
-        placements = await leases.take(SEGMENTS, 30.0)
+        leases = CallLeases(holders, partial(random.Random(1).randbytes, LEASE_ID_NBYTES))  # type: ignore[arg-type]
+        placements = await leases.take_prefix(SEGMENTS, 30.0)
         assert [one.first for one in placements] == [one.first for one in SEGMENTS[: len(placements)]]
         assert [one.ticket.address for one in placements] == [one.name for one in SEGMENTS[: len(placements)]]
         held = holders.leases

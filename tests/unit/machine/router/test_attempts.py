@@ -13,13 +13,19 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.attempts import MOST_EXCUSED, Ending, TextAttempts
+from triptych.machine.router.request_events import AttemptKind
 from triptych.machine.router.shared_events import Grant
-from triptych.machine.router.text_attempts import MOST_DRAINED, TextAttempts
+
+
+def send(attempts: TextAttempts, credit: int = 7, name: str = "t1") -> None:
+    grant = Grant(credit, None, name, f"text-{name[1:]}")
+    attempts.begin(AttemptKind.WHOLE, grant, 0.0)
 
 
 def sent(most: int = 3) -> TextAttempts:
     attempts = TextAttempts(most)
-    attempts.send(Grant(7, None, "t1", "text-1"))
+    send(attempts)
     return attempts
 
 
@@ -40,7 +46,7 @@ def test_the_error_decides_whether_another_instance_is_tried(
 ) -> None:
     attempts = sent()
     assert attempts.has(7)
-    assert attempts.fail(error) is again
+    assert attempts.fail(error, 1.0) is again
     assert not attempts.has(7)
     assert attempts.avoid == avoided
     assert type(attempts.error) is told
@@ -58,51 +64,74 @@ def test_the_error_decides_whether_another_instance_is_tried(
 )
 def test_an_attempt_whose_instance_drains_does_not_count(error: TriptychError, counts: bool) -> None:
     attempts = sent()
-    assert attempts.fail(error, drains=True)
+    assert attempts.fail(error, 1.0, drains=True)
     assert attempts.counted == counts
     assert counts or not attempts.avoid, "the instance may be back"
 
 
 def test_drains_do_not_keep_a_request_alive_for_ever() -> None:
     attempts = TextAttempts(2)
-    for _ in range(MOST_DRAINED + 1):
-        attempts.send(Grant(7, None, "t1", "text-1"))
-        assert attempts.fail(InstanceLost("ended"), drains=True)
-    attempts.send(Grant(7, None, "t1", "text-1"))
-    assert not attempts.fail(InstanceLost("ended"), drains=True)
+    for _ in range(MOST_EXCUSED + 1):
+        send(attempts, 7, "t1")
+        assert attempts.fail(InstanceLost("ended"), 1.0, drains=True)
+    send(attempts, 7, "t1")
+    assert not attempts.fail(InstanceLost("ended"), 1.0, drains=True)
 
 
 def test_a_lost_instance_is_named() -> None:
     attempts = sent()
-    attempts.fail(Unavailable("10.0.0.1:80 refuses"))
+    attempts.fail(Unavailable("10.0.0.1:80 refuses"), 1.0)
     assert attempts.error is not None
     assert attempts.error.message == "text instance text-1 was lost while it worked on the request"
 
 
 def test_attempts_are_bounded_except_after_leases_expired_in_a_queue() -> None:
     attempts = sent(most=2)
-    attempts.expire(TransferFailed("over"))
-    assert (attempts.sent, attempts.counted) == (1, 0)
-    attempts.send(Grant(8, None, "t2", "text-2"))
-    assert attempts.fail(InstanceLost("gone"))
-    attempts.send(Grant(9, None, "t1", "text-1"))
-    assert not attempts.fail(InstanceLost("gone"))
+    attempts.end(Ending.EXPIRED, 1.0, TransferFailed("over"))
+    assert (len(attempts.sent), attempts.counted) == (1, 0)
+    send(attempts, 8, "t2")
+    assert attempts.fail(InstanceLost("gone"), 1.0)
+    send(attempts, 9, "t1")
+    assert not attempts.fail(InstanceLost("gone"), 1.0)
 
 
 def test_one_engine_failure_is_retried() -> None:
     attempts = sent()
-    assert attempts.fail(EngineFailure("failed"))
-    attempts.send(Grant(8, None, "t2", "text-2"))
-    assert not attempts.fail(EngineFailure("failed"))
+    assert attempts.fail(EngineFailure("failed"), 1.0)
+    send(attempts, 8, "t2")
+    assert not attempts.fail(EngineFailure("failed"), 1.0)
 
 
 def test_a_stage_that_has_just_closed_is_no_attempt_and_its_instance_is_avoided() -> None:
     attempts = sent(most=1)
-    assert attempts.fail(StageClosed("switched"))
+    assert attempts.fail(StageClosed("switched"), 1.0)
     assert (attempts.counted, attempts.avoid) == (0, frozenset({"t1"}))
     assert type(attempts.error) is StageClosed
-    for _ in range(MOST_DRAINED - 1):
-        attempts.send(Grant(7, None, "t1", "text-1"))
-        assert attempts.fail(StageClosed("switched"))
-    attempts.send(Grant(7, None, "t1", "text-1"))
-    assert not attempts.fail(StageClosed("switched")), "but not for ever"
+    for _ in range(MOST_EXCUSED - 1):
+        send(attempts, 7, "t1")
+        assert attempts.fail(StageClosed("switched"), 1.0)
+    send(attempts, 7, "t1")
+    assert not attempts.fail(StageClosed("switched"), 1.0), "but not for ever"
+
+
+def test_where_no_other_instance_is_usable_all_are_allowed_again() -> None:
+    attempts = sent()
+    attempts.fail(InstanceLost("gone"), 1.0)
+    attempts.forgive()
+    assert attempts.avoid == frozenset()
+    send(attempts, 8, "t2")
+    attempts.fail(InstanceLost("gone"), 2.0)
+    assert attempts.avoid == {"t2"}
+
+
+def test_an_instance_that_failed_an_early_prefill_is_avoided_until_no_other_is_usable() -> None:
+    attempts = TextAttempts(3)
+    attempts.kept = Grant(7, None, "t1", "text-1")
+    attempts.begin(AttemptKind.EARLY_PREFILL, attempts.kept, 0.0, 9)
+    assert not attempts.has(7)
+    assert attempts.early_tokens == 9
+    attempts.end(Ending.FAILED, 1.0, EngineFailure("failed"))
+    assert attempts.avoid == {"t1"}
+    assert (attempts.error, attempts.early_has_failed) == (None, True)
+    attempts.forgive()
+    assert attempts.avoid == frozenset()

@@ -1,0 +1,54 @@
+"""What the timeline of a request tells of its times and attempts."""
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.generation import Finished, FinishReason, Ready
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.timeline import Outcome, Timeline
+from triptych.machine.router.attempts import TextAttempt, TextAttempts
+from triptych.machine.router.request_events import AttemptKind
+from triptych.machine.router.request_items import RequestItem
+from triptych.machine.router.request_timeline import RequestTimes
+from triptych.machine.router.shared_events import Grant
+
+INFO = MediaInfo(Modality.IMAGE, "png", 28, 14, 100, bytes(32))
+TENSORS = (TensorSpec("t", DType.F32, (4, 8)),)
+ITEM = RequestItem(0, ItemPlan(0, "messages", b"", INFO, (b"0", b""), 0, 4, TENSORS, 128, (4,)))
+
+
+def answering(first_token_s: float, ready: Ready | None = None) -> TextAttempts:
+    texts = TextAttempts(3)
+    attempt = TextAttempt(AttemptKind.WHOLE, Grant(1, None, "t", "i-t"), 0.0, ready=ready, first_token_s=first_token_s)
+    texts.sent.append(attempt)
+    return texts
+
+
+def running(times: RequestTimes, now_s: float, *items: RequestItem, texts: TextAttempts | None = None) -> Timeline:
+    return times.timeline(now_s, Outcome.RUNNING, items, texts or TextAttempts(3), prompt_tokens=0, completion_tokens=5)
+
+
+def test_the_current_stage_of_a_running_request_lasts_until_now() -> None:
+    times = RequestTimes("r", "m", started_s=10.0)
+    line = running(times, 11.0)
+    assert (line.prepare_s, line.encode_s, line.ttft_s, line.total_s) == (1.0, 0.0, 0.0, 1.0)
+    times.prepared_s = 11.0
+    line = running(times, 14.0, ITEM)
+    assert (line.prepare_s, line.encode_s, line.total_s) == (1.0, 3.0, 4.0)
+    times.encoded_s = 13.0
+    line = running(times, 16.0, ITEM, texts=answering(15.0))
+    assert (line.encode_s, line.ttft_s, line.completion_tokens, line.text_attempts) == (2.0, 5.0, 5, 1)
+
+
+def test_a_request_without_items_has_no_encode_time() -> None:
+    assert running(RequestTimes("r", "m", started_s=0.0, prepared_s=1.0, encoded_s=4.0), 5.0).encode_s == 0.0
+
+
+def test_a_finished_timeline_is_constant_and_sums_up_the_choices() -> None:
+    times = RequestTimes("r", "m", started_s=0.0, prepared_s=1.0, encoded_s=2.0, over_s=9.0)
+    texts = answering(3.0, Ready((), queue_s=0.25, pull_s=0.5))
+    times.finished = {0: Finished(FinishReason.STOP, 4, 0.1, 0.7), 1: Finished(FinishReason.LENGTH, 6, 0.3, 0.2, 1)}
+    done = times.timeline(100.0, Outcome.DONE, (), texts, prompt_tokens=7, completion_tokens=3)
+    assert (done.completion_tokens, done.prompt_tokens, done.total_s) == (10, 7, 9.0)
+    assert (done.queue_s, done.pull_s, done.prefill_s, done.decode_s) == (0.25, 0.5, 0.3, 0.7)
+    failed = times.timeline(100.0, Outcome.FAILED, (), texts, prompt_tokens=7, completion_tokens=3)
+    assert failed.completion_tokens == 3
