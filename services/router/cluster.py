@@ -47,8 +47,8 @@ from triptych.machine.router.shared_events import (
     Refused,
     TextPoolLost,
 )
+from triptych.policy.placement.pool import Pool
 from triptych.policy.policies import Policies
-from triptych.policy.routing import Pool
 from triptych.ports import Clock, InstanceClient, Membership, Rng
 
 from .connection import Connection
@@ -231,7 +231,7 @@ class Cluster:
     @property
     def encoder_count(self) -> int:
         """The instances that encode, whatever their state."""
-        return len(self._machine.instances.pools[ENCODE])
+        return len(self._machine.instances.pools[ENCODE].members)
 
     @property
     def texts(self) -> Pool:

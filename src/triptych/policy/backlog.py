@@ -161,15 +161,29 @@ class TextBacklog(NamedTuple):
 Backlog = EncodeBacklog | TextBacklog
 
 
-def ends_s(backlogs: Iterable[Backlog | None], work: Work) -> tuple[list[float], dict[Speed, Price]] | None:
-    """When each would be done with this work, and what it takes there; None if that is not known of all."""
-    prices: dict[Speed, Price] = {}
+class Prices(dict[Speed, Price]):
+    """What one piece of work takes, by the speed of the instance."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def __missing__(self, speed: Speed) -> Price:
+        price = self[speed] = Price(speed, self.work)
+        return price
+
+
+def ends_s(backlogs: Iterable[Backlog | None], prices: Prices) -> list[float] | None:
+    """When each would be done with this work; None if that is not known of all."""
     ends: list[float] = []
+    speed: Speed | None = None
     for backlog in backlogs:
         if backlog is None:
             return None
-        price = prices.get(backlog.speed)
-        if price is None:
-            price = prices[backlog.speed] = Price(backlog.speed, work)
+        if backlog.speed is not speed:  # mostly all are equally fast
+            speed = backlog.speed
+            price = prices[speed]
         ends.append(backlog.end_s(price))
-    return ends, prices
+    return ends

@@ -11,7 +11,7 @@ from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.shared_events import Grant
-from triptych.policy.routing import Why
+from triptych.policy.placement.items import Why
 
 
 @dataclass(slots=True)

@@ -11,8 +11,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
 from triptych.policy.handoff import KvRoom
-from triptych.policy.loads import ANY_NUMBER, Loads
-from triptych.policy.routing import Candidate
+from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
 
 Stages = tuple[Stage, ...]
 """The stages that every instance of a pool serves."""
@@ -250,24 +249,41 @@ class Instance:
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
+    def work(self, stages: Stages) -> "PendingWork":
+        """What it has to do at these stages, given by this router and, as reported, by others."""
+        own_tokens = own_pending = own_nbytes = 0
+        tokens = pending = nbytes = 0
+        reported = False
+        for stage in stages:
+            one = self.stages[stage]
+            own_tokens += one.own_tokens
+            own_pending += one.own_pending
+            own_nbytes += one.own_bytes
+            tokens += one.new_tokens
+            pending += one.new_pending
+            nbytes += one.new_bytes
+            if (load := one.load) is not None:
+                reported = True
+                tokens += load.pending_tokens
+                pending += load.pending
+                nbytes += load.leased_bytes
+        if not reported:
+            return PendingWork(own_tokens, own_pending, own_nbytes)
+        # Only the report includes other routers' load; only the router's own counts include calls still on their way.
+        return PendingWork(max(tokens, own_tokens), max(pending, own_pending), max(nbytes, own_nbytes))
+
     def pending_tokens(self, stage: Stage) -> int:
-        """Of the work given to it for this stage, by this router and, as reported, by others."""
-        one = self.stages[stage]
-        reported = 0 if one.load is None else one.load.pending_tokens + one.new_tokens
-        return max(one.own_tokens, reported)
+        """Of the work given to it for this stage."""
+        return self.work((stage,)).tokens
 
     def pending(self, stage: Stage) -> int:
-        """Items or requests given to it for this stage, by this router and, as reported, by others."""
-        one = self.stages[stage]
-        return max(one.own_pending, 0 if one.load is None else one.load.pending + one.new_pending)
+        """Items or requests given to it for this stage."""
+        return self.work((stage,)).pending
 
     @property
     def requests(self) -> int:
         """Requests that wait or run at a text instance."""
-        waiting, running = self.stages[Stage.PREFILL], self.stages[Stage.DECODE]
-        reported = sum(one.load.pending for one in (waiting, running) if one.load is not None)
-        own, new = waiting.own_pending + running.own_pending, waiting.new_pending + running.new_pending
-        return max(own, reported + new)
+        return self.work((Stage.PREFILL, Stage.DECODE)).pending
 
     @property
     def kv_room(self) -> int:
@@ -308,75 +324,66 @@ class Instance:
 
     def candidate(self, stages: Stages, now_s: float, backlog: Backlog | None = None) -> tuple[Candidate, float]:
         """What policies see of it, with this backlog, and until when that holds if nothing happens to it."""
-        info, encodes = self.info, Stage.ENCODE in stages
-        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
-        arena_bytes = info.arena_bytes if info is not None and encodes else 0
+        info, work, standing = self.info, self.work(stages), self._standing(stages, now_s)
+        arena_bytes = max_items = 0
+        text = TextTraits()
+        if info is not None and stages[0] is Stage.ENCODE:
+            arena_bytes, max_items = info.arena_bytes, info.max_items
+        elif info is not None:
+            prefill_only = not self.serves((Stage.DECODE,))
+            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.hands_over, info.kv_kind)
         made = Candidate(
             self.member.address,
-            self.state is InstanceState.READY,
-            tokens,
-            pending,
+            self.usable,
+            work.tokens,
+            work.pending,
             arena_bytes,
-            0 if standing.full else arena_bytes - nbytes,
-            info.max_items if info is not None and encodes else 0,
+            0 if standing.full else arena_bytes - work.nbytes,
+            max_items,
             standing.backoff,
             "" if info is None else info.instance_id,
             standing.probation,
             backlog,
+            text,
         )
         return made, standing.until_s
 
-    def put_load(self, loads: Loads, place: int, stages: Stages, now_s: float) -> float:
-        """Put there what routing by load compares. Returns until when that holds if nothing happens to it."""
-        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
-        info, room, left = self.info, 0, ANY_NUMBER
-        if info is None or standing.backoff or self.state is not InstanceState.READY:
-            loads.put_aside(place)
-            return standing.until_s
-        if stages[0] is Stage.ENCODE:
-            room = 0 if standing.full else info.arena_bytes - nbytes
-            left = info.max_items - pending if info.max_items else ANY_NUMBER
-        loads.put(place, tokens, pending, room, min(left, 1) if standing.probation else left)
+    def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
+        """Put there what changes of its candidate with its load and health. Returns until when that holds if nothing happens to it."""
+        work, standing = self.work(stages), self._standing(stages, now_s)
+        room = 0 if standing.full else pool.arenas[place] - work.nbytes
+        pool.put(place, work.tokens, work.pending, room, standing.backoff, standing.probation, backlog)
         return standing.until_s
 
-    def _estimate(self, stages: Stages, now_s: float) -> "tuple[int, int, int, _Standing]":
-        """Its pending tokens, its items or requests, the bytes that they take, and what else keeps work from it."""
-        tokens = pending = nbytes = 0
-        estimated_tokens = estimated_pending = estimated_nbytes = 0
-        reported, standing = False, _WELL
-        for stage in stages:
-            one = self.stages[stage]
-            if now_s < one.full_until_s or one.health.reason is not None:
-                standing = self._standing(stages, now_s)
-            tokens += one.own_tokens
-            pending += one.own_pending
-            nbytes += one.own_bytes
-            estimated_tokens += one.new_tokens
-            estimated_pending += one.new_pending
-            estimated_nbytes += one.new_bytes
-            if (load := one.load) is not None:
-                reported = True
-                estimated_tokens += load.pending_tokens
-                estimated_pending += load.pending
-                estimated_nbytes += load.leased_bytes
-        if not reported:
-            return tokens, pending, nbytes, standing
-        # Only the report includes other routers' load; only the router's own counts include calls still on their way.
-        most_nbytes = max(estimated_nbytes, nbytes)
-        return max(estimated_tokens, tokens), max(estimated_pending, pending), most_nbytes, standing
+    @property
+    def text_load(self) -> TextLoad:
+        """What it has to do as a text instance."""
+        return TextLoad(self.pending_tokens(Stage.PREFILL), self.pending_tokens(Stage.DECODE), self.kv_room)
 
     def _standing(self, stages: Stages, now_s: float) -> "_Standing":
         full = backoff = probation = False
         until_s = inf
         for stage in stages:
             one = self.stages[stage]
+            if one.health.reason is None and now_s >= one.full_until_s:
+                continue
             if now_s < one.full_until_s:
                 full, until_s = True, min(until_s, one.full_until_s)
             if one.health.in_backoff(now_s):
                 backoff, until_s = True, min(until_s, one.health.until_s)
             elif one.health.on_probation(now_s):
                 probation, backoff = True, backoff or bool(one.health.probes)
-        return _Standing(full, backoff, probation, until_s)
+        return _Standing(full, backoff, probation, until_s) if full or backoff or probation else _WELL
+
+
+class PendingWork(NamedTuple):
+    """What an instance has to do."""
+
+    tokens: int
+    pending: int
+    """Items or requests."""
+    nbytes: int
+    """Of an arena."""
 
 
 class _Standing(NamedTuple):

@@ -13,8 +13,8 @@ from triptych.errors import InternalError
 from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import Abort, Encode, RequestEffect
 from triptych.machine.router.shared_events import Overtaken, Release
+from triptych.policy.placement.wants import Want
 from triptych.policy.queueing import Turn
-from triptych.policy.routing import Want
 
 
 @dataclass(slots=True)

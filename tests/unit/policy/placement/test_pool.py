@@ -5,13 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.affinity import Holding
-from triptych.policy.loads import NOT_USED, Loads, less_loaded
-from triptych.policy.routing import Candidate, Pool, Shortage, Want, assign_items, choose_text, least_loaded
+from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.items import Shortage, place_items
+from triptych.policy.placement.picks import better_half
+from triptych.policy.placement.policy import LEAST_LOADED
+from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.requests import RequestPlace, place_request
+from triptych.policy.placement.wants import RequestWant, Want
 
 NAMES = "abcdef"
 FAILED_ELSEWHERE = frozenset({"no instance of the pool"})
-"""An item or request that avoids it has the same choice, but is routed over the candidates, which are read one by one."""
+"""An item or request that avoids it has the same choice, but its places are looked at one by one."""
 
 
 @st.composite
@@ -38,7 +42,7 @@ def pools(draw: st.DrawFn) -> Pool:
 
 
 @given(pools(), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30), st.integers(1, 60)), min_size=1, max_size=5))
-def test_encoders_chosen_by_lists_of_loads_are_those_chosen_by_candidates(
+def test_encoders_chosen_by_whole_columns_are_those_chosen_one_by_one(
     pool: Pool, items: list[tuple[int, int, int]]
 ) -> None:
     def chosen(avoid: frozenset[str]) -> object:
@@ -46,28 +50,29 @@ def test_encoders_chosen_by_lists_of_loads_are_those_chosen_by_candidates(
             Want(item, tokens, nbytes, (b"%d" % content, b""), avoid)
             for item, (content, tokens, nbytes) in enumerate(items)
         ]
-        return assign_items(pool, wants, least_loaded, Random(7))
+        return place_items(pool, wants, LEAST_LOADED, Random(7))
 
     assert chosen(frozenset()) == chosen(FAILED_ELSEWHERE)
 
 
 @given(pools(), st.dictionaries(st.sampled_from(["i-a", "i-c", "north", "south"]), st.integers(1, 9), max_size=3))
-def test_text_instances_chosen_by_lists_of_loads_are_those_chosen_by_candidates(
+def test_text_instances_chosen_by_whole_columns_are_those_chosen_one_by_one(
     pool: Pool, holders: dict[str, int]
 ) -> None:
     candidates = tuple(one._replace(max_items=0, probation=False) for one in pool.candidates)
     pool = Pool(candidates, pool.turn, shared=pool.shared)
-    hosts = {"i-a": "n", "i-b": "n", "i-c": "s", "i-d": "s", "north": "n", "south": "s"}
+    pool.hosts = {"i-a": "n", "i-b": "n", "i-c": "s", "i-d": "s", "north": "n", "south": "s"}
     avoids: tuple[frozenset[str], ...] = (frozenset(), FAILED_ELSEWHERE)
     first, second = (
-        choose_text(pool, least_loaded, Random(7), holders=holders, hosts=hosts, avoid=avoid) for avoid in avoids
+        place_request(pool, RequestWant(5, holders=holders, avoid=avoid), LEAST_LOADED, None, Random(7))
+        for avoid in avoids
     )
     assert first == second
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
 def test_the_less_loaded_half_has_three_at_least_and_all_that_are_equal(loads: list[int]) -> None:
-    half = less_loaded(loads)
+    half = better_half(loads)
     assert half == sorted(half)
     assert len(half) >= min(len(loads), max(3, len(loads) // 2))
     most = max(loads[place] for place in half)
@@ -85,11 +90,15 @@ def test_of_shared_instances_the_less_loaded_of_two_in_the_less_loaded_half_is_c
         shared=True,
     )
     rng = Random(7)
-    texts = Counter(choose_text(pool, least_loaded, rng) for _ in range(600))
+    texts = Counter[str]()
+    for _ in range(600):
+        place = place_request(pool, RequestWant(5), LEAST_LOADED, None, rng)
+        assert isinstance(place, RequestPlace)
+        texts[place.name] += 1
     assert {name: round(count / 100) for name, count in texts.items()} == {"0": 3, "1": 2, "2": 1}, "pairs of four"
     encoders = Counter[str]()
     for number in range(600):
-        choices = assign_items(pool, [Want(0, 5, 10, (b"%d" % number, b""))], least_loaded, rng)
+        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % number, b""))], LEAST_LOADED, rng)
         assert not isinstance(choices, Shortage)
         encoders[choices[0].encoder] += 1
     assert {name: round(count / 100) for name, count in encoders.items()} == {"0": 3, "1": 2, "2": 1}
@@ -103,30 +112,53 @@ def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_litt
             Candidate(f"e{number}", usable=True, pending_tokens=9 * (number == own), pending=0, available_bytes=100)
             for number in range(8)
         )
-        choices = assign_items(
-            Pool(candidates, shared=True), [Want(0, 5, 10, (b"%d" % content, b""))], least_loaded, Random(7)
-        )
+        pool = Pool(candidates, shared=True)
+        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % content, b""))], LEAST_LOADED, Random(7))
         assert not isinstance(choices, Shortage)
         return choices[0].encoder
 
     assert sum(chosen(2, content) == chosen(5, content) for content in range(400)) >= 280
 
 
-def test_an_instance_of_which_nothing_is_known_is_not_used() -> None:
-    assert Loads((), ()).least(0, (b"", b"")) is None
-    loads = Loads(("a", "b"), ("", ""))
-    assert loads.least(0, (b"", b"")) is None
-    loads.put(1, 500, 2)
-    assert (loads.least(0, (b"", b"")), loads.least_in_turn(0), loads.tokens(1)) == (1, [1], 500)
-    loads.put_aside(1)
-    assert loads.least_in_turn(0) == []
+def test_only_usable_instances_out_of_backoff_that_take_a_further_item_are_open() -> None:
+    assert list(Pool().open) == []
+    pool = Pool(
+        (
+            Candidate("a", True, 500, 2, max_items=3),
+            Candidate("b", False, 0, 0),
+            Candidate("c", True, 0, 0, backoff=True),
+            Candidate("d", True, 0, 3, max_items=3),
+        )
+    )
+    assert list(pool.open) == [0]
+    pool.put(2, 7, 1, 0, False, False)
+    pool.put(0, 500, 3, 0, False, False)
+    assert list(pool.open) == [2]
+    assert (pool.tokens[2], pool.pending[2]) == (7, 1)
+    pool.set([Candidate("e", True, 0, 0)])
+    assert (list(pool.open), pool.places) == ([0], {"e": 0})
 
 
-@pytest.mark.parametrize(("left", "then"), [(1, NOT_USED), (2, (70 << 32) + 2)])
-def test_an_item_more_counts_only_in_the_copy(left: int, then: int) -> None:
-    loads = Loads(("a",), ("i-a",))
-    loads.put(0, 50, 1, room=100, left=left)
-    more = loads.copy()
-    more.add(0, 20, 30)
-    assert more.of(0) == (then, 70, left - 1)
-    assert loads.of(0) == ((50 << 32) + 1, 100, left)
+def test_what_is_put_is_what_a_row_says() -> None:
+    rows = [Candidate("a", True, 5, 1, 100, 40, 3, False, "i-a", True), Candidate("b", False, 0, 0)]
+    pool = Pool(rows)
+    assert pool.candidates == rows
+    pool.put(1, 9, 2, 30, True, False)
+    assert pool.candidate(1) == Candidate("b", False, 9, 2, available_bytes=30, backoff=True)
+
+
+@pytest.mark.parametrize(("most", "is_open"), [(2, False), (3, True)])
+def test_an_item_more_counts_only_in_the_copy(most: int, is_open: bool) -> None:
+    row = Candidate("a", True, 50, 1, 200, 100, most, instance_id="i-a")
+    pool = Pool([row])
+    more = pool.copy()
+    more.add(0, Want(0, 20, 30, (b"", b"")), 20, 30)
+    assert more.candidates == [row._replace(pending_tokens=70, pending=2, available_bytes=70)]
+    assert (list(more.open), more.turn) == ([0] if is_open else [], 1)
+    assert (pool.candidates, list(pool.open), pool.turn) == ([row], [0], 0)
+
+
+def test_an_instance_on_probation_takes_one_more_item() -> None:
+    pool = Pool([Candidate("a", True, 0, 0, probation=True)]).copy()
+    pool.add(0, Want(0, 5, 5, (b"", b"")), 5, 5)
+    assert not pool.open

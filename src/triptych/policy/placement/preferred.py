@@ -1,0 +1,48 @@
+"""Which of several instances a content prefers (rendezvous hashing: Thaler and Ravishankar, 1998).
+
+Routers that know nothing of each other agree on it, so that the encoder joins what they send it at the same time, and finds
+what it encoded for another. Different contents spread evenly. An instance that joins takes only its own share of the contents
+from the others; of one that leaves, the others get equal parts.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from triptych.domain.item_plan import Content
+
+_MASK = (1 << 30) - 1
+"""Of 30 bits, as Python computes with as many at once."""
+_MULTIPLIER = 0x278DDE6D
+"""2**30 over the golden ratio, as in Fibonacci hashing."""
+
+
+@lru_cache(maxsize=4096)
+def hash_of(instance_id: str) -> int:
+    """The hash of an instance's id."""
+    return _hashed(instance_id.encode())
+
+
+def preferred(hashes: Sequence[int], content: Content) -> int:
+    """The place of the hash with the highest weight for this content."""
+    if len(hashes) == 1:
+        return 0
+    weights = _weights(hashes, content)
+    return weights.index(max(weights))
+
+
+def preferred_two(hashes: Sequence[int], content: Content) -> list[int]:
+    """The places of the two hashes with the highest weights, or of all if they are fewer; the highest first."""
+    weights = _weights(hashes, content)
+    return sorted(range(len(weights)), key=lambda place: -weights[place])[:2]
+
+
+def _weights(hashes: Sequence[int], content: Content) -> list[int]:
+    digest, salt = content
+    item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
+    # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
+    return [(item ^ instance) * _MULTIPLIER & _MASK for instance in hashes]
+
+
+def _hashed(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=4, person=b"triptych-prefer").digest(), "little") & _MASK
