@@ -110,7 +110,7 @@ def cut(items: Sequence[Divisible], pool: Pool, limits: ShardLimits) -> tuple[in
     """
     pending = [
         tokens
-        for tokens, is_usable, in_backoff in zip(pool.tokens, pool.usable, pool.backoff, strict=True)
+        for tokens, is_usable, in_backoff in zip(pool.pending_tokens, pool.usable, pool.backoff, strict=True)
         if is_usable and not in_backoff
     ]
     chosen = tuple(min(item.held, default=1) for item in items)

@@ -249,8 +249,8 @@ class Instance:
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
-    def work(self, stages: Stages) -> "PendingWork":
-        """What it has to do at these stages, given by this router and, as reported, by others."""
+    def work(self, *stages: Stage) -> tuple[int, int, int]:
+        """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
         own_tokens = own_pending = own_nbytes = 0
         tokens = pending = nbytes = 0
         reported = False
@@ -268,22 +268,22 @@ class Instance:
                 pending += load.pending
                 nbytes += load.leased_bytes
         if not reported:
-            return PendingWork(own_tokens, own_pending, own_nbytes)
+            return own_tokens, own_pending, own_nbytes
         # Only the report includes other routers' load; only the router's own counts include calls still on their way.
-        return PendingWork(max(tokens, own_tokens), max(pending, own_pending), max(nbytes, own_nbytes))
+        return max(tokens, own_tokens), max(pending, own_pending), max(nbytes, own_nbytes)
 
     def pending_tokens(self, stage: Stage) -> int:
         """Of the work given to it for this stage."""
-        return self.work((stage,)).tokens
+        return self.work(stage)[0]
 
     def pending(self, stage: Stage) -> int:
         """Items or requests given to it for this stage."""
-        return self.work((stage,)).pending
+        return self.work(stage)[1]
 
     @property
     def requests(self) -> int:
         """Requests that wait or run at a text instance."""
-        return self.work((Stage.PREFILL, Stage.DECODE)).pending
+        return self.work(Stage.PREFILL, Stage.DECODE)[1]
 
     @property
     def kv_room(self) -> int:
@@ -322,38 +322,24 @@ class Instance:
 
     # --- for policies ------------------------------------------------------------------------------------------------
 
-    def candidate(self, stages: Stages, now_s: float, backlog: Backlog | None = None) -> tuple[Candidate, float]:
-        """What policies see of it, with this backlog, and until when that holds if nothing happens to it."""
-        info, work, standing = self.info, self.work(stages), self._standing(stages, now_s)
-        arena_bytes = max_items = 0
-        text = TextTraits()
+    def row(self, stages: Stages) -> Candidate:
+        """What policies see of it, but for what ``put`` puts there."""
+        info, arena_bytes, max_items, text = self.info, 0, 0, TextTraits()
         if info is not None and stages[0] is Stage.ENCODE:
             arena_bytes, max_items = info.arena_bytes, info.max_items
         elif info is not None:
             prefill_only = not self.serves((Stage.DECODE,))
             text = TextTraits(prefill_only, info.continues, info.prefills_early, info.hands_over, info.kv_kind)
-        made = Candidate(
-            self.member.address,
-            self.usable,
-            work.tokens,
-            work.pending,
-            arena_bytes,
-            0 if standing.full else arena_bytes - work.nbytes,
-            max_items,
-            standing.backoff,
-            "" if info is None else info.instance_id,
-            standing.probation,
-            backlog,
-            text,
-        )
-        return made, standing.until_s
+        instance_id = "" if info is None else info.instance_id
+        return Candidate(self.name, self.usable, 0, 0, arena_bytes, 0, max_items, instance_id=instance_id, text=text)
 
     def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
-        """Put there what changes of its candidate with its load and health. Returns until when that holds if nothing happens to it."""
-        work, standing = self.work(stages), self._standing(stages, now_s)
-        room = 0 if standing.full else pool.arenas[place] - work.nbytes
-        pool.put(place, work.tokens, work.pending, room, standing.backoff, standing.probation, backlog)
-        return standing.until_s
+        """Put there what changes with its load and health. Returns until when that holds if nothing happens to it."""
+        tokens, pending, nbytes = self.work(*stages)
+        full, backoff, probation, until_s = self._standing(stages, now_s)
+        available = 0 if full else pool.arena_bytes[place] - nbytes
+        pool.put(place, tokens, pending, available, backoff, probation, backlog)
+        return until_s
 
     @property
     def text_load(self) -> TextLoad:
@@ -374,16 +360,6 @@ class Instance:
             elif one.health.on_probation(now_s):
                 probation, backoff = True, backoff or bool(one.health.probes)
         return _Standing(full, backoff, probation, until_s) if full or backoff or probation else _WELL
-
-
-class PendingWork(NamedTuple):
-    """What an instance has to do."""
-
-    tokens: int
-    pending: int
-    """Items or requests."""
-    nbytes: int
-    """Of an arena."""
 
 
 class _Standing(NamedTuple):

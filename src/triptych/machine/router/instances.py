@@ -146,8 +146,8 @@ class Instances:
         if self.backlogs is not None:
             self.backlogs.review(self.by_name, self.hosts)
         encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
-        self.pools[ENCODE].set_members(encoders, now_s)
-        self._review_texts([one for one in instances if not one.duplicate], now_s)
+        self.pools[ENCODE].set_members(encoders)
+        self._review_texts([one for one in instances if not one.duplicate])
         for kept in self.pools.values():
             kept.pool.hosts = self.hosts
         for instance in instances:
@@ -161,7 +161,7 @@ class Instances:
             if one.info is not None and one.usable:
                 self.parts |= {part.identity.part: part.identity for part in one.info.parts}
 
-    def _review_texts(self, instances: Sequence[Instance], now_s: float) -> None:
+    def _review_texts(self, instances: Sequence[Instance]) -> None:
         """Who prefills, who decodes. One that only prefills is used while another one goes on with its answers."""
         prefill = [one for one in instances if one.serves((Stage.PREFILL,))]
         decode = [one for one in instances if one.serves((Stage.DECODE,))]
@@ -170,8 +170,8 @@ class Instances:
         texts = prefill if self.goes_on else [one for one in prefill if one.serves(TEXT)]
         same = [one.name for one in texts] == [one.name for one in decode]
         self.answering = TEXT if same else ANSWERS
-        self.pools[TEXT].set_members(texts, now_s)
-        self.pools[ANSWERS].set_members(() if same else decode, now_s)
+        self.pools[TEXT].set_members(texts)
+        self.pools[ANSWERS].set_members(() if same else decode)
         self.pools[TEXT].pool.answers = self.pools[self.answering].pool
         self.has_text = any(one.usable for one in texts)
         kept = [info.kv_tokens for info in usable]
@@ -202,7 +202,7 @@ class Instances:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
         if self.backlogs is not None and self.backlogs.refresh():
             for kept in self.pools.values():
-                kept.predict_again()
+                kept.all_changed()
         return self.pools[stages].update(now_s)
 
     def texts(self, now_s: float) -> Pool:

@@ -7,7 +7,7 @@ from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.others_work import OthersWork
 from triptych.policy.backlog import Backlog
 from triptych.policy.placement.affinity import Having, nothing_held
-from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.pool import Pool
 
 
 class KeptPool:
@@ -30,7 +30,7 @@ class KeptPool:
         """Members that have changed since the last update."""
         self.others = OthersWork()
         """What other routers send to them."""
-        self.pool = Pool(held=held, text_load=lambda place: self.members[self.pool.names[place]].text_load)
+        self.pool = Pool(held=held, text_load=lambda place: self.members[self.pool.name[place]].text_load)
         """As of the last update."""
         self._stages = stages
         self._backlog_of = backlog_of
@@ -38,16 +38,16 @@ class KeptPool:
         """Until when what changes with time holds."""
         self._at_s = -inf
 
-    def set_members(self, members: Iterable[Instance], now_s: float) -> None:
+    def set_members(self, members: Iterable[Instance]) -> None:
         """Replace all members."""
         self.members = {member.name: member for member in members}
-        self._at_s = now_s
-        self.changed.clear()
+        self.pool.set([member.row(self._stages) for member in self.members.values()])
         self._until_s.clear()
-        self.pool.set([self._candidate(member) for member in self.members.values()])
+        self.changed.clear()
+        self.all_changed()
 
-    def predict_again(self) -> None:
-        """Predictions have changed."""
+    def all_changed(self) -> None:
+        """Predictions have changed, or the members."""
         self.changed.update(self.members)
 
     def update(self, now_s: float) -> Pool:
@@ -56,35 +56,27 @@ class KeptPool:
         if self._until_s:
             self.changed.update([name for name, until_s in self._until_s.items() if until_s <= now_s])
         if self.changed:
-            pool, stages, backlog_of = self.pool, self._stages, self._backlog_of
             for name in self.changed:
-                member = self.members[name]
-                backlog = None if backlog_of is None else backlog_of(member)
-                self._holds(name, member.put(pool, pool.places[name], stages, now_s, backlog))
+                until_s = self._put(self.members[name], self.pool, self.pool.places[name])
+                if until_s < inf:
+                    self._until_s[name] = until_s
+                elif self._until_s:
+                    self._until_s.pop(name, None)
             self.changed.clear()
         self.pool.shared = self.others.is_much
         return self.pool
 
-    def _candidate(self, member: Instance) -> Candidate:
+    def _put(self, member: Instance, pool: Pool, place: int) -> float:
         backlog = None if self._backlog_of is None else self._backlog_of(member)
-        made, until_s = member.candidate(self._stages, self._at_s, backlog)
-        self._holds(member.name, until_s)
-        return made
-
-    def _holds(self, name: str, until_s: float) -> None:
-        if until_s < inf:
-            self._until_s[name] = until_s
-        elif self._until_s:
-            self._until_s.pop(name, None)
+        return member.put(pool, place, self._stages, self._at_s, backlog)
 
     def validate(self) -> None:
         """Raise AssertionError where what is kept of an instance is not what it gives now."""
-        assert self.pool.names == list(self.members), "rows of other instances"  # noqa: S101
+        assert self.pool.name == list(self.members), "rows of other instances"  # noqa: S101
         for place, (name, member) in enumerate(self.members.items()):
             until_s = self._until_s.get(name, inf)
             if name in self.changed or until_s <= self._at_s:
                 continue
-            backlog = None if self._backlog_of is None else self._backlog_of(member)
-            made, holds_until_s = member.candidate(self._stages, self._at_s, backlog)
-            assert self.pool.candidate(place) == made, f"{name}: its row is out of date"  # noqa: S101
-            assert holds_until_s == until_s, f"{name}: holds for another time"  # noqa: S101
+            anew = Pool([member.row(self._stages)])
+            assert self._put(member, anew, 0) == until_s, f"{name}: holds for another time"  # noqa: S101
+            assert self.pool.candidate(place) == anew.candidate(0), f"{name}: its row is out of date"  # noqa: S101

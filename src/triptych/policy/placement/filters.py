@@ -1,7 +1,7 @@
 """Which instances may get an item or a request. A filter keeps those places of a pool that pass it, in their order.
 
-``Filter`` puts one into a row. Filters are first tried all together, which mostly leaves some; only where none is left does their
-order matter, and preferences are given up.
+``Filter`` puts one into a row, ``Filters``. All are first tried together, which mostly leaves some; only where none is left does
+their order matter, and preferences are given up.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +28,29 @@ class Filter(Generic[W_contra]):
     """``Pool.open`` or another filter of the row implies it, unless preferences are given up."""
 
 
-def passing(pool: Pool, want: W_contra, filters: Sequence[Filter[W_contra]]) -> Places:
-    """The places that pass all filters; else those that pass all but preferences, of which earlier ones go first."""
-    places = pool.open
-    for condition in filters:
-        if not condition.implied:
-            places = condition.keep(pool, want, places)
-    if places:
+class Filters(Generic[W_contra]):
+    """A row of filters."""
+
+    def __init__(self, *filters: Filter[W_contra]) -> None:
+        self._filters = filters
+        self._together = tuple([condition.keep for condition in filters if not condition.implied])
+
+    def passing(self, pool: Pool, want: W_contra) -> Places:
+        """The places that pass all filters; else those that pass all but preferences, of which earlier ones go first."""
+        places = pool.open
+        for keep in self._together:
+            places = keep(pool, want, places)
+        if places:
+            return places
+        places = pool.all
+        for condition in self._filters:
+            kept = condition.keep(pool, want, places)
+            places = kept if kept or not condition.soft else places
         return places
-    places = pool.all
-    for condition in filters:
-        kept = condition.keep(pool, want, places)
-        places = kept if kept or not condition.soft else places
-    return places
+
+    def after(self, filters: Sequence[Filter[W_contra]]) -> "Filters[W_contra]":
+        """This row behind other filters."""
+        return Filters(*filters, *self._filters) if filters else self
 
 
 # --- of any instance -------------------------------------------------------------------------------------------------
@@ -60,16 +70,12 @@ def not_in_backoff(pool: Pool, want: Placeable, places: Places) -> Places:
 
 def not_excluded(pool: Pool, want: Placeable, places: Places) -> Places:
     """Reads which instances must not be used."""
-    return _without(pool, places, want.exclude)
+    return [place for place in places if pool.name[place] not in want.exclude] if want.exclude else places
 
 
 def not_avoided(pool: Pool, want: Placeable, places: Places) -> Places:
     """Reads which instances have failed it before."""
-    return _without(pool, places, want.avoid)
-
-
-def _without(pool: Pool, places: Places, names: frozenset[str]) -> Places:
-    return [place for place in places if pool.names[place] not in names] if names else places
+    return [place for place in places if pool.name[place] not in want.avoid] if want.avoid else places
 
 
 # --- of encoders -----------------------------------------------------------------------------------------------------
@@ -77,15 +83,12 @@ def _without(pool: Pool, places: Places, names: frozenset[str]) -> Places:
 
 def large_enough(pool: Pool, want: Want, places: Places) -> Places:
     """Reads the size of its arena."""
-    return [place for place in places if pool.arenas[place] >= want.nbytes]
+    return [place for place in places if pool.arena_bytes[place] >= want.nbytes]
 
 
 def has_room(pool: Pool, want: Want, places: Places) -> Places:
     """Reads the bytes of its arena that are available."""
-    rooms, nbytes = pool.rooms, want.nbytes
-    if places and len(places) == len(rooms) and min(rooms) >= nbytes:
-        return places
-    return [place for place in places if rooms[place] >= nbytes]
+    return places if pool.have_room(want.nbytes) else [p for p in places if pool.available_bytes[p] >= want.nbytes]
 
 
 def has_slot(pool: Pool, want: Want, places: Places) -> Places:
@@ -116,7 +119,7 @@ def answer_has_place(pool: Pool, want: RequestWant, places: Places) -> Places:
     by_kind: dict[str, bool] = {}
 
     def has_place(place: int) -> bool:
-        kind = pool.texts[place].kv_kind
+        kind = pool.text[place].kv_kind
         if kind not in by_kind:
             by_kind[kind] = want.first_in_line and receivers_have_room(pool, place, want)
         return by_kind[kind]
@@ -131,8 +134,8 @@ def computes_early(pool: Pool, want: RequestWant, places: Places) -> Places:
     return [
         place
         for place in keeps_answers(pool, want, places)
-        if pool.texts[place].prefills_early
-        and pool.names[place] not in pool.lenders
+        if pool.text[place].prefills_early
+        and pool.name[place] not in pool.lenders
         and not pool.text_load(place).prefill_tokens
     ]
 
@@ -143,7 +146,7 @@ def lends(pool: Pool, want: RequestWant, places: Places) -> Places:
         return places
     may_move = want.moves < MOST_MOVES
     return [
-        place for place in places if pool.names[place] not in pool.lenders or (may_move and not is_closed(pool, place))
+        place for place in places if pool.name[place] not in pool.lenders or (may_move and not is_closed(pool, place))
     ]
 
 
@@ -154,28 +157,28 @@ def lends_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
     return [
         place
         for place in places
-        if pool.names[place] not in pool.lenders or pool.text_load(place).kv_room >= want.kv_tokens
+        if pool.name[place] not in pool.lenders or pool.text_load(place).kv_room >= want.kv_tokens
     ]
 
 
 def is_lending(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads the states of those that encode first: nobody else passes."""
     del want
-    return [place for place in places if pool.lenders.get(pool.names[place]) is LenderState.LENDING]
+    return [place for place in places if pool.lenders.get(pool.name[place]) is LenderState.LENDING]
 
 
 def _has_others_than_lenders(pool: Pool, want: RequestWant) -> bool:
     """Whether there are lenders, and a usable instance that is none and has not failed the request."""
     return bool(pool.lenders) and any(
         is_usable and name not in pool.lenders and name not in want.avoid
-        for name, is_usable in zip(pool.names, pool.usable, strict=True)
+        for name, is_usable in zip(pool.name, pool.usable, strict=True)
     )
 
 
 def goes_on(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads whether it can go on with an answer that another one began."""
     del want
-    return [place for place in places if pool.texts[place].continues]
+    return [place for place in places if pool.text[place].continues]
 
 
 def takes_kv(pool: Pool, want: RequestWant, places: Places) -> Places:
@@ -206,20 +209,20 @@ def receivers(answers: Pool, sender: str, kv_kind: str, *, alike: bool = False) 
     able = [
         place
         for place in answers.all
-        if answers.usable[place] and answers.texts[place].continues and answers.names[place] != sender
+        if answers.usable[place] and answers.text[place].continues and answers.name[place] != sender
     ]
-    taking = [place for place in able if kv_kind and answers.texts[place].kv_kind == kv_kind]
+    taking = [place for place in able if kv_kind and answers.text[place].kv_kind == kv_kind]
     found = taking if alike or taking else able
     return [place for place in found if not is_closed(answers, place)] or found
 
 
 def receivers_have_room(pool: Pool, place: int, want: RequestWant) -> bool:
     """Whether those that would take the answer from this place have KV memory for it, beside what is promised."""
-    taking = receivers(pool.answers, pool.names[place], pool.texts[place].kv_kind)
+    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind)
     rooms = [pool.answers.text_load(receiver).kv_room for receiver in taking]
     return has_kv_room(rooms, want.kv_tokens, want.promised_kv_tokens)
 
 
 def is_closed(pool: Pool, place: int) -> bool:
     """Whether it encodes first and takes no request now."""
-    return pool.lenders.get(pool.names[place], LenderState.LENDING) is not LenderState.LENDING
+    return pool.lenders.get(pool.name[place], LenderState.LENDING) is not LenderState.LENDING

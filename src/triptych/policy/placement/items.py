@@ -15,6 +15,8 @@ from triptych.policy.backlog import EncodeBacklog, ends_s
 from triptych.policy.placement.affinity import Holding, counted, pays
 from triptych.policy.placement.filters import (
     Filter,
+    Filters,
+    Places,
     has_room,
     has_slot,
     large_enough,
@@ -22,16 +24,13 @@ from triptych.policy.placement.filters import (
     not_excluded,
     not_in_backoff,
     not_on_probation,
-    passing,
     usable,
 )
-from triptych.policy.placement.packing import Search
-from triptych.policy.placement.picks import in_turn
-from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy
+from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy, in_turn
 from triptych.policy.placement.pool import Pool
-from triptych.policy.placement.wants import Want
+from triptych.policy.placement.wants import Placeable, Want
 
-FILTERS: tuple[Filter[Want], ...] = (
+FILTERS = Filters[Want](
     Filter(usable, implied=True),
     Filter(not_excluded),
     Filter(large_enough, implied=True),
@@ -43,7 +42,7 @@ FILTERS: tuple[Filter[Want], ...] = (
 """An encoder whose engine fails is fast and so looks least loaded: while it is in backoff, items wait for another that could take
 them. One that failed the item is the last resort among those that have room.
 """
-HEDGE_FILTERS: tuple[Filter[Want], ...] = (
+HEDGE_FILTERS = Filters[Want](
     Filter(usable, implied=True),
     Filter(not_in_backoff, implied=True),
     Filter(not_on_probation),
@@ -103,7 +102,7 @@ def place_items(
     by_load = replace(LEAST_LOADED, filters=placement.filters)
     if placement != by_load and (choices := _place(pool, wants, by_load, rng)) is not None:
         return choices  # where another policy found no room
-    able = [name for name, is_usable in zip(pool.names, pool.usable, strict=True) if is_usable]
+    able = [name for name, is_usable in zip(pool.name, pool.usable, strict=True) if is_usable]
     if any(want.exclude.issuperset(able) for want in wants):
         return Shortage.NO_ENCODER
     empty = pool.emptied()
@@ -113,7 +112,7 @@ def place_items(
 
 
 def _place(pool: Pool, wants: Sequence[Want], placement: PlacementPolicy, rng: Rng) -> tuple[Choice, ...] | None:
-    filters = (*placement.filters, *FILTERS) if placement.filters else FILTERS
+    filters = FILTERS.after(placement.filters)
     if len(wants) > 1:
         pool, wants = pool.copy(), sorted(wants, key=_largest_first)
     choices: list[Choice] = []
@@ -123,18 +122,18 @@ def _place(pool: Pool, wants: Sequence[Want], placement: PlacementPolicy, rng: R
         if content in placed:
             choices.append(Choice(want.item, placed[content], 0, 0, Why.SAME_CONTENT))
             continue
-        places = passing(pool, want, filters)
+        places = filters.passing(pool, want)
         if not places:
             return None
         chosen = placement.choose(pool, want, places, rng)
-        why = Why.LAST_RESORT if pool.names[chosen] in want.avoid else Why.ROUTED
+        why = Why.LAST_RESORT if pool.name[chosen] in want.avoid else Why.ROUTED
         if holdings := pool.held(content):
             weighed = _in_seconds if placement.predicts else _in_tokens
             if (found := _holder(pool, holdings, places, weighed(pool, want, places, chosen))) is not None:
                 chosen, holding = found
                 why = Why.ENCODES_ALREADY if holding.encoding else Why.HOLDS_EMBEDDING
                 tokens = counted(holding, tokens)
-        name = placed[content] = pool.names[chosen]
+        name = placed[content] = pool.name[chosen]
         choices.append(Choice(want.item, name, tokens, want.nbytes, why))
         if len(choices) < len(wants):
             pool.add(chosen, want, tokens, want.nbytes)
@@ -155,11 +154,11 @@ def _any_packing(
     pool: Pool, empty: Pool, wants: Sequence[Want], by_load: PlacementPolicy, rng: Rng
 ) -> tuple[Choice, ...] | Shortage:
     """Largest first does not find every packing: search for one before reporting that the items never fit."""
-    search = Search(by_load.filters)
+    search = _Search(by_load.filters)
     if search.pack(empty, wants) is not None:
-        encoders = Search(by_load.filters).pack(pool, wants)
+        encoders = _Search(by_load.filters).pack(pool, wants)
         return Shortage.NO_CREDIT if encoders is None else _packed(wants, encoders)
-    unknown = 0 in pool.arenas
+    unknown = 0 in pool.arena_bytes
     if unknown or search.pack(pool.emptied(revived=True), wants) is not None or search.spent:
         return Shortage.NO_ENCODER
     uncounted = pool.emptied(revived=True, uncounted=True)
@@ -185,13 +184,13 @@ def place_hedge(pool: Pool, want: Want, placement: PlacementPolicy, rng: Rng) ->
     It is one that has the embedding or is encoding it, or else one that has nothing to do; None if there is neither. Under
     overload all have, so that hedges do not add to it (Dean and Barroso, The Tail at Scale).
     """
-    places = passing(pool, want, (*placement.filters, *HEDGE_FILTERS))
-    found = _holder(pool, pool.held(want.content), places, lambda place: (pool.tokens[place], 0, want.tokens))
+    places = HEDGE_FILTERS.after(placement.filters).passing(pool, want)
+    found = _holder(pool, pool.held(want.content), places, lambda place: (pool.pending_tokens[place], 0, want.tokens))
     if found is not None:
         place, holding = found
-        return pool.names[place], counted(holding, want.tokens)
+        return pool.name[place], counted(holding, want.tokens)
     idle = [place for place in places if not pool.pending[place]]
-    return (pool.names[in_turn(pool, want, idle, placement.scores, rng)], want.tokens) if idle else None
+    return (pool.name[in_turn(pool, want, idle, placement.scores, rng)], want.tokens) if idle else None
 
 
 # --- encoders that have the embedding --------------------------------------------------------------------------------
@@ -211,20 +210,84 @@ def _holder(pool: Pool, holdings: Iterable[Holding], places: Sequence[int], cost
 
 def _in_tokens(pool: Pool, want: Want, places: Sequence[int], chosen: int) -> Costs:
     del places
-    return lambda place: (pool.tokens[place], pool.tokens[chosen], want.tokens)
+    return lambda place: (pool.pending_tokens[place], pool.pending_tokens[chosen], want.tokens)
 
 
 def _in_seconds(pool: Pool, want: Want, places: Sequence[int], chosen: int) -> Costs:
     """In tokens where the seconds of one place are not known."""
     prices = pool.prices(want)
-    ends = ends_s([pool.backlogs[place] for place in places], prices)
+    ends = ends_s([pool.backlog[place] for place in places], prices)
     if ends is None:
         return _in_tokens(pool, want, places, chosen)
     by_place, first_s = dict(zip(places, ends, strict=True)), min(ends)
 
     def costs(place: int) -> tuple[float, float, float]:
-        backlog = pool.backlogs[place]
+        backlog = pool.backlog[place]
         item_s = backlog.tolerated_s(prices[backlog.speed]) if isinstance(backlog, EncodeBacklog) else 0.0
         return by_place[place] - item_s, first_s - item_s, item_s
 
     return costs
+
+
+# --- any packing -----------------------------------------------------------------------------------------------------
+
+_MAX_STEPS = 500
+_ANY_NUMBER = 1 << 31
+"""Of items, where their number has no limit."""
+
+
+class _Search:
+    """Searches for packings in a bounded number of steps, which count together."""
+
+    def __init__(self, filters: Sequence[Filter[Placeable]] = ()) -> None:
+        """``filters`` are those of the policy."""
+        self._filters = [condition.keep for condition in filters if not condition.soft]
+        self._steps = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the search gave up, so that finding nothing proves nothing."""
+        return self._steps >= _MAX_STEPS
+
+    def pack(self, pool: Pool, wants: Sequence[Want]) -> dict[Content, str] | None:
+        """The encoder of each content; None if none was found."""
+        firsts = {want.content: want for want in reversed(wants)}
+        distinct = sorted(firsts.values(), key=lambda want: -want.nbytes)
+        rooms = {place: pool.available_bytes[place] for place in usable(pool, distinct[0], pool.all)}
+        slots = {place: self._slots(pool, place) for place in rooms}
+        found = self._fill([(want, self._able(pool, want)) for want in distinct], rooms, slots)
+        return None if found is None else {content: pool.name[place] for content, place in found.items()}
+
+    def _able(self, pool: Pool, want: Want) -> Places:
+        places = not_excluded(pool, want, usable(pool, want, pool.all))
+        for keep in self._filters:
+            places = keep(pool, want, places)
+        return places
+
+    @staticmethod
+    def _slots(pool: Pool, place: int) -> int:
+        most = pool.max_items[place]
+        return max(0, most - pool.pending[place]) if most else _ANY_NUMBER
+
+    def _fill(
+        self, wants: list[tuple[Want, Places]], rooms: dict[int, int], slots: dict[int, int]
+    ) -> dict[Content, int] | None:
+        """``wants`` with the places that may take them; ``rooms`` and ``slots`` are what is left, and left as they were."""
+        self._steps += 1
+        if self.spent or sum(want.nbytes for want, _ in wants) > sum(max(0, room) for room in rooms.values()):
+            return None
+        if len(wants) > sum(slots.values()):
+            return None
+        if not wants:
+            return {}
+        (want, able), *rest = wants
+        fitting = [place for place in able if rooms[place] >= want.nbytes and slots[place]]
+        for place in sorted(fitting, key=lambda place: rooms[place]):
+            rooms[place] -= want.nbytes
+            slots[place] -= 1
+            placed = self._fill(rest, rooms, slots)
+            rooms[place] += want.nbytes
+            slots[place] += 1
+            if placed is not None:
+                return placed | {want.content: place}
+        return None

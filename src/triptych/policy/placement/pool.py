@@ -13,6 +13,8 @@ from triptych.policy.placement.preferred import hash_of
 from triptych.policy.placement.wants import Placeable
 
 _PENDING_BITS = 32
+_CHANGING = ("pending_tokens", "pending", "available_bytes", "backoff", "backlog", "loads", "_is_open")
+"""Columns that change with one more item."""
 
 
 @record
@@ -51,8 +53,8 @@ class Candidate(NamedTuple):
     """Its address."""
     usable: bool
     """Reachable, neither draining nor leaving, and serving the model."""
-    pending_tokens: int
-    pending: int
+    pending_tokens: int = 0
+    pending: int = 0
     """Items or requests."""
     arena_bytes: int = 0
     available_bytes: int = 0
@@ -72,8 +74,22 @@ class Candidate(NamedTuple):
 class Pool:
     """The instances that serve certain stages, by place: the order of their names. Policies read it; its owner keeps it up to date.
 
-    A column has one value for each place. ``turn`` counts the decisions and rotates tie-breaking.
+    It has a column for each field of ``Candidate``, with one value for each place. ``turn`` counts the decisions and rotates
+    tie-breaking.
     """
+
+    name: list[str]
+    usable: list[bool]
+    pending_tokens: list[int]
+    pending: list[int]
+    arena_bytes: list[int]
+    available_bytes: list[int]
+    max_items: list[int]
+    backoff: list[bool]
+    instance_id: list[str]
+    probation: list[bool]
+    backlog: list[Backlog | None]
+    text: list[TextTraits]
 
     def __init__(
         self,
@@ -81,7 +97,6 @@ class Pool:
         turn: int = 0,
         held: Having = nothing_held,
         shared: bool = False,
-        *,
         text_load: Callable[[int], TextLoad] = lambda _: TextLoad(),
     ) -> None:
         self.turn = turn
@@ -89,14 +104,14 @@ class Pool:
         """Which instances are believed to hold embeddings, or to be encoding them. These hints may be stale."""
         self.shared = shared
         """Other routers send much to them, of which this one learns late: if all chose the least loaded, they would choose the same."""
+        self.text_load = text_load
+        """What a text instance has to do, by its place: asked only where a decision needs it."""
         self.hosts: Mapping[str, str] = {}
         """The hosts of instances, of this pool or not, by their ids, as far as they are known."""
         self.lenders: Mapping[str, LenderState] = {}
         """Of these text instances, those that encode first, by name."""
         self.answers = self
         """The pool in which answers go on that begin in this one."""
-        self.text_load = text_load
-        """What a text instance has to do, by its place: asked only where a decision needs it."""
         self._prices: tuple[Placeable, Prices] | None = None
         self.set(candidates)
 
@@ -105,55 +120,43 @@ class Pool:
     def set(self, candidates: Iterable[Candidate]) -> None:
         """Replace all rows."""
         rows = tuple(candidates)
-        self.names = [row.name for row in rows]
-        self.places = {name: place for place, name in enumerate(self.names)}
-        self.ids = [row.instance_id for row in rows]
+        for field in Candidate._fields:
+            setattr(self, field, [getattr(row, field) for row in rows])
+        self.places = {row.name: place for place, row in enumerate(rows)}
         self.hashes = [hash_of(row.instance_id or row.name) for row in rows]
-        self.usable = [row.usable for row in rows]
-        self.arenas = [row.arena_bytes for row in rows]
-        self.most_items = [row.max_items for row in rows]
-        self.texts = [row.text for row in rows]
         self.prefill_only = frozenset([place for place, row in enumerate(rows) if row.text.prefill_only])
-        self.tokens = [0] * len(rows)
-        self.pending = [0] * len(rows)
-        self.loads = [0] * len(rows)
+        self.loads = [(row.pending_tokens << _PENDING_BITS) + row.pending for row in rows]
         """Tokens, then items or requests, in one number."""
-        self.rooms = [0] * len(rows)
-        """Bytes of the arena that are available."""
-        self.backoff = [False] * len(rows)
-        self.probation = [False] * len(rows)
-        self.backlogs: list[Backlog | None] = [None] * len(rows)
+        self._least_room = min(self.available_bytes, default=0)
+        """No instance has less available."""
         self._is_open = [False] * len(rows)
         self._open: Sequence[int] | None = None
-        for place, row in enumerate(rows):
-            self.put(
-                place,
-                row.pending_tokens,
-                row.pending,
-                row.available_bytes,
-                row.backoff,
-                row.probation,
-                row.backlog,
-            )
+        self.by_id = {row.instance_id: place for place, row in enumerate(rows)}
+        self.all = range(len(rows))
+        """All places."""
+        for place in self.all:
+            self._check_open(place)
 
     def put(
         self,
         place: int,
         tokens: int,
         pending: int,
-        room: int,
+        available: int,
         backoff: bool,
         probation: bool,
         backlog: Backlog | None = None,
     ) -> None:
         """Replace what changes with an instance's load and health."""
-        self.tokens[place], self.pending[place], self.rooms[place] = tokens, pending, room
+        self.pending_tokens[place], self.pending[place], self.available_bytes[place] = tokens, pending, available
+        self._least_room = min(self._least_room, available)
         self.loads[place] = (tokens << _PENDING_BITS) + pending
-        self.backoff[place], self.probation[place], self.backlogs[place] = backoff, probation, backlog
+        self.backoff[place], self.probation[place], self.backlog[place] = backoff, probation, backlog
         self._check_open(place)
 
     def _check_open(self, place: int) -> None:
-        is_open = self.usable[place] and not self.backoff[place] and self.has_slot(place)
+        most = self.max_items[place]
+        is_open = self.usable[place] and not self.backoff[place] and (not most or self.pending[place] < most)
         if is_open is not self._is_open[place]:
             self._is_open[place], self._open = is_open, None
 
@@ -164,18 +167,19 @@ class Pool:
         """The places of the usable instances that are not in backoff and take one more item."""
         if self._open is None:
             found = [place for place, is_open in enumerate(self._is_open) if is_open]
-            self._open = range(len(found)) if len(found) == len(self.names) else found
+            self._open = self.all if len(found) == len(self.name) else found
         return self._open
-
-    @property
-    def all(self) -> range:
-        """All places."""
-        return range(len(self.names))
 
     def has_slot(self, place: int) -> bool:
         """Whether the number of its items allows one more."""
-        most = self.most_items[place]
+        most = self.max_items[place]
         return not most or self.pending[place] < most
+
+    def have_room(self, nbytes: int) -> bool:
+        """Whether all have so many bytes available: mostly without a look at each."""
+        if self._least_room < nbytes:
+            self._least_room = min(self.available_bytes, default=0)
+        return self._least_room >= nbytes
 
     def prices(self, want: Placeable) -> Prices:
         """What it takes at instances of each speed: the same until another one is asked for."""
@@ -183,67 +187,40 @@ class Pool:
             self._prices = want, Prices(want.work(self.hosts))
         return self._prices[1]
 
+    def candidate(self, place: int) -> Candidate:
+        """One row, made anew: for reading."""
+        return Candidate(*[getattr(self, field)[place] for field in Candidate._fields])
+
     @property
     def candidates(self) -> list[Candidate]:
         """All rows, made anew: for reading."""
         return [self.candidate(place) for place in self.all]
 
-    def candidate(self, place: int) -> Candidate:
-        """One row, made anew: for reading."""
-        return Candidate(
-            self.names[place],
-            self.usable[place],
-            self.tokens[place],
-            self.pending[place],
-            self.arenas[place],
-            self.rooms[place],
-            self.most_items[place],
-            self.backoff[place],
-            self.ids[place],
-            self.probation[place],
-            self.backlogs[place],
-            self.texts[place],
-        )
-
     # --- what would be -----------------------------------------------------------------------------------------------
 
     def copy(self) -> "Pool":
         """A pool with loads of its own, to count what a decision adds before it is complete."""
-        made = Pool.__new__(Pool)
-        made.__dict__.update(self.__dict__)
-        for column in ("tokens", "pending", "loads", "rooms", "backoff", "backlogs", "_is_open"):
-            setattr(made, column, getattr(self, column).copy())
+        made, columns = Pool.__new__(Pool), self.__dict__
+        made.__dict__ |= columns | {column: columns[column].copy() for column in _CHANGING}
         return made
 
     def add(self, place: int, want: Placeable, tokens: int, nbytes: int) -> None:
         """One more item, with so many tokens and bytes. ``want`` prices it in predicted seconds."""
-        backlog = self.backlogs[place]
+        backlog = self.backlog[place]
         if tokens and isinstance(backlog, EncodeBacklog):
-            backlog = backlog.with_item(self.prices(want)[backlog.speed])
-        self.put(
-            place,
-            self.tokens[place] + tokens,
-            self.pending[place] + 1,
-            self.rooms[place] - nbytes,
-            self.backoff[place] or self.probation[place],
-            self.probation[place],
-            backlog,
-        )
+            self.backlog[place] = backlog.with_item(self.prices(want)[backlog.speed])
+        self.pending_tokens[place] += tokens
+        self.pending[place] += 1
+        self.available_bytes[place] -= nbytes
+        self._least_room = min(self._least_room, self.available_bytes[place])
+        self.loads[place] += (tokens << _PENDING_BITS) + 1
+        self.backoff[place] = self.backoff[place] or self.probation[place]
+        self._check_open(place)
         self.turn += 1
 
     def emptied(self, *, revived: bool = False, uncounted: bool = False) -> "Pool":
         """The pool without load. ``revived``: every instance is usable; ``uncounted``: the number of items has no limit."""
-        return Pool(
-            [
-                row._replace(
-                    usable=row.usable or revived,
-                    pending_tokens=0,
-                    pending=0,
-                    available_bytes=row.arena_bytes,
-                    max_items=0 if uncounted else row.max_items,
-                )
-                for row in self.candidates
-            ],
-            self.turn,
-            self.held,
-        )
+        rows = [row._replace(pending_tokens=0, pending=0, available_bytes=row.arena_bytes) for row in self.candidates]
+        rows = [row._replace(usable=True) for row in rows] if revived else rows
+        rows = [row._replace(max_items=0) for row in rows] if uncounted else rows
+        return Pool(rows, self.turn, self.held)

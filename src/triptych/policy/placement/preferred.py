@@ -23,25 +23,24 @@ def hash_of(instance_id: str) -> int:
     return _hashed(instance_id.encode())
 
 
-def preferred(hashes: Sequence[int], content: Content) -> int:
-    """The place of the hash with the highest weight for this content."""
-    if len(hashes) == 1:
-        return 0
-    weights = _weights(hashes, content)
-    return weights.index(max(weights))
+def preferred(places: Sequence[int], hashes: Sequence[int], content: Content) -> int:
+    """That of these places of which the hash has the highest weight for this content."""
+    weights = _weights(places, hashes, content)
+    return places[weights.index(max(weights))]
 
 
-def preferred_two(hashes: Sequence[int], content: Content) -> list[int]:
-    """The places of the two hashes with the highest weights, or of all if they are fewer; the highest first."""
-    weights = _weights(hashes, content)
-    return sorted(range(len(weights)), key=lambda place: -weights[place])[:2]
+def preferred_two(places: Sequence[int], hashes: Sequence[int], content: Content) -> list[int]:
+    """The two of these places with the highest weights, or all if they are fewer; the highest first."""
+    weights = dict(zip(places, _weights(places, hashes, content), strict=True))
+    return sorted(places, key=lambda place: -weights[place])[:2]
 
 
-def _weights(hashes: Sequence[int], content: Content) -> list[int]:
+def _weights(places: Sequence[int], hashes: Sequence[int], content: Content) -> list[int]:
     digest, salt = content
     item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
     # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
-    return [(item ^ instance) * _MULTIPLIER & _MASK for instance in hashes]
+    these = hashes if len(places) == len(hashes) else [hashes[place] for place in places]  # in their order
+    return [(item ^ one) * _MULTIPLIER & _MASK for one in these]
 
 
 def _hashed(data: bytes) -> int:

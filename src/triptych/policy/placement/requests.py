@@ -12,6 +12,7 @@ from triptych.policy.backlog import Prices, Work, ends_s
 from triptych.policy.handoff import Handoff
 from triptych.policy.placement.filters import (
     Filter,
+    Filters,
     answer_has_place,
     computes_early,
     goes_on,
@@ -24,7 +25,6 @@ from triptych.policy.placement.filters import (
     not_avoided,
     not_excluded,
     not_in_backoff,
-    passing,
     receivers,
     receivers_have_room,
     takes_kv,
@@ -34,7 +34,7 @@ from triptych.policy.placement.policy import PlacementPolicy
 from triptych.policy.placement.pool import Pool
 from triptych.policy.placement.wants import RequestWant
 
-PROMPT_FILTERS: tuple[Filter[RequestWant], ...] = (
+PROMPT_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
     Filter(not_excluded),
     Filter(not_avoided),
@@ -45,7 +45,7 @@ PROMPT_FILTERS: tuple[Filter[RequestWant], ...] = (
     Filter(not_in_backoff, soft=True, implied=True),
 )
 """Nothing is prefilled that nobody can take."""
-ANSWER_FILTERS: tuple[Filter[RequestWant], ...] = (
+ANSWER_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
     Filter(goes_on),
     Filter(not_excluded),
@@ -57,7 +57,7 @@ ANSWER_FILTERS: tuple[Filter[RequestWant], ...] = (
     Filter(not_in_backoff, soft=True, implied=True),
 )
 """Where keys and values can be used nothing is computed again; where there is no memory for them the answer waits."""
-MOVE_FILTERS: tuple[Filter[RequestWant], ...] = (
+MOVE_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
     Filter(not_excluded),
     Filter(not_avoided),
@@ -67,7 +67,7 @@ MOVE_FILTERS: tuple[Filter[RequestWant], ...] = (
     Filter(not_in_backoff, implied=True),
 )
 """Of those that encode first and may take a request from where it waits."""
-_SUSPECT_FILTERS: tuple[Filter[RequestWant], ...] = (
+_SUSPECT_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
     Filter(not_excluded),
     Filter(not_avoided),
@@ -99,19 +99,19 @@ def place_request(
     must hand over do.
     """
     pool, filters = (prompts.answers, ANSWER_FILTERS) if want.continues else (prompts, PROMPT_FILTERS)
-    places = passing(pool, want, (*placement.filters, *filters) if placement.filters else filters)
+    places = filters.after(placement.filters).passing(pool, want)
     if not places:
         return _shortage(prompts, want)
     place = placement.choose(pool, want, places, rng)
-    return RequestPlace(pool.names[place], not want.continues and _hands_over(pool, want, place, handoff))
+    return RequestPlace(pool.name[place], not want.continues and _hands_over(pool, want, place, handoff))
 
 
 def _hands_over(pool: Pool, want: RequestWant, place: int, handoff: Handoff | None) -> bool:
     if place in pool.prefill_only:
         return True
-    if handoff is None or want.early or not want.first_in_line or not pool.texts[place].hands_over:
+    if handoff is None or want.early or not want.first_in_line or not pool.text[place].hands_over:
         return False
-    taking = receivers(pool.answers, pool.names[place], pool.texts[place].kv_kind, alike=True)
+    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind, alike=True)
     return (
         bool(taking)
         and handoff(
@@ -132,14 +132,14 @@ def _shortage(prompts: Pool, want: RequestWant) -> RequestShortage:
         if name in pool.places
     )
     for_memory = not want.continues and any(
-        prompts.usable[place] and prompts.names[place] not in want.avoid for place in prompts.prefill_only
+        prompts.usable[place] and prompts.name[place] not in want.avoid for place in prompts.prefill_only
     )
     return RequestShortage.TO_COME if kept_out or for_memory else RequestShortage.NO_INSTANCE
 
 
 def is_kept_apart(prompts: Pool, want: RequestWant) -> bool:
     """Whether a request that may end its instance waits for others that may: nobody else waits for these."""
-    return want.continues or not passing(prompts, want, _SUSPECT_FILTERS)
+    return want.continues or not _SUSPECT_FILTERS.passing(prompts, want)
 
 
 def place_at_lender(
@@ -150,17 +150,17 @@ def place_at_lender(
     What it asks for is part of the load where it waits. Ends are compared in predicted seconds, or in tokens where these are not
     known.
     """
-    here, places = prompts.places.get(waits_at), passing(prompts, want, (*placement.filters, *MOVE_FILTERS))
+    here, places = prompts.places.get(waits_at), MOVE_FILTERS.after(placement.filters).passing(prompts, want)
     if here is None or not places:
         return None
     there = placement.choose(prompts, want, places, rng)
-    end_here = ends_s([prompts.backlogs[here]], Prices(Work(0, answer_tokens=want.all_answer_tokens)))
-    end_there = ends_s([prompts.backlogs[there]], Prices(Work(want.tokens, answer_tokens=want.all_answer_tokens)))
+    end_here = ends_s([prompts.backlog[here]], Prices(Work(0, answer_tokens=want.all_answer_tokens)))
+    end_there = ends_s([prompts.backlog[there]], Prices(Work(want.tokens, answer_tokens=want.all_answer_tokens)))
     if end_here is None or end_there is None:
-        earlier = prompts.tokens[there] + want.tokens + want.all_answer_tokens < prompts.tokens[here]
+        earlier = prompts.pending_tokens[there] + want.tokens + want.all_answer_tokens < prompts.pending_tokens[here]
     else:
         earlier = end_there[0] < end_here[0]
-    return prompts.names[there] if earlier else None
+    return prompts.name[there] if earlier else None
 
 
 def is_faster_elsewhere(prompts: Pool, name: str, tokens: int, kept_tokens: int) -> bool:
@@ -170,7 +170,7 @@ def is_faster_elsewhere(prompts: Pool, name: str, tokens: int, kept_tokens: int)
     waits = [
         prompts.text_load(place).prefill_tokens
         for place in prompts.all
-        if prompts.usable[place] and prompts.names[place] != name and not is_closed(prompts, place)
+        if prompts.usable[place] and prompts.name[place] != name and not is_closed(prompts, place)
     ]
     here = prompts.text_load(prompts.places[name]).prefill_tokens
     return bool(waits) and min(waits) + tokens < here - kept_tokens

@@ -854,7 +854,7 @@ def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
     machine.handle(InstanceSeen("a", replace(info("a", epoch=2), role=Role.PD)), 0)
     assert machine.instances.readiness().missing == ("encode",)
     assert text(machine, "a").usable
-    assert machine.instances.pool(ENCODE, 0).names == ["b", "u"], "an unseen instance may be an encoder"
+    assert machine.instances.pool(ENCODE, 0).name == ["b", "u"], "an unseen instance may be an encoder"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
 
 
 def candidate(made: Instance, stages: Stages, now_s: float) -> Candidate:
-    return made.candidate(stages, now_s)[0]
+    pool = Pool([made.row(stages)])
+    made.put(pool, 0, stages, now_s)
+    return pool.candidate(0)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_prompt_that_is_computed_counts_no_more_but_the_rest_of_its_request_do
 
 def test_a_load_says_until_when_it_holds_if_nothing_happens() -> None:
     made = instance()
-    pool = Pool([candidate(made, ENCODE, 0.0)])
+    pool = Pool([made.row(ENCODE)])
     assert made.put(pool, 0, ENCODE, 0.0) == inf
     made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=2.0, longest_s=5.0)
     made.refused_memory(1.0)

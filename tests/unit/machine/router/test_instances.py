@@ -41,7 +41,7 @@ def test_pools_are_queries_by_stage() -> None:
 
 def test_what_was_not_seen_may_encode_but_is_not_usable() -> None:
     made = instances("e", "t", seen=False)
-    assert made.pool(ENCODE, 0.0).names == ["e", "t"]
+    assert made.pool(ENCODE, 0.0).name == ["e", "t"]
     assert usable(made) == ([], [])
     assert made.states() == {(None, "not seen yet"): 2}
 

@@ -87,7 +87,10 @@ def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Ca
     members = machine.instances.pools[stages].members.values()
     backlogs = machine.instances.backlogs
     backlog_of = None if backlogs is None else backlogs.of_encoder if stages is ENCODE else backlogs.of_text
-    return tuple(member.candidate(stages, now_s, backlog_of and backlog_of(member))[0] for member in members)
+    pool = Pool([member.row(stages) for member in members])
+    for place, member in enumerate(members):
+        member.put(pool, place, stages, now_s, backlog_of and backlog_of(member))
+    return tuple(pool.candidates)
 
 
 def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> ClusterEvent:  # noqa: C901, PLR0911, PLR0912

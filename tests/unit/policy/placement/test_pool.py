@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from triptych.policy.placement.affinity import Holding
 from triptych.policy.placement.items import Shortage, place_items
-from triptych.policy.placement.picks import better_half
-from triptych.policy.placement.policy import LEAST_LOADED
+from triptych.policy.placement.policy import LEAST_LOADED, better_half
 from triptych.policy.placement.pool import Candidate, Pool
 from triptych.policy.placement.requests import RequestPlace, place_request
 from triptych.policy.placement.wants import RequestWant, Want
@@ -134,7 +133,7 @@ def test_only_usable_instances_out_of_backoff_that_take_a_further_item_are_open(
     pool.put(2, 7, 1, 0, False, False)
     pool.put(0, 500, 3, 0, False, False)
     assert list(pool.open) == [2]
-    assert (pool.tokens[2], pool.pending[2]) == (7, 1)
+    assert (pool.pending_tokens[2], pool.pending[2]) == (7, 1)
     pool.set([Candidate("e", True, 0, 0)])
     assert (list(pool.open), pool.places) == ([0], {"e": 0})
 
