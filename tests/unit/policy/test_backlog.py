@@ -124,7 +124,7 @@ def test_a_further_item_never_ends_before_those_that_were_there(
     after = backlog.with_item(Price(SPEED, work))
     assert after.wait_s > backlog.wait_s
     assert after.prepared_s >= backlog.prepared_s
-    assert after.end_s(Price(SPEED, work)) >= end_s(backlog, work)
+    assert end_s(after, work) >= end_s(backlog, work)
 
 
 def test_the_first_predicted_end_wins_whatever_the_tokens() -> None:

@@ -39,13 +39,35 @@ class StageCredits:
     own_tokens: int = 0
     own_pending: int = 0
     own_bytes: int = 0
-    # ... and its change since the last report.
-    new_tokens: int = 0
-    new_pending: int = 0
-    new_bytes: int = 0
+    # ... and all work there, as last reported, with what this router has given and ended since.
+    known_tokens: int = 0
+    known_pending: int = 0
+    known_bytes: int = 0
     full_until_s: float = -inf
     """It refused for lack of memory, although its credits said otherwise."""
     health: Health = field(default_factory=Health)
+
+    # Only the report includes other routers' load; only the router's own counts include calls still on their way.
+
+    @property
+    def tokens(self) -> int:
+        return max(self.own_tokens, self.known_tokens)
+
+    @property
+    def pending(self) -> int:
+        return max(self.own_pending, self.known_pending)
+
+    def reported(self, load: StageLoad | None) -> None:
+        """Store a load report; None if nothing is reported."""
+        self.load = load
+        if load is None:
+            self.known_tokens = self.known_pending = self.known_bytes = 0
+        else:
+            self.known_tokens, self.known_pending, self.known_bytes = (
+                load.pending_tokens,
+                load.pending,
+                load.leased_bytes,
+            )
 
 
 @dataclass(slots=True)
@@ -132,7 +154,8 @@ class Instance:
         if restarted:
             self.draining, self.told = False, None
             for one in self.stages.values():
-                one.load, one.full_until_s, one.health = None, -inf, Health()
+                one.reported(None)
+                one.full_until_s, one.health = -inf, Health()
         self.info, self.reachable = info, True
         return restarted
 
@@ -147,18 +170,17 @@ class Instance:
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, one in self.stages.items():
-            if stage in load.stages or self.told is not None:
-                one.load = load.stages.get(stage)
-                one.new_tokens = one.new_pending = one.new_bytes = 0
-        if expected_tokens is not None and (decode := load.stages.get(Stage.DECODE)) is not None:
-            free_tokens = decode.free_tokens
-            self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending, free_tokens=free_tokens)
+            if stage in load.stages or self.told is not None or one.load is None:
+                one.reported(load.stages.get(stage))
+        if expected_tokens is not None and Stage.DECODE in load.stages:
+            self.stages[Stage.DECODE].known_tokens = expected_tokens
         self._changed()
         return changed
 
     def _changed(self) -> None:
+        name = self.member.address
         for names in self.changed_in:
-            names.add(self.member.address)
+            names.add(name)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -171,13 +193,13 @@ class Instance:
         one.own_tokens += tokens
         one.own_pending += 1
         one.own_bytes += nbytes
-        one.new_tokens += tokens
-        one.new_pending += 1
-        one.new_bytes += nbytes
+        one.known_tokens += tokens
+        one.known_pending += 1
+        one.known_bytes += nbytes
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens += output_tokens
-            decode.new_tokens += output_tokens
+            decode.known_tokens += output_tokens
         self._changed()
 
     def work_done(self, stage: Stage, tokens: int, report: int) -> None:
@@ -185,7 +207,7 @@ class Instance:
         one = self.stages[stage]
         one.own_tokens -= tokens
         if self._is_known(stage, report):
-            one.new_tokens -= tokens
+            one.known_tokens -= tokens
         self._changed()
 
     def work_ended(self, stage: Stage, tokens: int, report: int, output_tokens: int = 0) -> None:
@@ -194,13 +216,13 @@ class Instance:
         one.own_tokens -= tokens
         one.own_pending -= 1
         if known:
-            one.new_tokens -= tokens
-            one.new_pending -= 1
+            one.known_tokens -= tokens
+            one.known_pending -= 1
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens -= output_tokens
             if known:
-                decode.new_tokens -= output_tokens
+                decode.known_tokens -= output_tokens
         self._changed()
 
     def _is_known(self, stage: Stage, report: int) -> bool:
@@ -220,7 +242,7 @@ class Instance:
         if report == self.reports:
             self.new_kv_tokens -= kv_tokens
         one.own_bytes -= nbytes
-        one.new_bytes -= nbytes
+        one.known_bytes -= nbytes
         self._changed()
 
     @property
@@ -249,41 +271,31 @@ class Instance:
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
-    def work(self, *stages: Stage) -> tuple[int, int, int]:
+    def work(self, stages: Stages) -> tuple[int, int, int]:
         """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
-        own_tokens = own_pending = own_nbytes = 0
-        tokens = pending = nbytes = 0
-        reported = False
+        own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
         for stage in stages:
             one = self.stages[stage]
             own_tokens += one.own_tokens
             own_pending += one.own_pending
             own_nbytes += one.own_bytes
-            tokens += one.new_tokens
-            pending += one.new_pending
-            nbytes += one.new_bytes
-            if (load := one.load) is not None:
-                reported = True
-                tokens += load.pending_tokens
-                pending += load.pending
-                nbytes += load.leased_bytes
-        if not reported:
-            return own_tokens, own_pending, own_nbytes
-        # Only the report includes other routers' load; only the router's own counts include calls still on their way.
-        return max(tokens, own_tokens), max(pending, own_pending), max(nbytes, own_nbytes)
+            tokens += one.known_tokens
+            pending += one.known_pending
+            nbytes += one.known_bytes
+        return max(own_tokens, tokens), max(own_pending, pending), max(own_nbytes, nbytes)
 
     def pending_tokens(self, stage: Stage) -> int:
         """Of the work given to it for this stage."""
-        return self.work(stage)[0]
+        return self.stages[stage].tokens
 
     def pending(self, stage: Stage) -> int:
         """Items or requests given to it for this stage."""
-        return self.work(stage)[1]
+        return self.stages[stage].pending
 
     @property
     def requests(self) -> int:
         """Requests that wait or run at a text instance."""
-        return self.work(Stage.PREFILL, Stage.DECODE)[1]
+        return self.work((Stage.PREFILL, Stage.DECODE))[1]
 
     @property
     def kv_room(self) -> int:
@@ -335,8 +347,12 @@ class Instance:
 
     def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
         """Put there what changes with its load and health. Returns until when that holds if nothing happens to it."""
-        tokens, pending, nbytes = self.work(*stages)
-        full, backoff, probation, until_s = self._standing(stages, now_s)
+        tokens, pending, nbytes = self.work(stages)
+        full, backoff, probation, until_s = _WELL
+        for stage in stages:
+            one = self.stages[stage]
+            if one.health.reason is not None or now_s < one.full_until_s:
+                full, backoff, probation, until_s = self._standing(stages, now_s)
         available = 0 if full else pool.arena_bytes[place] - nbytes
         pool.put(place, tokens, pending, available, backoff, probation, backlog)
         return until_s
@@ -351,15 +367,13 @@ class Instance:
         until_s = inf
         for stage in stages:
             one = self.stages[stage]
-            if one.health.reason is None and now_s >= one.full_until_s:
-                continue
             if now_s < one.full_until_s:
                 full, until_s = True, min(until_s, one.full_until_s)
             if one.health.in_backoff(now_s):
                 backoff, until_s = True, min(until_s, one.health.until_s)
             elif one.health.on_probation(now_s):
                 probation, backoff = True, backoff or bool(one.health.probes)
-        return _Standing(full, backoff, probation, until_s) if full or backoff or probation else _WELL
+        return _Standing(full, backoff, probation, until_s)
 
 
 class _Standing(NamedTuple):

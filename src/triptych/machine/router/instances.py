@@ -114,10 +114,14 @@ class Instances:
 
     def reported(self, instance: Instance, load: InstanceLoad, expected_tokens: int | None) -> bool:
         """Store its load report, as ``Instance.reported``."""
+        name = instance.name
         for stages, pool in self.pools.items():
-            if instance.name in pool.members:
-                pending = sum([load.at(stage).pending for stage in stages])
-                pool.others.observe(pending, sum([instance.stages[stage].own_pending for stage in stages]))
+            if name in pool.members:
+                reported = own = 0
+                for stage in stages:
+                    reported += load.at(stage).pending
+                    own += instance.stages[stage].own_pending
+                pool.others.observe(reported, own)
         return instance.reported(load, expected_tokens)
 
     def adopt_model(self) -> bool:

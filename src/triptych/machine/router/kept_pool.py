@@ -56,8 +56,11 @@ class KeptPool:
         if self._until_s:
             self.changed.update([name for name, until_s in self._until_s.items() if until_s <= now_s])
         if self.changed:
+            members, pool, stages, backlog_of = self.members, self.pool, self._stages, self._backlog_of
             for name in self.changed:
-                until_s = self._put(self.members[name], self.pool, self.pool.places[name])
+                member = members[name]
+                backlog = None if backlog_of is None else backlog_of(member)
+                until_s = member.put(pool, pool.places[name], stages, now_s, backlog)
                 if until_s < inf:
                     self._until_s[name] = until_s
                 elif self._until_s:
@@ -66,10 +69,6 @@ class KeptPool:
         self.pool.shared = self.others.is_much
         return self.pool
 
-    def _put(self, member: Instance, pool: Pool, place: int) -> float:
-        backlog = None if self._backlog_of is None else self._backlog_of(member)
-        return member.put(pool, place, self._stages, self._at_s, backlog)
-
     def validate(self) -> None:
         """Raise AssertionError where what is kept of an instance is not what it gives now."""
         assert self.pool.name == list(self.members), "rows of other instances"  # noqa: S101
@@ -77,6 +76,7 @@ class KeptPool:
             until_s = self._until_s.get(name, inf)
             if name in self.changed or until_s <= self._at_s:
                 continue
-            anew = Pool([member.row(self._stages)])
-            assert self._put(member, anew, 0) == until_s, f"{name}: holds for another time"  # noqa: S101
+            anew, backlog = Pool([member.row(self._stages)]), self._backlog_of and self._backlog_of(member)
+            holds_until_s = member.put(anew, 0, self._stages, self._at_s, backlog)
+            assert holds_until_s == until_s, f"{name}: holds for another time"  # noqa: S101
             assert self.pool.candidate(place) == anew.candidate(0), f"{name}: its row is out of date"  # noqa: S101

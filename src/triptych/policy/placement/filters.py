@@ -88,7 +88,11 @@ def large_enough(pool: Pool, want: Want, places: Places) -> Places:
 
 def has_room(pool: Pool, want: Want, places: Places) -> Places:
     """Reads the bytes of its arena that are available."""
-    return places if pool.have_room(want.nbytes) else [p for p in places if pool.available_bytes[p] >= want.nbytes]
+    return (
+        places
+        if pool.all_have(want.nbytes)
+        else [place for place in places if pool.available_bytes[place] >= want.nbytes]
+    )
 
 
 def has_slot(pool: Pool, want: Want, places: Places) -> Places:

@@ -125,7 +125,7 @@ def _place(pool: Pool, wants: Sequence[Want], placement: PlacementPolicy, rng: R
         places = filters.passing(pool, want)
         if not places:
             return None
-        chosen = placement.choose(pool, want, places, rng)
+        chosen = placement.pick(pool, want, places, placement.scores, rng)
         why = Why.LAST_RESORT if pool.name[chosen] in want.avoid else Why.ROUTED
         if holdings := pool.held(content):
             weighed = _in_seconds if placement.predicts else _in_tokens

@@ -26,7 +26,7 @@ class Score(Protocol):
 def load(pool: Pool, want: Placeable, places: Sequence[int]) -> Values:
     """Reads pending tokens, then pending items or requests."""
     del want
-    return _column(pool.loads, places)
+    return pool.loads if isinstance(places, range) else [pool.loads[place] for place in places]
 
 
 def pending(pool: Pool, want: Placeable, places: Sequence[int]) -> Values:
@@ -132,7 +132,8 @@ def _best(pool: Pool, want: Placeable, places: Sequence[int], scores: Sequence[S
 def _better_half(pool: Pool, want: Placeable, places: Sequence[int], scores: Sequence[Score]) -> Sequence[int]:
     """Those of these places that are better by the first score."""
     values = scores[0](pool, want, places) if scores else ()
-    return [places[at] for at in better_half(values)] if values else places
+    half = better_half(values) if values else range(len(places))
+    return half if isinstance(places, range) else [places[at] for at in half]
 
 
 def better_half(values: Sequence[float]) -> list[int]:
@@ -166,10 +167,6 @@ class PlacementPolicy:
     """Beside those that hold for every policy (``items.FILTERS``, ``requests.PROMPT_FILTERS``, ``requests.ANSWER_FILTERS``)."""
     predicts: bool = False
     """It reads backlogs, which are kept only then. What holding an embedding is worth is then weighed in seconds, not in tokens."""
-
-    def choose(self, pool: Pool, want: Placeable, places: Sequence[int], rng: Rng) -> int:
-        """One of these places, of which there is at least one."""
-        return self.pick(pool, want, places, self.scores, rng)
 
 
 LEAST_LOADED = PlacementPolicy((load, distance), spread)

@@ -31,8 +31,12 @@ def preferred(places: Sequence[int], hashes: Sequence[int], content: Content) ->
 
 def preferred_two(places: Sequence[int], hashes: Sequence[int], content: Content) -> list[int]:
     """The two of these places with the highest weights, or all if they are fewer; the highest first."""
-    weights = dict(zip(places, _weights(places, hashes, content), strict=True))
-    return sorted(places, key=lambda place: -weights[place])[:2]
+    weights = _weights(places, hashes, content)
+    first = weights.index(max(weights))
+    if len(places) == 1:
+        return [places[first]]
+    weights[first] = -1
+    return [places[first], places[weights.index(max(weights))]]
 
 
 def _weights(places: Sequence[int], hashes: Sequence[int], content: Content) -> list[int]:

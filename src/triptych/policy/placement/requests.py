@@ -102,7 +102,7 @@ def place_request(
     places = filters.after(placement.filters).passing(pool, want)
     if not places:
         return _shortage(prompts, want)
-    place = placement.choose(pool, want, places, rng)
+    place = placement.pick(pool, want, places, placement.scores, rng)
     return RequestPlace(pool.name[place], not want.continues and _hands_over(pool, want, place, handoff))
 
 
@@ -153,7 +153,7 @@ def place_at_lender(
     here, places = prompts.places.get(waits_at), MOVE_FILTERS.after(placement.filters).passing(prompts, want)
     if here is None or not places:
         return None
-    there = placement.choose(prompts, want, places, rng)
+    there = placement.pick(prompts, want, places, placement.scores, rng)
     end_here = ends_s([prompts.backlog[here]], Prices(Work(0, answer_tokens=want.all_answer_tokens)))
     end_there = ends_s([prompts.backlog[there]], Prices(Work(want.tokens, answer_tokens=want.all_answer_tokens)))
     if end_here is None or end_there is None:

@@ -144,6 +144,15 @@ def test_a_load_says_until_when_it_holds_if_nothing_happens() -> None:
     assert made.put(pool, 0, TEXT, 0.0) == inf
 
 
+def test_work_of_a_stage_that_is_not_reported_is_forgotten_with_the_next_report() -> None:
+    made, answers = instance(replace(INFO, role=Role.D)), (Stage.DECODE, Stage.PREFILL)
+    made.give(Stage.PREFILL, 30, 0)
+    made.reported(report(Stage.DECODE))
+    assert candidate(made, answers, 0.0).pending_tokens == 30
+    made.work_ended(Stage.PREFILL, 30, report=0)
+    assert candidate(made, answers, 0.0).pending_tokens == 5
+
+
 def report(*stages: Stage, tokens: int = 5) -> InstanceLoad:
     return InstanceLoad({stage: StageLoad(tokens, 1) for stage in stages})
 
