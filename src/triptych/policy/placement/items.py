@@ -13,44 +13,10 @@ from triptych.domain.record import record
 from triptych.domain.rng import Rng
 from triptych.policy.backlog import EncodeBacklog, ends_s
 from triptych.policy.placement.affinity import Holding, counted, pays
-from triptych.policy.placement.filters import (
-    Filter,
-    Filters,
-    Places,
-    has_room,
-    has_slot,
-    large_enough,
-    not_avoided,
-    not_excluded,
-    not_in_backoff,
-    not_on_probation,
-    usable,
-)
+from triptych.policy.placement.filters import HEDGE_FILTERS, ITEM_FILTERS, Filter, Places, not_excluded, usable
 from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy, in_turn
 from triptych.policy.placement.pool import Pool
 from triptych.policy.placement.wants import Placeable, Want
-
-FILTERS = Filters[Want](
-    Filter(usable, implied=True),
-    Filter(not_excluded),
-    Filter(large_enough, implied=True),
-    Filter(not_in_backoff, soft=True, implied=True),
-    Filter(has_slot, implied=True),
-    Filter(has_room),
-    Filter(not_avoided, soft=True),
-)
-"""An encoder whose engine fails is fast and so looks least loaded: while it is in backoff, items wait for another that could take
-them. One that failed the item is the last resort among those that have room.
-"""
-HEDGE_FILTERS = Filters[Want](
-    Filter(usable, implied=True),
-    Filter(not_in_backoff, implied=True),
-    Filter(not_on_probation),
-    Filter(not_excluded),
-    Filter(not_avoided),
-    Filter(has_slot, implied=True),
-    Filter(has_room),
-)
 
 
 class Why(StrEnum):
@@ -112,7 +78,7 @@ def place_items(
 
 
 def _place(pool: Pool, wants: Sequence[Want], placement: PlacementPolicy, rng: Rng) -> tuple[Choice, ...] | None:
-    filters = FILTERS.after(placement.filters)
+    filters = ITEM_FILTERS.after(placement.filters)
     if len(wants) > 1:
         pool, wants = pool.copy(), sorted(wants, key=_largest_first)
     choices: list[Choice] = []

@@ -164,7 +164,7 @@ class PlacementPolicy:
     """Compared in this order."""
     pick: Pick = in_turn
     filters: tuple[Filter[Placeable], ...] = ()
-    """Beside those that hold for every policy (``items.FILTERS``, ``requests.PROMPT_FILTERS``, ``requests.ANSWER_FILTERS``)."""
+    """Beside those that hold for every policy (``filters.ITEM_FILTERS``, ``PROMPT_FILTERS``, ``ANSWER_FILTERS``)."""
     predicts: bool = False
     """It reads backlogs, which are kept only then. What holding an embedding is worth is then weighed in seconds, not in tokens."""
 

@@ -11,68 +11,17 @@ from triptych.domain.rng import Rng
 from triptych.policy.backlog import Prices, Work, ends_s
 from triptych.policy.handoff import Handoff
 from triptych.policy.placement.filters import (
-    Filter,
-    Filters,
-    answer_has_place,
-    computes_early,
-    goes_on,
-    has_kv_memory,
+    ANSWER_FILTERS,
+    MOVE_FILTERS,
+    PROMPT_FILTERS,
+    SUSPECT_FILTERS,
     is_closed,
-    is_lending,
-    keeps_answers,
-    lends,
-    lends_memory,
-    not_avoided,
-    not_excluded,
-    not_in_backoff,
     receivers,
     receivers_have_room,
-    takes_kv,
-    usable,
 )
 from triptych.policy.placement.policy import PlacementPolicy
 from triptych.policy.placement.pool import Pool
 from triptych.policy.placement.wants import RequestWant
-
-PROMPT_FILTERS = Filters[RequestWant](
-    Filter(usable, implied=True),
-    Filter(not_excluded),
-    Filter(not_avoided),
-    Filter(computes_early),
-    Filter(lends),
-    Filter(lends_memory),
-    Filter(answer_has_place),
-    Filter(not_in_backoff, soft=True, implied=True),
-)
-"""Nothing is prefilled that nobody can take."""
-ANSWER_FILTERS = Filters[RequestWant](
-    Filter(usable, implied=True),
-    Filter(goes_on),
-    Filter(not_excluded),
-    Filter(lends),
-    Filter(lends_memory),
-    Filter(not_avoided, soft=True),
-    Filter(takes_kv, soft=True),
-    Filter(has_kv_memory, soft=True),
-    Filter(not_in_backoff, soft=True, implied=True),
-)
-"""Where keys and values can be used nothing is computed again; where there is no memory for them the answer waits."""
-MOVE_FILTERS = Filters[RequestWant](
-    Filter(usable, implied=True),
-    Filter(not_excluded),
-    Filter(not_avoided),
-    Filter(is_lending),
-    Filter(lends_memory),
-    Filter(keeps_answers),
-    Filter(not_in_backoff, implied=True),
-)
-"""Of those that encode first and may take a request from where it waits."""
-_SUSPECT_FILTERS = Filters[RequestWant](
-    Filter(usable, implied=True),
-    Filter(not_excluded),
-    Filter(not_avoided),
-    Filter(lends),
-)
 
 
 @record
@@ -139,7 +88,7 @@ def _shortage(prompts: Pool, want: RequestWant) -> RequestShortage:
 
 def is_kept_apart(prompts: Pool, want: RequestWant) -> bool:
     """Whether a request that may end its instance waits for others that may: nobody else waits for these."""
-    return want.continues or not _SUSPECT_FILTERS.passing(prompts, want)
+    return want.continues or not SUSPECT_FILTERS.passing(prompts, want)
 
 
 def place_at_lender(
