@@ -98,6 +98,8 @@ class Instance:
     """Predicted preprocessing of the router's items there, on one core."""
     changed_in: tuple[set[str], ...] = ()
     """Where it notes its name when it changes: what its pools keep of it no longer holds."""
+    noted: bool = False
+    """It has done so since it was put into a pool last."""
 
     @property
     def name(self) -> str:
@@ -178,9 +180,10 @@ class Instance:
         return changed
 
     def _changed(self) -> None:
-        name = self.member.address
-        for names in self.changed_in:
-            names.add(name)
+        if not self.noted:
+            self.noted = True
+            for names in self.changed_in:
+                names.add(self.name)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -347,6 +350,7 @@ class Instance:
 
     def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
         """Put there what changes with its load and health. Returns until when that holds if nothing happens to it."""
+        self.noted = False
         tokens, pending, nbytes = self.work(stages)
         full, backoff, probation, until_s = _WELL
         for stage in stages:

@@ -40,13 +40,13 @@ class KnownPrefixes:
         self._sent.keep([name for name, epoch in epochs.items() if self._epochs.get(name, epoch) == epoch])
         self._epochs = epochs
 
-    def of(self, prompt: PromptIdentity | None, name: str) -> tuple[KnownSegment, ...]:
+    def of(self, prompt: PromptIdentity, name: str) -> tuple[KnownSegment, ...]:
         """Segments from the prefix of the prompt on, for the instance at this address, which gets the prompt now; none if it is to
         compute all that it does not have.
 
         Those that it has cached are among them, as segments must follow each other. It does not pull what it has.
         """
-        if prompt is None or self._policy is None:
+        if self._policy is None:
             return _NONE
         info = self._instances.by_name[name].info
         if info is None or not (info.kv_kind and info.kv_segment_tokens):

@@ -79,7 +79,7 @@ class Lenders:
 
     def lent(self, name: str, how: str) -> None:
         """A request has got a place here. One that does not lend now has it for want of others: that is not counted."""
-        if self.states.get(name, LenderState.ENCODE_ONLY) is not LenderState.ENCODE_ONLY:
+        if self.states and self.states.get(name, LenderState.ENCODE_ONLY) is not LenderState.ENCODE_ONLY:
             self._lent[how] += 1
 
     def taken_back(self, why: str) -> None:

@@ -85,7 +85,8 @@ class TextPlaces:
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
-        first_in_line = all(self._is_kept_apart(waiting.wanted, now_s) for waiting in self.waiting.in_order)
+        before = self.waiting.in_order
+        first_in_line = not before or all(self._is_kept_apart(waiting.wanted, now_s) for waiting in before)
         placed = self._place(event, now_s, first_in_line=first_in_line)
         if isinstance(placed, Grant):
             return [Granted(event.request, (placed,))]
@@ -211,7 +212,7 @@ class TextPlaces:
         return replace(grant, hands_over=True) if place.hands_over else grant
 
     def _with_prefix(self, grant: Grant, event: TextWanted) -> Grant:
-        prefix = self._prefixes.of(event.prompt, grant.name)
+        prefix = None if event.prompt is None else self._prefixes.of(event.prompt, grant.name)
         return replace(grant, prefix=prefix) if prefix else grant
 
     def _want(self, event: TextWanted, *, first_in_line: bool = True) -> RequestWant:

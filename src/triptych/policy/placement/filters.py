@@ -89,7 +89,7 @@ not_on_probation: Keep[Want] = each(lambda pool, _, place: not pool.probation[pl
 
 def has_room(pool: Pool, want: Want, places: Places) -> Places:
     """Reads the bytes of its arena that are available."""
-    if pool.all_have(want.nbytes):
+    if want.nbytes <= pool.least_available or want.nbytes <= pool.find_least_available():
         return places
     return [place for place in places if pool.available_bytes[place] >= want.nbytes]
 

@@ -103,7 +103,7 @@ def _place(pool: Pool, wants: Sequence[Want], placement: PlacementPolicy, rng: R
         choices.append(Choice(want.item, name, tokens, want.nbytes, why))
         if len(choices) < len(wants):
             pool.add(chosen, want, tokens, want.nbytes)
-    return _in_order(choices)
+    return tuple(choices) if len(choices) == 1 else _in_order(choices)
 
 
 def _largest_first(want: Want) -> tuple[int, int]:
@@ -111,9 +111,7 @@ def _largest_first(want: Want) -> tuple[int, int]:
 
 
 def _in_order(choices: list[Choice]) -> tuple[Choice, ...]:
-    if len(choices) > 1:
-        choices.sort(key=lambda choice: choice.item)
-    return tuple(choices)
+    return tuple(sorted(choices, key=lambda choice: choice.item))
 
 
 def _any_packing(

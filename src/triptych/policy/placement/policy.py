@@ -45,7 +45,8 @@ def distance(pool: Pool, want: Placeable, places: Sequence[int]) -> Values:
     """Reads who holds the request's embeddings: 0 for those that do themselves, else for those on the host with most bytes of them."""
     if not want.holders:
         return ()
-    hosts, nbytes = pool.hosts, dict[str, int]()
+    hosts = pool.hosts
+    nbytes: dict[str, int] = {}
     for holder, held in want.holders.items():
         if holder in pool.by_id and pool.by_id[holder] in places:
             return [instance_id not in want.holders for instance_id in _column(pool.instance_id, places)]

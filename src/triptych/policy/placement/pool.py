@@ -127,8 +127,8 @@ class Pool:
         self.prefill_only = frozenset([place for place, row in enumerate(rows) if row.text.prefill_only])
         self.loads = [(row.pending_tokens << _PENDING_BITS) + row.pending for row in rows]
         """Tokens, then items or requests, in one number."""
-        self._least_available = min(self.available_bytes, default=0)
-        """No instance has less."""
+        self.least_available = min(self.available_bytes, default=0)
+        """No instance has less available, though all may have more."""
         self._is_open = [False] * len(rows)
         self._open: Sequence[int] | None = None
         self.by_id = {row.instance_id: place for place, row in enumerate(rows)}
@@ -151,7 +151,7 @@ class Pool:
         self.pending_tokens[place], self.pending[place], self.available_bytes[place] = tokens, pending, available
         self.loads[place] = (tokens << _PENDING_BITS) + pending
         self.backoff[place], self.probation[place], self.backlog[place] = backoff, probation, backlog
-        self._least_available = min(self._least_available, available)
+        self.least_available = min(self.least_available, available)
         self._check_open(place)
 
     def _check_open(self, place: int) -> None:
@@ -175,11 +175,10 @@ class Pool:
         most = self.max_items[place]
         return not most or self.pending[place] < most
 
-    def all_have(self, nbytes: int) -> bool:
-        """Whether all have so many bytes available: mostly without a look at each."""
-        if self._least_available < nbytes:
-            self._least_available = min(self.available_bytes, default=0)
-        return self._least_available >= nbytes
+    def find_least_available(self) -> int:
+        """The least that is available at any instance."""
+        self.least_available = min(self.available_bytes, default=0)
+        return self.least_available
 
     def prices(self, want: Placeable) -> Prices:
         """What it takes at instances of each speed: the same until another one is asked for."""
@@ -212,7 +211,7 @@ class Pool:
         self.pending_tokens[place] += tokens
         self.pending[place] += 1
         self.available_bytes[place] -= nbytes
-        self._least_available = min(self._least_available, self.available_bytes[place])
+        self.least_available = min(self.least_available, self.available_bytes[place])
         self.loads[place] += (tokens << _PENDING_BITS) + 1
         self.backoff[place] = self.backoff[place] or self.probation[place]
         self._check_open(place)
