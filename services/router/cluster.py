@@ -35,7 +35,7 @@ from triptych.machine.router.cluster_events import (
 )
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
-from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.instances import ENCODE
 from triptych.machine.router.lenders import LendingCounts
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
@@ -232,11 +232,6 @@ class Cluster:
     def encoder_count(self) -> int:
         """The instances that encode, whatever their state."""
         return len(self._machine.instances.pools[ENCODE].members)
-
-    @property
-    def texts(self) -> Pool:
-        """The instances that prefill, with their estimated load."""
-        return self._machine.instances.pool(TEXT, self._clock())
 
     def drains(self, name: str) -> bool:
         """Whether an instance is to end: it says so, or its member leaves or has left."""

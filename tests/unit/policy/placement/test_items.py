@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from triptych.domain.item_plan import Content
 from triptych.policy.placement.affinity import Having, Holding, nothing_held
+from triptych.policy.placement.filters import Filter
 from triptych.policy.placement.items import Choice, Shortage, Why, place_hedge, place_items
-from triptych.policy.placement.policy import LEAST_LOADED
+from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy
 from triptych.policy.placement.pool import Candidate, Pool
-from triptych.policy.placement.wants import Want
+from triptych.policy.placement.wants import Placeable, Want
 
 RNG = Random(7)
 
@@ -344,3 +345,24 @@ def test_an_assignment_covers_every_item_within_the_available_room(
         # Least loaded first: with enough room, no encoder is ahead by more than one of its items.
         ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.candidates}
         assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
+
+
+def test_filters_of_a_policy_hold_wherever_an_item_is_placed() -> None:
+    not_a: Filter[Placeable] = Filter(lambda pool, _, places: [at for at in places if pool.name[at] != "a"])
+    policy = replace(LEAST_LOADED, filters=(not_a,))
+    even = view(encoder("a"), encoder("b", 900))
+    (choice,) = placed(even, [want()], policy)
+    assert choice.encoder == "b"
+    assert place_items(view(encoder("a"), encoder("b", available=5)), [want()], policy, RNG) is Shortage.NO_CREDIT
+    assert place_hedge(even, want(), policy, RNG) == ("b", 10)
+    sizes = [6, 4, 4, 3, 3]
+    tight = view(*(encoder(name, arena=10, available=10) for name in "abc"))
+    choices = placed(tight, [want(i, size, nbytes=size) for i, size in enumerate(sizes)], policy)
+    assert {choice.encoder for choice in choices} == {"b", "c"}
+    assert {choice.why for choice in choices} == {Why.ONLY_PACKING}
+
+
+def placed(pool: Pool, wants: Sequence[Want], policy: PlacementPolicy) -> tuple[Choice, ...]:
+    choices = place_items(pool, wants, policy, RNG)
+    assert not isinstance(choices, Shortage)
+    return choices
