@@ -1,15 +1,8 @@
-from collections import Counter
 from dataclasses import fields
-from random import Random
 
 import pytest
 
-from triptych.policy.placement.affinity import Holding
-from triptych.policy.placement.items import Choice, place_items
-from triptych.policy.placement.policy import PLACEMENTS, PlacementPolicy
-from triptych.policy.placement.pool import Candidate, Pool
-from triptych.policy.placement.requests import RequestPlace, place_request
-from triptych.policy.placement.wants import RequestWant, Want
+from triptych.policy.placement.policy import PLACEMENTS
 from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
@@ -41,16 +34,6 @@ NAMES = {
 }
 
 
-def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
-    return Candidate(name, True, tokens, pending, 1000, 1000, instance_id=f"i-{name}")
-
-
-def routed(routing: PlacementPolicy, *candidates: Candidate, turns: int = 1, seed: int = 7) -> list[str]:
-    rng = Random(seed)
-    chosen = [place_request(Pool(candidates, turn), RequestWant(5), routing, None, rng) for turn in range(turns)]
-    return [place.name for place in chosen if isinstance(place, RequestPlace)]
-
-
 @pytest.mark.parametrize("kind", list(NAMES))
 def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
     tables = {
@@ -73,45 +56,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
 def test_each_kind_of_policy_can_be_chosen_by_name() -> None:
     assert {field.name for field in fields(Policies)} == set(NAMES)
     assert Policies.named(PolicyNames(**NAMES)).ordering is ORDERINGS["first-come"]
-
-
-@pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
-def test_equal_instances_get_equal_shares(name: str) -> None:
-    counts = Counter(routed(PLACEMENTS[name], one("a"), one("b"), one("c"), turns=300))
-    assert set(counts) == {"a", "b", "c"}
-    assert max(counts.values()) - min(counts.values()) < 60
-
-
-def test_least_loaded_compares_tokens_then_requests() -> None:
-    assert routed(PLACEMENTS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
-
-
-def test_least_requests_compares_the_number_of_requests() -> None:
-    assert routed(PLACEMENTS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
-
-
-def test_round_robin_ignores_load() -> None:
-    assert routed(PLACEMENTS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
-
-
-def test_power_of_two_never_takes_the_most_loaded() -> None:
-    pool = (one("a", 900), one("b", 5), one("c", 50))
-    counts = Counter(routed(PLACEMENTS["power-of-two"], *pool, turns=300))
-    assert set(counts) == {"b", "c"}
-    assert counts["b"] > counts["c"] > 60
-    assert routed(PLACEMENTS["power-of-two"], *pool, turns=9) == routed(PLACEMENTS["power-of-two"], *pool, turns=9)
-
-
-@pytest.mark.parametrize("routing", PLACEMENTS.values(), ids=PLACEMENTS.keys())
-def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: PlacementPolicy) -> None:
-    encoders = (one("a"), one("b")._replace(available_bytes=10), one("c")._replace(available_bytes=90))
-    wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
-    for turn in range(9):
-        assert isinstance(place_items(Pool(encoders, turn), wants, routing, Random(turn)), tuple)
-    held = Pool((one("a"), one("b"), one("c")), held=lambda _: (Holding("c"),))
-    choices = place_items(held, wants[:1], routing, Random(7))
-    assert isinstance(choices, tuple)
-    assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
 
 
 def test_first_come_orders_by_priority_and_arrival_only() -> None:

@@ -43,7 +43,7 @@ def _weights(places: Sequence[int], hashes: Sequence[int], content: Content) -> 
     digest, salt = content
     item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
     # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
-    these = hashes if len(places) == len(hashes) else [hashes[place] for place in places]  # in their order
+    these = hashes if isinstance(places, range) else [hashes[place] for place in places]  # a range has all
     return [(item ^ one) * _MULTIPLIER & _MASK for one in these]
 
 

@@ -1,4 +1,3 @@
-from collections import Counter
 from random import Random
 
 import pytest
@@ -6,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.policy.placement.affinity import Holding
-from triptych.policy.placement.items import Shortage, place_items
-from triptych.policy.placement.policy import LEAST_LOADED, better_half
+from triptych.policy.placement.items import place_items
+from triptych.policy.placement.policy import LEAST_LOADED
 from triptych.policy.placement.pool import Candidate, Pool
-from triptych.policy.placement.requests import RequestPlace, place_request
+from triptych.policy.placement.requests import place_request
 from triptych.policy.placement.wants import RequestWant, Want
 
 NAMES = "abcdef"
@@ -67,56 +66,6 @@ def test_text_instances_chosen_by_whole_columns_are_those_chosen_one_by_one(
         for avoid in avoids
     )
     assert first == second
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
-def test_the_less_loaded_half_has_three_at_least_and_all_that_are_equal(loads: list[int]) -> None:
-    half = better_half(loads)
-    assert half == sorted(half)
-    assert len(half) >= min(len(loads), max(3, len(loads) // 2))
-    most = max(loads[place] for place in half)
-    assert all((place in half) is (load <= most) for place, load in enumerate(loads))
-    assert sum(load < most for load in loads) < max(3, (len(loads) + 1) // 2), "no more than needed"
-
-
-def test_of_shared_instances_the_less_loaded_of_two_in_the_less_loaded_half_is_chosen() -> None:
-    loads = [0, 10, 20, 30, 40, 50, 60, 70]
-    pool = Pool(
-        tuple(
-            Candidate(str(number), usable=True, pending_tokens=load, pending=1, arena_bytes=100, available_bytes=100)
-            for number, load in enumerate(loads)
-        ),
-        shared=True,
-    )
-    rng = Random(7)
-    texts = Counter[str]()
-    for _ in range(600):
-        place = place_request(pool, RequestWant(5), LEAST_LOADED, None, rng)
-        assert isinstance(place, RequestPlace)
-        texts[place.name] += 1
-    assert {name: round(count / 100) for name, count in texts.items()} == {"0": 3, "1": 2, "2": 1}, "pairs of four"
-    encoders = Counter[str]()
-    for number in range(600):
-        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % number, b""))], LEAST_LOADED, rng)
-        assert not isinstance(choices, Shortage)
-        encoders[choices[0].encoder] += 1
-    assert {name: round(count / 100) for name, count in encoders.items()} == {"0": 3, "1": 2, "2": 1}
-
-
-def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_little() -> None:
-    """Each has sent one of eight encoders an item that the other does not know of yet."""
-
-    def chosen(own: int, content: int) -> str:
-        candidates = tuple(
-            Candidate(f"e{number}", usable=True, pending_tokens=9 * (number == own), pending=0, available_bytes=100)
-            for number in range(8)
-        )
-        pool = Pool(candidates, shared=True)
-        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % content, b""))], LEAST_LOADED, Random(7))
-        assert not isinstance(choices, Shortage)
-        return choices[0].encoder
-
-    assert sum(chosen(2, content) == chosen(5, content) for content in range(400)) >= 280
 
 
 def test_only_usable_instances_out_of_backoff_that_take_a_further_item_are_open() -> None:
