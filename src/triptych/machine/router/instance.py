@@ -278,13 +278,13 @@ class Instance:
         """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
         own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
         for stage in stages:
-            one = self.stages[stage]
-            own_tokens += one.own_tokens
-            own_pending += one.own_pending
-            own_nbytes += one.own_bytes
-            tokens += one.known_tokens
-            pending += one.known_pending
-            nbytes += one.known_bytes
+            known = self.stages[stage]
+            own_tokens += known.own_tokens
+            own_pending += known.own_pending
+            own_nbytes += known.own_bytes
+            tokens += known.known_tokens
+            pending += known.known_pending
+            nbytes += known.known_bytes
         return max(own_tokens, tokens), max(own_pending, pending), max(own_nbytes, nbytes)
 
     def pending_tokens(self, stage: Stage) -> int:
@@ -354,8 +354,7 @@ class Instance:
         tokens, pending, nbytes = self.work(stages)
         full, backoff, probation, until_s = _WELL
         for stage in stages:
-            one = self.stages[stage]
-            if one.health.reason is not None or now_s < one.full_until_s:
+            if self.stages[stage].health.reason is not None or now_s < self.stages[stage].full_until_s:
                 full, backoff, probation, until_s = self._standing(stages, now_s)
         available = 0 if full else pool.arena_bytes[place] - nbytes
         pool.put(place, tokens, pending, available, backoff, probation, backlog)

@@ -44,7 +44,7 @@ def _weights(places: Sequence[int], hashes: Sequence[int], content: Content) -> 
     item = _hashed(b"%d %b %b" % (len(digest), digest, salt))
     # Of two hashes the product's upper bits depend on all bits of both, which is all that a comparison needs.
     these = hashes if isinstance(places, range) else [hashes[place] for place in places]  # a range has all
-    return [(item ^ one) * _MULTIPLIER & _MASK for one in these]
+    return [(item ^ hashed) * _MULTIPLIER & _MASK for hashed in these]
 
 
 def _hashed(data: bytes) -> int:
