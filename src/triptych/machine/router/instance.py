@@ -320,7 +320,7 @@ class Instance:
     def probe(self, stage: Stage, credit: int, now_s: float) -> None:
         """A credit is about to be granted: on probation it is the only one."""
         health = self.stages[stage].health
-        if health.reason is not None and health.on_probation(now_s):
+        if health.on_probation(now_s):
             health.probes.add(credit)
             self._changed()
 
