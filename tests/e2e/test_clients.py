@@ -10,10 +10,10 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
-from services.gateway.keys import new_key
 from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
+from triptych.services.gateway.keys import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
