@@ -15,7 +15,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_hand_over.py
-# Mutations per module for `make mutants`; 0 for all. Modules such as policy/routing or 'machine/*'; all by default.
+# Mutations per module for `make mutants`; 0 for all. Modules such as policy/placement/items or 'machine/*'; all by default.
 SAMPLES ?= 20
 MODULES ?=
 # What `make check` tests, and what is left for `make test CHECKED=1` after it.

@@ -33,6 +33,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
 from triptych.families.base import Family
 from triptych.families.mllama import Mllama
+from triptych.policy.batching import largest_within
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.pool_facts import Profiles, isolated
@@ -117,7 +118,8 @@ class Model:
         """As an instance that encodes as well measures it: beside a full step of decodes, within the objective."""
         encoder, decoder = map(Costs, self.profiles)
         left_s = _TPOT_FACTOR * decoder.decode_s(1, 1).value - decoder.decode_s(_SEQUENCES, 1).value
-        return ImageBudget(max(1, encoder.most_items(_BUDGET_TOKENS, left_s, 64)) * _BUDGET_TOKENS, 1 << 40)
+        items = largest_within(left_s, 64, lambda items: encoder.encode_s(_BUDGET_TOKENS, items).value)
+        return ImageBudget(items * _BUDGET_TOKENS, 1 << 40)
 
     def tokens(self, size: Size) -> int:
         """Of an image: rows of its embedding."""

@@ -318,7 +318,7 @@ def meet(mutants: Sequence[Mutant], tests: Sequence[str], jobs: int) -> list[Mut
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation test of the policy and machine layers.")
     parser.add_argument(
-        "modules", nargs="*", default=["*"], help="such as policy/routing, or machine/*; all by default"
+        "modules", nargs="*", default=["*"], help="such as policy/sharding, or machine/*; all by default"
     )
     parser.add_argument("--samples", type=int, default=0, help="mutants per module, drawn from a fixed seed; 0 for all")
     parser.add_argument("--jobs", type=int, default=2, help="test processes at a time")

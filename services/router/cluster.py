@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,9 +10,6 @@ from typing import Protocol
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
-from triptych.domain.profile import ProfileIdentity
-from triptych.domain.stage import ModelPart
-from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.cluster import ClusterMachine
@@ -33,9 +30,8 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
-from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.expected_output import ExpectedOutput
-from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.instances import ENCODE, Instances
 from triptych.machine.router.lenders import LendingCounts
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
@@ -47,8 +43,8 @@ from triptych.machine.router.shared_events import (
     Refused,
     TextPoolLost,
 )
+from triptych.policy.placement.pool import Pool
 from triptych.policy.policies import Policies
-from triptych.policy.routing import Pool
 from triptych.ports import Clock, InstanceClient, Membership, Rng
 
 from .connection import Connection
@@ -125,6 +121,11 @@ class Cluster:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
+    def instances(self) -> Instances:
+        """For reading."""
+        return self._machine.instances
+
+    @property
     def model(self) -> ModelInfo | None:
         return self._machine.instances.model
 
@@ -139,19 +140,9 @@ class Cluster:
         return self._machine.instances.kv_block_tokens
 
     @property
-    def arena_bytes(self) -> int:
-        """Of all usable encoders together."""
-        return self._machine.instances.arena_bytes
-
-    @property
     def expected_output(self) -> ExpectedOutput:
         """For reading: how many tokens answers will have."""
         return self._machine.expected_output
-
-    @property
-    def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
-        """The parts of the model, as instances run them: by these their profiles are found."""
-        return self._machine.instances.parts
 
     @property
     def text_lost(self) -> bool:
@@ -204,16 +195,6 @@ class Cluster:
         return self._machine.retries_left
 
     @property
-    def hints(self) -> int:
-        """Embeddings of which it is believed to know where they are."""
-        return len(self._machine.instances.directory)
-
-    @property
-    def hints_followed(self) -> Mapping[str, int]:
-        """Items that were sent where their embedding was believed to be, by what came of it."""
-        return self._machine.instances.directory.followed
-
-    @property
     def membership(self) -> MembershipSnapshot:
         """The current snapshot."""
         return self._snapshot
@@ -228,26 +209,9 @@ class Cluster:
         """The instances that encode, with their estimated load."""
         return self._machine.instances.pool(ENCODE, self._clock())
 
-    @property
-    def encoder_count(self) -> int:
-        """The instances that encode, whatever their state."""
-        return len(self._machine.instances.pools[ENCODE])
-
-    @property
-    def texts(self) -> Pool:
-        """The instances that prefill, with their estimated load."""
-        return self._machine.instances.pool(TEXT, self._clock())
-
     def drains(self, name: str) -> bool:
         """Whether an instance is to end: it says so, or its member leaves or has left."""
         return self._machine.instances.drains(name)
-
-    def slot_of(self, key: bytes) -> KnownSlot | None:
-        """Where the embedding of a key is that a caller was told; None if that is not known."""
-        return self._machine.instances.directory.slot_of(key)
-
-    def readiness(self) -> Readiness:
-        return self._machine.instances.readiness()
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MembershipSnapshot
+from triptych.machine.router.instances import Instances
 from triptych.machine.router.lenders import LendingCounts
 from triptych.runtime.managed_membership import membership_gauges
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
@@ -53,10 +54,7 @@ class ClusterState(Protocol):
     def retries_left(self) -> float: ...
 
     @property
-    def hints(self) -> int: ...
-
-    @property
-    def hints_followed(self) -> Mapping[str, int]: ...
+    def instances(self) -> Instances: ...
 
     @property
     def prefix_leases(self) -> Mapping[str, int]: ...
@@ -104,11 +102,15 @@ def watch(metrics: Metrics, state: State) -> None:
             ("stage", "reason"),
         )
         yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.retries_left)
-        yield gauge("triptych_embedding_hints", "Embeddings that encoders are believed to hold", cluster.hints)
+        yield gauge(
+            "triptych_embedding_hints",
+            "Embeddings that encoders are believed to hold",
+            len(cluster.instances.directory),
+        )
         yield total(
             "triptych_embedding_hints_followed",
             "Items sent where their embedding was believed to be, by what came of it",
-            {(outcome,): count for outcome, count in cluster.hints_followed.items()},
+            {(outcome,): count for outcome, count in cluster.instances.directory.followed.items()},
             ("outcome",),
         )
         yield total(

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
+from triptych.domain.embedding import slot_nbytes
 from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.media import MediaInfo
@@ -24,7 +25,6 @@ from triptych.families.base import (
     units_of,
 )
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
 from triptych.tokens.answer_text import AnswerText
 from triptych.tokens.detokenize import IncrementalDetokenizer

@@ -118,7 +118,7 @@ class RouterService:
         self._numbers = count(1)
         self._history = History(settings.history_requests)
         self._held_share = HeldShare(
-            lambda: self._cluster.arena_bytes,
+            lambda: self._cluster.instances.arena_bytes,
             settings.resolved_share,
             retry_after_s=settings.capacity.retry_after_s,
         )
@@ -157,9 +157,9 @@ class RouterService:
         self._cluster.close()
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
-        costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.parts.items()}
+        costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.instances.parts.items()}
         profiles = Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER))
-        return isolated(profiles, counts, encoders=self._cluster.encoder_count)
+        return isolated(profiles, counts, encoders=len(self._cluster.encoders.name))
 
     @property
     def running(self) -> int:
@@ -273,7 +273,7 @@ class RouterService:
 
     async def readiness(self) -> Readiness:
         """While draining, the router itself counts as missing."""
-        readiness = self._cluster.readiness()
+        readiness = self._cluster.instances.readiness()
         if not self._draining:
             return readiness
         return replace(readiness, ready=False, missing=(*readiness.missing, "router"))

@@ -261,3 +261,8 @@ def payload_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
     for tensor in tensors:
         end = -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT + prod(tensor.shape) * _ITEMSIZE[tensor.dtype]
     return end
+
+
+def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
+    """Arena bytes of an embedding with these tensors, including generation words."""
+    return align(payload_nbytes(tensors) + 2 * GENERATION_NBYTES)

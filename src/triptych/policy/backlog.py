@@ -5,7 +5,7 @@ with what its engine has to do before. ``policy.speeds`` says how long each part
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -114,12 +114,23 @@ class EncodeBacklog(NamedTuple):
     text_wait_s: float | None = None
     """``TextBacklog.wait_s``, if it is a text instance as well, which need not pull what is encoded there."""
 
-    def end_s(self, price: Price) -> float:
-        """When an item would be encoded there, and its embedding be at a text instance."""
-        queued_s, unqueued_s = self.wait_s + price.alone.beside_s, self.prepared_s + price.unqueued_s
-        encoded_s = self.slowness * max(queued_s, unqueued_s)
-        pull_s = price.near_pull_s if self.near_text else price.far_pull_s
-        return encoded_s + (pull_s if self.text_wait_s is None else min(pull_s, self.text_wait_s))
+    @staticmethod
+    def ends_s(backlogs: "Sequence[EncodeBacklog | None]", prices: "Prices") -> list[float] | None:
+        """When an item would be encoded at each, and its embedding be at a text instance."""
+        ends: list[float] = []
+        last: Speed | None = None
+        for backlog in backlogs:
+            if backlog is None:
+                return None
+            speed, wait_s, prepared_s, slowness, near_text, text_wait_s = backlog
+            if speed is not last:  # mostly all are equally fast
+                last, price = speed, prices[speed]
+                beside_s, unqueued_s = price.alone.beside_s, price.unqueued_s
+            queued_s, prepared_s = wait_s + beside_s, prepared_s + unqueued_s
+            pull_s = price.near_pull_s if near_text else price.far_pull_s
+            pull_s = pull_s if text_wait_s is None else min(pull_s, text_wait_s)
+            ends.append(slowness * max(queued_s, prepared_s) + pull_s)
+        return ends
 
     def tolerated_s(self, price: Price) -> float:
         """How much later the end may be where the embedding is believed to be: if it is not, no more than this is lost."""
@@ -148,28 +159,45 @@ class TextBacklog(NamedTuple):
     host: str = ""
     """Empty if unknown."""
 
-    def end_s(self, price: Price) -> float:
-        """When a request's answer would be complete; up to its first token if nothing is known of decoding there."""
-        alone, held, pull_s = price.alone, price.held, 0.0
-        if held is not None:
-            own = held.by_instance.get(self.instance_id, 0)
-            near = max(own, held.by_host.get(self.host, 0))
-            pull_s = price.pull_s(near - own, held.nbytes - near)
-        return self.slowness * (max(self.wait_s, pull_s) + alone.idle_s) + alone.steps * self.step_s
+    @staticmethod
+    def ends_s(backlogs: "Sequence[TextBacklog | None]", prices: "Prices") -> list[float] | None:
+        """When a request's answer would be complete at each; up to its first token if nothing is known of decoding there."""
+        ends: list[float] = []
+        last: Speed | None = None
+        for backlog in backlogs:
+            if backlog is None:
+                return None
+            speed, wait_s, step_s, slowness, instance_id, host = backlog
+            if speed is not last:  # mostly all are equally fast
+                last, price = speed, prices[speed]
+                idle_s, steps, held = price.alone.idle_s, price.alone.steps, price.held
+            if held is not None:
+                own = held.by_instance.get(instance_id, 0)
+                near = max(own, held.by_host.get(host, 0))
+                wait_s = max(wait_s, price.pull_s(near - own, held.nbytes - near))
+            ends.append(slowness * (wait_s + idle_s) + steps * step_s)
+        return ends
 
 
 Backlog = EncodeBacklog | TextBacklog
 
 
-def ends_s(backlogs: Iterable[Backlog | None], work: Work) -> tuple[list[float], dict[Speed, Price]] | None:
-    """When each would be done with this work, and what it takes there; None if that is not known of all."""
-    prices: dict[Speed, Price] = {}
-    ends: list[float] = []
-    for backlog in backlogs:
-        if backlog is None:
-            return None
-        price = prices.get(backlog.speed)
-        if price is None:
-            price = prices[backlog.speed] = Price(backlog.speed, work)
-        ends.append(backlog.end_s(price))
-    return ends, prices
+class Prices(dict[Speed, Price]):
+    """What one piece of work takes, by the speed of the instance."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def __missing__(self, speed: Speed) -> Price:
+        price = self[speed] = Price(speed, self.work)
+        return price
+
+
+def ends_s(backlogs: Sequence[Backlog | None], prices: Prices) -> list[float] | None:
+    """When each of a pool's instances would be done with this work; None if that is not known of all."""
+    if not backlogs or backlogs[0] is None:
+        return None if backlogs else []
+    return backlogs[0].ends_s(backlogs, prices)  # type: ignore[arg-type]  # all of one kind

@@ -1,10 +1,10 @@
-"""What stages cost: predictions from a profile, and their inverses (ModServe section 4.1).
+"""What stages cost: predictions from a profile (ModServe section 4.1).
 
 The one reader of profiles for scaling and scheduling. Predictions are monotone: a larger input never costs less. Outside
 the measured range they continue the last slope and say so; no input is an error.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,18 +86,6 @@ class Costs:
         """From the start of a process until it serves."""
         seconds = self.profile.measured.start_s
         return Estimate(seconds, self.warnings if seconds else self.warnings | {CostWarning.NOT_MEASURED})
-
-    def most_items(self, item_tokens: float, slo_s: float, most: int) -> int:
-        """The most items, up to ``most``, that one pass encodes within ``slo_s``; 0 if not even one."""
-        return _largest(lambda items: self.encode_s(item_tokens, items).value <= slo_s, most)
-
-    def most_prefill_tokens(self, slo_s: float, most: int, *, cached_tokens: float = 0) -> int:
-        """The most prompt tokens, up to ``most``, that one pass computes within ``slo_s``; 0 if not even one."""
-        return _largest(lambda tokens: self.prefill_s(tokens, cached_tokens).value <= slo_s, most)
-
-    def most_sequences(self, mean_context: float, slo_s: float, most: int) -> int:
-        """The most sequences, up to ``most``, that one step decodes within ``slo_s``; 0 if not even one."""
-        return _largest(lambda batch: self.decode_s(batch, mean_context).value <= slo_s, most)
 
     def load_levels(self, stage: Stage, max_batch: int) -> tuple[LoadRow, ...]:
         """The measured load levels of the largest batch limit up to ``max_batch``, by offered load."""
@@ -200,15 +188,3 @@ def _faults(profile: Profile) -> frozenset[CostWarning]:
     if abs(profile.measured.drift) > MAX_DRIFT:
         found.add(CostWarning.DRIFTED)
     return frozenset(found)
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 0 to ``most`` that fits, if all below it do."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -22,12 +22,6 @@ class Handoff(Protocol):
     def __call__(self, *, expected_tokens: int, here_tokens: int, there_tokens: int) -> bool: ...
 
 
-def never(*, expected_tokens: int, here_tokens: int, there_tokens: int) -> bool:
-    """It answers what it has prefilled."""
-    del expected_tokens, here_tokens, there_tokens
-    return False
-
-
 def always(*, expected_tokens: int, here_tokens: int, there_tokens: int) -> bool:
     """Whatever the loads."""
     del expected_tokens, here_tokens, there_tokens

@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Protocol
 
 from triptych.domain.record import record
-from triptych.policy.backlog import Work, ends_s
-from triptych.policy.routing import Candidate
+
+MOST_MOVES = 4
+"""How often a request goes from where it waits to a lender."""
 
 
 class LenderState(Enum):
@@ -46,17 +47,3 @@ def idle(lender: Lender, *, waiting: int, above: int) -> LenderState:
     if lender.items or not (2 * waiting >= above if lends else waiting > above):
         return LenderState.ENCODE_ONLY
     return LenderState.FULL if lender.requests >= lender.most else LenderState.LENDING
-
-
-def ends_earlier(here: Candidate, there: Candidate, work: Work) -> bool:
-    """Whether a request that waits ``here``, the last of those that do, would be done earlier ``there``.
-
-    What it asks for is part of the load here. In predicted seconds, or in tokens where these are not known.
-    """
-    end_here, end_there = (
-        ends_s([here.backlog], Work(0, answer_tokens=work.answer_tokens)),
-        ends_s([there.backlog], work),
-    )
-    if end_here is None or end_there is None:
-        return there.pending_tokens + work.tokens + work.answer_tokens < here.pending_tokens
-    return end_there[0] < end_here[0]

@@ -3,23 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, get_type_hints
 
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.rng import Rng
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
-from triptych.policy.backlog import Work
 from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.handoff import Handoff, always, by_need
-from triptych.policy.handoff import never as never_handed
 from triptych.policy.lending import Lending, idle
-from triptych.policy.loads import less_loaded, two_of
+from triptych.policy.placement.policy import PLACEMENTS, PlacementPolicy
+from triptych.policy.placement.pool import Pool
 from triptych.policy.prefixes import Prefixes, by_cost
 from triptych.policy.prefixes import always as always_pulled
-from triptych.policy.prefixes import never as never_pulled
 from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
-from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded, predicted
 from triptych.policy.sharding import ShardLimits, in_shards, never
 
 
@@ -64,80 +60,60 @@ class Deadlines(Protocol):
     def __call__(self, *, left_s: float, wait_s: float, service_s: float, promised_s: float = 0.0) -> None: ...
 
 
-def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
-    """The fewest items or requests, whatever their size."""
-    del holders, rng, work
-    return min(candidates, key=lambda one: one.pending)
-
-
-def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
-    """Each in turn, whatever its load."""
-    del holders, rng, work
-    return candidates[0]
-
-
-def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng, work: Work) -> Candidate:
-    """The less loaded of two random ones of the less loaded half."""
-    half = less_loaded([(one.pending_tokens, one.pending) for one in candidates])
-    candidates = [candidates[place] for place in two_of(half, rng)]
-    return least_loaded(candidates, holders=holders, rng=rng, work=work)
-
-
-ROUTINGS: Mapping[str, Routing] = {
-    "least-loaded": least_loaded,
-    "least-requests": least_requests,
-    "power-of-two": power_of_two,
-    "predicted": predicted,
-    "round-robin": round_robin,
-}
 SHARDINGS: Mapping[str, Sharding] = {"earliest-end": in_shards, "never": never}
 ORDERINGS: Mapping[str, Ordering] = {"slo": by_slo, "deadline": by_deadline, "first-come": first_come}
 ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
-HANDOFFS: Mapping[str, Handoff] = {"never": never_handed, "by-need": by_need, "always": always}
-PREFIXES: Mapping[str, Prefixes] = {"never": never_pulled, "by-cost": by_cost, "always": always_pulled}
+HANDOFFS: Mapping[str, Handoff | None] = {"never": None, "by-need": by_need, "always": always}
+PREFIXES: Mapping[str, Prefixes | None] = {"never": None, "by-cost": by_cost, "always": always_pulled}
 LENDINGS: Mapping[str, Lending | None] = {"always": None, "idle": idle}
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFrom:
+    """The policies of one kind, by name."""
+
+    table: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyNames:
     """The policies of a router, as its settings name them."""
 
-    encoder_routing: str = "least-loaded"
+    encoder_routing: Annotated[str, ChosenFrom(PLACEMENTS)] = "least-loaded"
     """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two, predicted (the earliest predicted
     end, by profiles or measured times) or round-robin. An encoder that already has the item's embedding is preferred unless its load is
     much higher; with least-loaded and predicted, content decides between equals, and where other routers send much to the encoders, between two
     of the less loaded half."""
-    text_routing: str = "least-loaded"
+    text_routing: Annotated[str, ChosenFrom(PLACEMENTS)] = "least-loaded"
     """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two, predicted or round-robin. Where other
     routers send much to them, least-loaded and predicted choose as power-of-two does: between two random ones of the less loaded half."""
-    sharding: str = "earliest-end"
+    sharding: Annotated[str, ChosenFrom(SHARDINGS)] = "earliest-end"
     """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
-    ordering: str = "slo"
+    ordering: Annotated[str, ChosenFrom(ORDERINGS)] = "slo"
     """Order of the requests of one priority in every queue: slo (by arrival and the TTFT objective of the request's class, or
     its deadline if that is earlier; what is lost already goes last), deadline, or first-come. None is overtaken by one that
     came 30 s later."""
-    admission: str = "bounded"
+    admission: Annotated[str, ChosenFrom(ADMISSIONS)] = "bounded"
     """When to refuse a request as overload: bounded (by the number of requests and the bytes of their media)."""
-    deadlines: str = "refuse"
+    deadlines: Annotated[str, ChosenFrom(DEADLINES)] = "refuse"
     """What to do with a request that cannot be answered before its deadline because of those that wait already: refuse (by the
     predicted wait, with the time after which it could be met), or admit."""
-    tenants: str = "weighted"
+    tenants: Annotated[str, ChosenFrom(TENANTS)] = "weighted"
     """How tenants (the gateway's API keys) share encoders and text instances: weighted (what one sends beyond its share counts as
     having come later), or none (they are not told apart)."""
-    dispatch: str = "complete"
+    dispatch: Annotated[str, ChosenFrom(DISPATCHES)] = "complete"
     """When a request goes to a text instance: complete (once all items are encoded), or prefix (the prefix of its prompt, up to
     the first item that is missing, is computed meanwhile by one that has no other prompt to compute)."""
-    handoff: str = "never"
+    handoff: Annotated[str, ChosenFrom(HANDOFFS)] = "never"
     """When an instance that prefills and decodes hands an answer over to another one after the prefill: never, by-need (a long answer,
     where another one has clearly less to decode) or always. Instances that only prefill always do."""
-    lending: str = "always"
+    lending: Annotated[str, ChosenFrom(LENDINGS)] = "always"
     """When an instance that encodes and prefills gets text requests, beside others that do not encode: always (as these), or idle (while
     it has nothing to encode and too many wait elsewhere: lend_above). Those have encode_first set."""
-
-    prefixes: str = "never"
+    prefixes: Annotated[str, ChosenFrom(PREFIXES)] = "never"
     """When an instance pulls the prefix of a prompt from others that have computed it, instead of computing it: never, by-cost (at least
     512 positions, if profiles do not say that computing is faster) or always. Those others have kv_prefixes set."""
 
@@ -149,9 +125,9 @@ class PolicyNames:
 class Policies:
     """The router's policies."""
 
-    encoder_routing: Routing
+    encoder_routing: PlacementPolicy
     """Chooses the encoder of an item."""
-    text_routing: Routing
+    text_routing: PlacementPolicy
     """Chooses the text instance of a request."""
     sharding: Sharding
     ordering: Ordering
@@ -160,48 +136,30 @@ class Policies:
     tenants: Fairness | None
     """None: they are not told apart."""
     dispatch: Dispatch
-    handoff: Handoff
+    handoff: Handoff | None
+    """None: only instances that must hand over do."""
     lending: Lending | None
     """None: instances that encode get text requests as all others do."""
-    prefixes: Prefixes
+    prefixes: Prefixes | None
+    """None: each instance computes what it does not have."""
 
     @property
     def predict(self) -> bool:
         """Whether one of them needs predicted seconds."""
-        return predicted in (self.encoder_routing, self.text_routing)
-
-    @property
-    def may_hand_over(self) -> bool:
-        """Whether an instance that decodes may hand answers over."""
-        return self.handoff is not never_handed
+        return self.encoder_routing.predicts or self.text_routing.predicts
 
     @property
     def finds_prefixes(self) -> bool:
         """Whether prefixes of prompts are looked for at other instances."""
-        return self.prefixes is not never_pulled
+        return self.prefixes is not None
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:
         """Raises ValueError for a name that there is not."""
-        return cls(
-            _of(ROUTINGS, "encoder_routing", names.encoder_routing),
-            _of(ROUTINGS, "text_routing", names.text_routing),
-            _of(SHARDINGS, "sharding", names.sharding),
-            _of(ORDERINGS, "ordering", names.ordering),
-            _of(ADMISSIONS, "admission", names.admission),
-            _of(DEADLINES, "deadlines", names.deadlines),
-            _of(TENANTS, "tenants", names.tenants),
-            _of(DISPATCHES, "dispatch", names.dispatch),
-            _of(HANDOFFS, "handoff", names.handoff),
-            _of(LENDINGS, "lending", names.lending),
-            _of(PREFIXES, "prefixes", names.prefixes),
-        )
-
-
-T = TypeVar("T")
-
-
-def _of(table: Mapping[str, T], kind: str, name: str) -> T:
-    if name not in table:
-        raise ValueError(f"{kind} is {name!r}, which is none of {', '.join(sorted(table))}")
-    return table[name]
+        chosen: dict[str, Any] = {}
+        for kind, hint in get_type_hints(PolicyNames, include_extras=True).items():
+            table, name = hint.__metadata__[0].table, getattr(names, kind)
+            if name not in table:
+                raise ValueError(f"{kind} is {name!r}, which is none of {', '.join(sorted(table))}")
+            chosen[kind] = table[name]
+        return cls(**chosen)

@@ -27,12 +27,6 @@ class Prefixes(Protocol):
     def __call__(self, gain: PrefixGain) -> bool: ...
 
 
-def never(gain: PrefixGain) -> bool:
-    """Each instance computes what it does not have."""
-    del gain
-    return False
-
-
 def always(gain: PrefixGain) -> bool:
     """Whatever there is."""
     return gain.tokens > 0

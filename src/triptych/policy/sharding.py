@@ -12,11 +12,11 @@ from itertools import accumulate, pairwise
 from typing import Annotated
 
 from triptych.domain.bounds import Between
-from triptych.domain.embedding import with_rows
+from triptych.domain.embedding import slot_nbytes, with_rows
 from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.limits import Count, check_limits
 from triptych.domain.media import Shard
-from triptych.policy.routing import Pool, slot_nbytes
+from triptych.policy.placement.pool import Pool
 
 WORTH = 0.9
 """A further split must reduce the end to this fraction."""
@@ -105,10 +105,14 @@ def cut(items: Sequence[Divisible], pool: Pool, limits: ShardLimits) -> tuple[in
     """The number of shards of each item; 1 for no split.
 
     Shards are at most as large as the largest item's share of 1, 2, 3 ... encoders, and are placed like
-    ``assign_items``: largest first, on the encoder with the fewest pending tokens. The number of encoders grows while
+    ``place_items``: largest first, on the encoder with the fewest pending tokens. The number of encoders grows while
     each step pays.
     """
-    pending = [one.pending_tokens for one in pool.candidates if one.usable and not one.backoff]
+    pending = [
+        tokens
+        for tokens, is_usable, in_backoff in zip(pool.pending_tokens, pool.usable, pool.backoff, strict=True)
+        if is_usable and not in_backoff
+    ]
     chosen = tuple(min(item.held, default=1) for item in items)
     free = [item for item in items if not item.held]
     largest = max((item.tokens for item in free), default=0)

@@ -18,10 +18,6 @@ class Sizing:
     capacity: Capacity
     reason: str
 
-    @property
-    def meets_slo(self) -> bool:
-        return self.capacity.per_s > 0
-
 
 def choose_size(capacity_of: Mapping[int, Callable[[int], Capacity]], *, most: int) -> Sizing:
     """The tensor-parallel degree and largest batch with the highest capacity per device.

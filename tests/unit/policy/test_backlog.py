@@ -1,11 +1,12 @@
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.affinity import Holding
 from triptych.policy.backlog import (
     NO_WORK,
     Alone,
@@ -13,14 +14,20 @@ from triptych.policy.backlog import (
     EncodeBacklog,
     Held,
     Price,
+    Prices,
     TextBacklog,
     Work,
     ends_s,
 )
-from triptych.policy.policies import ROUTINGS
-from triptych.policy.routing import Candidate, Pool, Shortage, Want, Why, assign_items, choose_text, predicted
+from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.items import Shortage, Why, place_items
+from triptych.policy.placement.policy import PLACEMENTS
+from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.requests import RequestPlace, place_request
+from triptych.policy.placement.wants import RequestWant, Want
 
 CAT = (b"cat", b"")
+PREDICTED = PLACEMENTS["predicted"]
 
 
 @dataclass(eq=False)
@@ -43,9 +50,9 @@ SPEED = Fixed()
 
 
 def end_s(backlog: Backlog, work: Work) -> float:
-    found = ends_s([backlog], work)
+    found = ends_s([backlog], Prices(work))
     assert found is not None
-    return found[0][0]
+    return found[0]
 
 
 def one(name: str, backlog: Backlog | None = None, tokens: int = 0) -> Candidate:
@@ -54,9 +61,15 @@ def one(name: str, backlog: Backlog | None = None, tokens: int = 0) -> Candidate
 
 def placed(*encoders: Candidate, want: Want, held: Holding | None = None) -> tuple[str, Why]:
     pool = Pool(encoders, held=lambda _: () if held is None else (held,))
-    choices = assign_items(pool, [want], predicted, Random(7))
+    choices = place_items(pool, [want], PREDICTED, Random(7))
     assert not isinstance(choices, Shortage)
     return choices[0].encoder, choices[0].why
+
+
+def text_chosen(pool: Pool, tokens: int, holders: Mapping[str, int] = MappingProxyType({})) -> str:
+    chosen = place_request(pool, RequestWant(tokens, holders=holders), PREDICTED, None, Random(7))
+    assert isinstance(chosen, RequestPlace)
+    return chosen.name
 
 
 @pytest.mark.parametrize(
@@ -97,10 +110,9 @@ def test_embeddings_that_an_instance_or_its_host_holds_are_pulled_sooner(
 def test_work_is_priced_once_for_instances_of_one_speed_and_unknown_if_one_is() -> None:
     speed, other = Fixed(), Fixed()
     backlogs = [EncodeBacklog(speed), EncodeBacklog(other), EncodeBacklog(speed)]
-    found = ends_s(backlogs, Work(5))
-    assert found is not None
+    assert ends_s(backlogs, Prices(Work(5))) == [5.0, 5.0, 5.0]
     assert (speed.priced, other.priced) == (1, 1)
-    assert ends_s([*backlogs, None], NO_WORK) is None
+    assert ends_s([*backlogs, None], Prices(NO_WORK)) is None
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 50), st.integers(0, 50_000))
@@ -112,7 +124,7 @@ def test_a_further_item_never_ends_before_those_that_were_there(
     after = backlog.with_item(Price(SPEED, work))
     assert after.wait_s > backlog.wait_s
     assert after.prepared_s >= backlog.prepared_s
-    assert after.end_s(Price(SPEED, work)) >= end_s(backlog, work)
+    assert end_s(after, work) >= end_s(backlog, work)
 
 
 def test_the_first_predicted_end_wins_whatever_the_tokens() -> None:
@@ -121,8 +133,7 @@ def test_the_first_predicted_end_wins_whatever_the_tokens() -> None:
     assert placed(one("a", late, 10), one("b", soon, 900), want=want) == ("b", Why.ROUTED)
     assert placed(one("a", None, 10), one("b", soon, 900), want=want) == ("a", Why.ROUTED), "not known of all"
     texts = Pool((one("a", TextBacklog(SPEED, 9.0), 10), one("b", TextBacklog(SPEED, 1.0), 900)))
-    chosen = choose_text(texts, predicted, Random(7), tokens=5)
-    assert chosen == "b"
+    assert text_chosen(texts, tokens=5) == "b"
 
 
 def test_a_holder_is_preferred_by_at_most_what_encoding_the_item_takes() -> None:
@@ -153,7 +164,7 @@ def test_items_of_a_request_spread_by_the_time_of_those_before_them() -> None:
     encoders = [one(name, EncodeBacklog(Fixed())) for name in "ab"]
     sizes = (100_000, 1000, 1000, 1000)
     wants = [Want(at, 10, 1, (b"%d" % at, b""), pixels=pixels) for at, pixels in enumerate(sizes)]
-    choices = assign_items(Pool(tuple(encoders)), wants, predicted, Random(7))
+    choices = place_items(Pool(encoders), wants, PREDICTED, Random(7))
     assert not isinstance(choices, Shortage)
     scan, *small = [choice.encoder for choice in choices]
     assert scan not in small
@@ -163,7 +174,7 @@ def test_content_decides_between_encoders_that_end_at_the_same_time() -> None:
     pool = Pool(tuple(one(name, EncodeBacklog(SPEED)) for name in "abcd"))
 
     def chosen(turn: int, content: bytes) -> str:
-        choices = assign_items(Pool(pool.candidates, turn), [Want(0, 5, 1, (content, b""))], predicted, Random(turn))
+        choices = place_items(Pool(pool.candidates, turn), [Want(0, 5, 1, (content, b""))], PREDICTED, Random(turn))
         assert not isinstance(choices, Shortage)
         return choices[0].encoder
 
@@ -183,9 +194,4 @@ def test_an_instance_that_does_both_takes_an_item_if_that_saves_more_than_it_cos
 def test_of_text_instances_that_end_at_the_same_time_a_holder_is_chosen() -> None:
     texts = tuple(one(name, TextBacklog(SPEED, 100.0, instance_id=f"i-{name}")) for name in "abc")
     for turn in range(3):
-        chosen = choose_text(Pool(texts, turn), predicted, Random(7), holders={"i-b": 5}, tokens=3)
-        assert chosen == "b"
-
-
-def test_predicted_is_one_of_the_routings() -> None:
-    assert ROUTINGS["predicted"] is predicted
+        assert text_chosen(Pool(texts, turn), tokens=3, holders={"i-b": 5}) == "b"

@@ -1,6 +1,5 @@
 """Costs: predictions with warnings, and inverses that agree with them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -70,19 +69,6 @@ def test_more_items_or_tokens_never_cost_less(
     assert TEXT.prefill_s(tokens + more_tokens, items + more_items).value >= TEXT.prefill_s(tokens, items).value * (
         1 - 1e-9
     )
-
-
-@given(slo_s=st.floats(0.001, 2), size=st.integers(1, 9000), most=st.integers(1, 300))
-def test_the_inverse_is_the_largest_that_is_predicted_within_the_objective(slo_s: float, size: int, most: int) -> None:
-    inverses: list[tuple[int, Callable[[int], Estimate]]] = [
-        (ENCODE.most_items(size, slo_s, most), lambda n: ENCODE.encode_s(size, n)),
-        (TEXT.most_prefill_tokens(slo_s, most, cached_tokens=size), lambda n: TEXT.prefill_s(n, size)),
-        (TEXT.most_sequences(size, slo_s, most), lambda n: TEXT.decode_s(n, size)),
-    ]
-    for found, predict in inverses:
-        assert 0 <= found <= most
-        assert found == 0 or predict(found).value <= slo_s
-        assert found == most or predict(found + 1).value > slo_s
 
 
 def level(tokens_per_s: float, p99_s: float, max_batch: int = 4) -> LoadRow:

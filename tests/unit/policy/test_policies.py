@@ -1,10 +1,8 @@
-from collections import Counter
-from dataclasses import fields, replace
-from random import Random
+from dataclasses import fields
 
 import pytest
 
-from triptych.policy.affinity import Holding
+from triptych.policy.placement.policy import PLACEMENTS
 from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
@@ -13,7 +11,6 @@ from triptych.policy.policies import (
     LENDINGS,
     ORDERINGS,
     PREFIXES,
-    ROUTINGS,
     SHARDINGS,
     TENANTS,
     Ordering,
@@ -21,7 +18,6 @@ from triptych.policy.policies import (
     PolicyNames,
 )
 from triptych.policy.queueing import AGEING_S, Turn
-from triptych.policy.routing import Candidate, Choice, Pool, Routing, Want, assign_items, choose_text
 
 NAMES = {
     "encoder_routing": "least-loaded",
@@ -36,16 +32,6 @@ NAMES = {
     "lending": "idle",
     "prefixes": "by-cost",
 }
-
-
-def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
-    return Candidate(name, True, tokens, pending, 1000, 1000, instance_id=f"i-{name}")
-
-
-def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int = 7) -> list[str]:
-    rng = Random(seed)
-    chosen = [choose_text(Pool(candidates, turn), routing, rng) for turn in range(turns)]
-    return [found for found in chosen if found is not None]
 
 
 @pytest.mark.parametrize("kind", list(NAMES))
@@ -63,52 +49,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
     }
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})
-    for name in tables.get(kind, ROUTINGS):
+    for name in tables.get(kind, PLACEMENTS):
         assert name in str(refused.value)
 
 
 def test_each_kind_of_policy_can_be_chosen_by_name() -> None:
     assert {field.name for field in fields(Policies)} == set(NAMES)
     assert Policies.named(PolicyNames(**NAMES)).ordering is ORDERINGS["first-come"]
-
-
-@pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
-def test_equal_instances_get_equal_shares(name: str) -> None:
-    counts = Counter(routed(ROUTINGS[name], one("a"), one("b"), one("c"), turns=300))
-    assert set(counts) == {"a", "b", "c"}
-    assert max(counts.values()) - min(counts.values()) < 60
-
-
-def test_least_loaded_compares_tokens_then_requests() -> None:
-    assert routed(ROUTINGS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
-
-
-def test_least_requests_compares_the_number_of_requests() -> None:
-    assert routed(ROUTINGS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
-
-
-def test_round_robin_ignores_load() -> None:
-    assert routed(ROUTINGS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
-
-
-def test_power_of_two_never_takes_the_most_loaded() -> None:
-    pool = (one("a", 900), one("b", 5), one("c", 50))
-    counts = Counter(routed(ROUTINGS["power-of-two"], *pool, turns=300))
-    assert set(counts) == {"b", "c"}
-    assert counts["b"] > counts["c"] > 60
-    assert routed(ROUTINGS["power-of-two"], *pool, turns=9) == routed(ROUTINGS["power-of-two"], *pool, turns=9)
-
-
-@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
-def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: Routing) -> None:
-    pool = Pool((one("a"), one("b")._replace(available_bytes=10), one("c")._replace(available_bytes=90)))
-    wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
-    for turn in range(9):
-        assert isinstance(assign_items(replace(pool, turn=turn), wants, routing, Random(turn)), tuple)
-    held = replace(Pool((one("a"), one("b"), one("c"))), held=lambda _: (Holding("c"),))
-    choices = assign_items(held, wants[:1], routing, Random(7))
-    assert isinstance(choices, tuple)
-    assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
 
 
 def test_first_come_orders_by_priority_and_arrival_only() -> None:

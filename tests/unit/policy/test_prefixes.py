@@ -1,6 +1,6 @@
 import pytest
 
-from triptych.policy.prefixes import LEAST_TOKENS, PrefixGain, always, by_cost, never
+from triptych.policy.prefixes import LEAST_TOKENS, PrefixGain, always, by_cost
 
 LONG = LEAST_TOKENS
 
@@ -22,4 +22,4 @@ def test_by_cost_pulls_what_is_long_and_clearly_faster_to_pull(gain: PrefixGain,
 
 def test_the_others_look_at_no_cost() -> None:
     slow = PrefixGain(1, compute_s=0.001, pull_s=1.0)
-    assert (never(slow), always(slow), always(PrefixGain(0))) == (False, True, False)
+    assert (always(slow), always(PrefixGain(0))) == (True, False)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.embedding import DType, TensorSpec, slot_nbytes
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
-from triptych.policy.affinity import Holding
-from triptych.policy.routing import Candidate, Pool, slot_nbytes
+from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.pool import Candidate, Pool
 from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
 
 LIMITS = ShardLimits(min_shard_tokens=100, max_shards=8)
@@ -58,10 +58,9 @@ def test_items_are_split_where_it_shortens_the_encode_stage(
 
 
 def test_unusable_encoders_are_not_counted() -> None:
-    view = pool(0, 0, 0)
-    down = view.candidates[1]._replace(usable=False)
-    backed_off = view.candidates[2]._replace(backoff=True)
-    assert cut([item(1000)], replace(view, candidates=(view.candidates[0], down, backed_off)), LIMITS) == (1,)
+    first, second, third = pool(0, 0, 0).candidates
+    down, backed_off = second._replace(usable=False), third._replace(backoff=True)
+    assert cut([item(1000)], Pool((first, down, backed_off)), LIMITS) == (1,)
 
 
 def test_a_cached_split_is_reused() -> None:
@@ -135,5 +134,5 @@ def test_items_are_planned_in_shards_where_it_pays_or_shards_are_cached() -> Non
     assert in_shards((whole,), pool(0, 0), replace(LIMITS, max_shards=1)) == (whole,)
     assert in_shards((whole,), pool(0, 0), LIMITS) == cut_into(whole, 2)
     held = {part.content: (Holding("e0"),) for part in cut_into(whole, 3)}
-    known = replace(pool(0, 0), held=lambda content: held.get(content, ()))
+    known = Pool(pool(0, 0).candidates, held=lambda content: held.get(content, ()))
     assert in_shards((whole,), known, LIMITS) == cut_into(whole, 3)

@@ -28,7 +28,8 @@ def test_a_batch_grows_only_while_a_doubling_adds_more_than_5_percent() -> None:
 
 def test_the_degree_with_the_most_capacity_per_device_is_chosen() -> None:
     chosen = choose_size({1: replica(100), 2: replica(250), 4: replica(440)}, most=8)
-    assert (chosen.tensor_parallel, chosen.meets_slo) == (2, True)
+    assert chosen.tensor_parallel == 2
+    assert chosen.capacity.per_s > 0
     assert "125 tokens/s per device" in chosen.reason
 
 
@@ -44,7 +45,7 @@ def test_a_degree_that_misses_the_objectives_is_not_chosen() -> None:
 
 def test_it_says_so_when_nothing_meets_the_objectives() -> None:
     chosen = choose_size({1: lambda _: Capacity(0, 0, 1, 0.5), 2: lambda _: Capacity(0, 0, 1, 0.25)}, most=8)
-    assert not chosen.meets_slo
+    assert chosen.capacity.per_s == 0
     assert (chosen.tensor_parallel, chosen.max_batch, chosen.capacity.latency_s) == (2, 1, 0.25)
     assert chosen.reason == "no size meets the objectives: even without load it takes 0.25 s"
 

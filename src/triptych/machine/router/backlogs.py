@@ -14,7 +14,7 @@ from triptych.machine.router.instance import Instance
 from triptych.machine.router.relative_times import RelativeTimes
 from triptych.policy.backlog import EncodeBacklog, TextBacklog
 from triptych.policy.costs import Costs
-from triptych.policy.routing import Want
+from triptych.policy.placement.wants import Want
 from triptych.policy.speeds import EncodeSpeed, LearnedSpeed, Pulls, TextSpeed
 
 CostsOf = Callable[[ProfileIdentity], Costs | None]
@@ -145,7 +145,7 @@ class Backlogs:
     def prepare_s(self, instance: Instance, want: Want) -> float:
         """Preprocessing of an item at an encoder, on one core; 0 if unknown."""
         known = self._known.get(instance.name)
-        return 0.0 if known is None or known.encode is None else known.encode.prepare_s(want.work)
+        return 0.0 if known is None or known.encode is None else known.encode.prepare_s(want.work({}))
 
 
 class _Speeds:

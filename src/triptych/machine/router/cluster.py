@@ -85,8 +85,9 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.machine.router.text_places import TextPlaces
 from triptych.machine.router.waiting_requests import Waiting, WaitingRequests
+from triptych.policy.placement.items import Choice, Shortage, Why, place_hedge, place_items
+from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies
-from triptych.policy.routing import Choice, Shortage, Want, Why, assign_items, choose_hedge
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,11 +570,12 @@ class ClusterMachine:
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
         wants = self._apart(wanted) if wanted.suspect else wanted.wants
-        choices = assign_items(self._instances.pool(ENCODE, now_s), wants, self._policies.encoder_routing, self._rng)
+        pool = self._instances.pool(ENCODE, now_s)
+        choices = place_items(pool, wants, self._policies.encoder_routing, self._rng)
         if isinstance(choices, Shortage):
             is_kept_out = choices is Shortage.NO_ENCODER and wants != wanted.wants
             return Shortage.NO_CREDIT if is_kept_out else choices
-        self._instances.turns[ENCODE] += 1
+        pool.turn += 1
         if len(choices) == 1:
             return Granted(wanted.request, (self._grant_item(wanted, choices[0], wants[0], now_s),))
         by_item = {want.item: want for want in wants}
@@ -583,7 +585,7 @@ class ClusterMachine:
     def _has_room(self, wanted: CreditsWanted, now_s: float) -> bool:
         """Whether it could be placed, if it were no suspect."""
         pool, routing = self._instances.pool(ENCODE, now_s), self._policies.encoder_routing
-        return not isinstance(assign_items(pool, wanted.wants, routing, self._rng), Shortage)
+        return not isinstance(place_items(pool, wanted.wants, routing, self._rng), Shortage)
 
     def _apart(self, wanted: CreditsWanted) -> tuple[Want, ...]:
         """Not at encoders that may end with another request. Equal items may end one encoder together."""
@@ -609,15 +611,15 @@ class ClusterMachine:
         """Grant it only where it holds up nobody: at an encoder without work, while no request waits for one."""
         if self._waiting.in_order or not self._hedges.has(1):
             return []
-        want, routing = event.want, self._policies.encoder_routing
-        chosen = choose_hedge(self._instances.pool(ENCODE, now_s), want, routing, self._rng)
+        want, pool = event.want, self._instances.pool(ENCODE, now_s)
+        chosen = place_hedge(pool, want, self._policies.encoder_routing, self._rng)
         if chosen is None:
             return []
         encoder, tokens = chosen
-        self._instances.turns[ENCODE] += 1
+        pool.turn += 1
         self._hedges.spend(1)
-        place = Credit(event.request, encoder.name, Stage.ENCODE, want.content, tokens, want.nbytes, why=Why.HEDGE)
-        place.prepare_s = self._prepare_s(encoder.name, want) if tokens else 0.0
+        place = Credit(event.request, encoder, Stage.ENCODE, want.content, tokens, want.nbytes, why=Why.HEDGE)
+        place.prepare_s = self._prepare_s(encoder, want) if tokens else 0.0
         grant = self._credits.grant(place, want.item, now_s)
         return [Granted(event.request, (replace(grant, hedges=True),))]
 

@@ -11,7 +11,7 @@ from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.shared_events import Grant
-from triptych.policy.routing import Why
+from triptych.policy.placement.items import Why
 
 
 @dataclass(slots=True)
@@ -83,7 +83,8 @@ class CreditLedger:
         self.by_number[self._last] = credit
         if credit.suspect:
             self.suspects[self._last] = credit
-        instance.probe(credit.stage, self._last, now_s)
+        if instance.stages[credit.stage].health.reason is not None:
+            instance.probe(credit.stage, self._last, now_s)
         here_tokens = 0 if credit.hands_over else credit.kv_tokens
         self.promised_kv_tokens += credit.kv_tokens - here_tokens
         instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens, here_tokens)

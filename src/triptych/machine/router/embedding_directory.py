@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from triptych.domain.embedding_hints import EmbeddingHints, hint_of, hint_of_segment
 from triptych.domain.item_plan import Content
-from triptych.policy.affinity import Holding
+from triptych.policy.placement.affinity import Holding
 
 _NONE: tuple[Holding, ...] = ()
 _OUT_OF_STEP = 0

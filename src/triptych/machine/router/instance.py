@@ -11,8 +11,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
 from triptych.policy.handoff import KvRoom
-from triptych.policy.loads import ANY_NUMBER, Loads
-from triptych.policy.routing import Candidate
+from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
 
 Stages = tuple[Stage, ...]
 """The stages that every instance of a pool serves."""
@@ -40,13 +39,35 @@ class StageCredits:
     own_tokens: int = 0
     own_pending: int = 0
     own_bytes: int = 0
-    # ... and its change since the last report.
-    new_tokens: int = 0
-    new_pending: int = 0
-    new_bytes: int = 0
+    # ... and all work there, as last reported, with what this router has given and ended since.
+    known_tokens: int = 0
+    known_pending: int = 0
+    known_bytes: int = 0
     full_until_s: float = -inf
     """It refused for lack of memory, although its credits said otherwise."""
     health: Health = field(default_factory=Health)
+
+    # Only the report includes other routers' load; only the router's own counts include calls still on their way.
+
+    @property
+    def tokens(self) -> int:
+        return max(self.own_tokens, self.known_tokens)
+
+    @property
+    def pending(self) -> int:
+        return max(self.own_pending, self.known_pending)
+
+    def reported(self, load: StageLoad | None) -> None:
+        """Store a load report; None if nothing is reported."""
+        self.load = load
+        if load is None:
+            self.known_tokens = self.known_pending = self.known_bytes = 0
+        else:
+            self.known_tokens, self.known_pending, self.known_bytes = (
+                load.pending_tokens,
+                load.pending,
+                load.leased_bytes,
+            )
 
 
 @dataclass(slots=True)
@@ -77,6 +98,8 @@ class Instance:
     """Predicted preprocessing of the router's items there, on one core."""
     changed_in: tuple[set[str], ...] = ()
     """Where it notes its name when it changes: what its pools keep of it no longer holds."""
+    noted: bool = False
+    """It has done so since it was put into a pool last."""
 
     @property
     def name(self) -> str:
@@ -133,7 +156,8 @@ class Instance:
         if restarted:
             self.draining, self.told = False, None
             for one in self.stages.values():
-                one.load, one.full_until_s, one.health = None, -inf, Health()
+                one.reported(None)
+                one.full_until_s, one.health = -inf, Health()
         self.info, self.reachable = info, True
         return restarted
 
@@ -148,18 +172,18 @@ class Instance:
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, one in self.stages.items():
-            if stage in load.stages or self.told is not None:
-                one.load = load.stages.get(stage)
-                one.new_tokens = one.new_pending = one.new_bytes = 0
-        if expected_tokens is not None and (decode := load.stages.get(Stage.DECODE)) is not None:
-            free_tokens = decode.free_tokens
-            self.stages[Stage.DECODE].load = StageLoad(expected_tokens, decode.pending, free_tokens=free_tokens)
+            if stage in load.stages or self.told is not None or one.load is None:
+                one.reported(load.stages.get(stage))
+        if expected_tokens is not None and Stage.DECODE in load.stages:
+            self.stages[Stage.DECODE].known_tokens = expected_tokens
         self._changed()
         return changed
 
     def _changed(self) -> None:
-        for names in self.changed_in:
-            names.add(self.member.address)
+        if not self.noted:
+            self.noted = True
+            for names in self.changed_in:
+                names.add(self.name)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -172,13 +196,13 @@ class Instance:
         one.own_tokens += tokens
         one.own_pending += 1
         one.own_bytes += nbytes
-        one.new_tokens += tokens
-        one.new_pending += 1
-        one.new_bytes += nbytes
+        one.known_tokens += tokens
+        one.known_pending += 1
+        one.known_bytes += nbytes
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens += output_tokens
-            decode.new_tokens += output_tokens
+            decode.known_tokens += output_tokens
         self._changed()
 
     def work_done(self, stage: Stage, tokens: int, report: int) -> None:
@@ -186,7 +210,7 @@ class Instance:
         one = self.stages[stage]
         one.own_tokens -= tokens
         if self._is_known(stage, report):
-            one.new_tokens -= tokens
+            one.known_tokens -= tokens
         self._changed()
 
     def work_ended(self, stage: Stage, tokens: int, report: int, output_tokens: int = 0) -> None:
@@ -195,13 +219,13 @@ class Instance:
         one.own_tokens -= tokens
         one.own_pending -= 1
         if known:
-            one.new_tokens -= tokens
-            one.new_pending -= 1
+            one.known_tokens -= tokens
+            one.known_pending -= 1
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens -= output_tokens
             if known:
-                decode.new_tokens -= output_tokens
+                decode.known_tokens -= output_tokens
         self._changed()
 
     def _is_known(self, stage: Stage, report: int) -> bool:
@@ -221,7 +245,7 @@ class Instance:
         if report == self.reports:
             self.new_kv_tokens -= kv_tokens
         one.own_bytes -= nbytes
-        one.new_bytes -= nbytes
+        one.known_bytes -= nbytes
         self._changed()
 
     @property
@@ -250,24 +274,31 @@ class Instance:
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
+    def work(self, stages: Stages) -> tuple[int, int, int]:
+        """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
+        own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
+        for stage in stages:
+            known = self.stages[stage]
+            own_tokens += known.own_tokens
+            own_pending += known.own_pending
+            own_nbytes += known.own_bytes
+            tokens += known.known_tokens
+            pending += known.known_pending
+            nbytes += known.known_bytes
+        return max(own_tokens, tokens), max(own_pending, pending), max(own_nbytes, nbytes)
+
     def pending_tokens(self, stage: Stage) -> int:
-        """Of the work given to it for this stage, by this router and, as reported, by others."""
-        one = self.stages[stage]
-        reported = 0 if one.load is None else one.load.pending_tokens + one.new_tokens
-        return max(one.own_tokens, reported)
+        """Of the work given to it for this stage."""
+        return self.stages[stage].tokens
 
     def pending(self, stage: Stage) -> int:
-        """Items or requests given to it for this stage, by this router and, as reported, by others."""
-        one = self.stages[stage]
-        return max(one.own_pending, 0 if one.load is None else one.load.pending + one.new_pending)
+        """Items or requests given to it for this stage."""
+        return self.stages[stage].pending
 
     @property
     def requests(self) -> int:
         """Requests that wait or run at a text instance."""
-        waiting, running = self.stages[Stage.PREFILL], self.stages[Stage.DECODE]
-        reported = sum(one.load.pending for one in (waiting, running) if one.load is not None)
-        own, new = waiting.own_pending + running.own_pending, waiting.new_pending + running.new_pending
-        return max(own, reported + new)
+        return self.work((Stage.PREFILL, Stage.DECODE))[1]
 
     @property
     def kv_room(self) -> int:
@@ -289,7 +320,7 @@ class Instance:
     def probe(self, stage: Stage, credit: int, now_s: float) -> None:
         """A credit is about to be granted: on probation it is the only one."""
         health = self.stages[stage].health
-        if health.reason is not None and health.on_probation(now_s):
+        if health.on_probation(now_s):
             health.probes.add(credit)
             self._changed()
 
@@ -306,64 +337,33 @@ class Instance:
 
     # --- for policies ------------------------------------------------------------------------------------------------
 
-    def candidate(self, stages: Stages, now_s: float, backlog: Backlog | None = None) -> tuple[Candidate, float]:
-        """What policies see of it, with this backlog, and until when that holds if nothing happens to it."""
-        info, encodes = self.info, Stage.ENCODE in stages
-        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
-        arena_bytes = info.arena_bytes if info is not None and encodes else 0
-        made = Candidate(
-            self.member.address,
-            self.state is InstanceState.READY,
-            tokens,
-            pending,
-            arena_bytes,
-            0 if standing.full else arena_bytes - nbytes,
-            info.max_items if info is not None and encodes else 0,
-            standing.backoff,
-            "" if info is None else info.instance_id,
-            standing.probation,
-            backlog,
-        )
-        return made, standing.until_s
+    def row(self, stages: Stages) -> Candidate:
+        """What policies see of it, but for what ``put`` puts there."""
+        info, arena_bytes, max_items, text = self.info, 0, 0, TextTraits()
+        if info is not None and stages[0] is Stage.ENCODE:
+            arena_bytes, max_items = info.arena_bytes, info.max_items
+        elif info is not None:
+            prefill_only = not self.serves((Stage.DECODE,))
+            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.hands_over, info.kv_kind)
+        instance_id = "" if info is None else info.instance_id
+        return Candidate(self.name, self.usable, 0, 0, arena_bytes, 0, max_items, instance_id=instance_id, text=text)
 
-    def put_load(self, loads: Loads, place: int, stages: Stages, now_s: float) -> float:
-        """Put there what routing by load compares. Returns until when that holds if nothing happens to it."""
-        tokens, pending, nbytes, standing = self._estimate(stages, now_s)
-        info, room, left = self.info, 0, ANY_NUMBER
-        if info is None or standing.backoff or self.state is not InstanceState.READY:
-            loads.put_aside(place)
-            return standing.until_s
-        if stages[0] is Stage.ENCODE:
-            room = 0 if standing.full else info.arena_bytes - nbytes
-            left = info.max_items - pending if info.max_items else ANY_NUMBER
-        loads.put(place, tokens, pending, room, min(left, 1) if standing.probation else left)
-        return standing.until_s
-
-    def _estimate(self, stages: Stages, now_s: float) -> "tuple[int, int, int, _Standing]":
-        """Its pending tokens, its items or requests, the bytes that they take, and what else keeps work from it."""
-        tokens = pending = nbytes = 0
-        estimated_tokens = estimated_pending = estimated_nbytes = 0
-        reported, standing = False, _WELL
+    def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
+        """Put there what changes with its load and health. Returns until when that holds if nothing happens to it."""
+        self.noted = False
+        tokens, pending, nbytes = self.work(stages)
+        full, backoff, probation, until_s = _WELL
         for stage in stages:
-            one = self.stages[stage]
-            if now_s < one.full_until_s or one.health.reason is not None:
-                standing = self._standing(stages, now_s)
-            tokens += one.own_tokens
-            pending += one.own_pending
-            nbytes += one.own_bytes
-            estimated_tokens += one.new_tokens
-            estimated_pending += one.new_pending
-            estimated_nbytes += one.new_bytes
-            if (load := one.load) is not None:
-                reported = True
-                estimated_tokens += load.pending_tokens
-                estimated_pending += load.pending
-                estimated_nbytes += load.leased_bytes
-        if not reported:
-            return tokens, pending, nbytes, standing
-        # Only the report includes other routers' load; only the router's own counts include calls still on their way.
-        most_nbytes = max(estimated_nbytes, nbytes)
-        return max(estimated_tokens, tokens), max(estimated_pending, pending), most_nbytes, standing
+            if self.stages[stage].health.reason is not None or now_s < self.stages[stage].full_until_s:
+                full, backoff, probation, until_s = self._standing(stages, now_s)
+        available = 0 if full else pool.arena_bytes[place] - nbytes
+        pool.put(place, tokens, pending, available, backoff, probation, backlog)
+        return until_s
+
+    @property
+    def text_load(self) -> TextLoad:
+        """What it has to do as a text instance."""
+        return TextLoad(self.pending_tokens(Stage.PREFILL), self.pending_tokens(Stage.DECODE), self.kv_room)
 
     def _standing(self, stages: Stages, now_s: float) -> "_Standing":
         full = backoff = probation = False

@@ -4,7 +4,7 @@ A pool is a query: the instances that get work of a stage. One process is used u
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
@@ -16,7 +16,8 @@ from triptych.machine.router.backlogs import Backlogs
 from triptych.machine.router.embedding_directory import EmbeddingDirectory
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.kept_pool import KeptPool
-from triptych.policy.routing import Pool
+from triptych.policy.lending import LenderState
+from triptych.policy.placement.pool import Pool
 
 ENCODE: Stages = (Stage.ENCODE,)
 TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
@@ -40,8 +41,6 @@ class Instances:
     model: ModelInfo | None = None
     """The model that they serve; None until one has been seen."""
     pools: dict[Stages, KeptPool] = field(init=False)
-    turns: dict[Stages, int] = field(default_factory=lambda: {ENCODE: 0, TEXT: 0, ANSWERS: 0})
-    """Decisions over each pool."""
     directory: EmbeddingDirectory = field(init=False)
     """Which instances are believed to hold embeddings."""
     ready_encoders: frozenset[str] = frozenset()
@@ -51,10 +50,6 @@ class Instances:
     """Whether one is usable for prompts."""
     goes_on: bool = False
     """Whether one is usable that goes on with answers."""
-    prefill_only: frozenset[str] = frozenset()
-    """Those that hand over whatever they prefill."""
-    without_continuations: frozenset[str] = frozenset()
-    """Those that cannot go on with an answer that another one began."""
     answering: Stages = TEXT
     """The pool that answers go on in."""
     kv_tokens: int = 0
@@ -67,13 +62,14 @@ class Instances:
     """The parts of the model, as a usable instance runs them, or ran them last."""
 
     def __post_init__(self) -> None:
-        predicted = self.backlogs
-        self.pools = {
-            ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder),
-            TEXT: KeptPool(TEXT, None if predicted is None else predicted.of_text),
-            ANSWERS: KeptPool(ANSWERS, None if predicted is None else predicted.of_text),
-        }
         self.directory = EmbeddingDirectory(self.max_hints, self.max_keys)
+        predicted = self.backlogs
+        of_text = None if predicted is None else predicted.of_text
+        self.pools = {
+            ENCODE: KeptPool(ENCODE, None if predicted is None else predicted.of_encoder, self.directory.holders),
+            TEXT: KeptPool(TEXT, of_text),
+            ANSWERS: KeptPool(ANSWERS, of_text),
+        }
 
     # --- membership: ``review`` follows --------------------------------------------------------------------------------
 
@@ -118,10 +114,14 @@ class Instances:
 
     def reported(self, instance: Instance, load: InstanceLoad, expected_tokens: int | None) -> bool:
         """Store its load report, as ``Instance.reported``."""
+        name = instance.name
         for stages, pool in self.pools.items():
-            if instance.name in pool.members:
-                pending = sum([load.at(stage).pending for stage in stages])
-                pool.others.observe(pending, sum([instance.stages[stage].own_pending for stage in stages]))
+            if name in pool.members:
+                reported = own = 0
+                for stage in stages:
+                    reported += load.at(stage).pending
+                    own += instance.stages[stage].own_pending
+                pool.others.observe(reported, own)
         return instance.reported(load, expected_tokens)
 
     def adopt_model(self) -> bool:
@@ -142,15 +142,6 @@ class Instances:
         instances = self.by_name.values()
         for instance in instances:
             instance.review(self.model)
-        encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
-        self.pools[ENCODE].set_members(encoders)
-        self._review_texts([one for one in instances if not one.duplicate])
-        for instance in instances:
-            instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
-        ready = frozenset(one.name for one in encoders if one.usable)
-        if not self.ready_encoders <= ready:
-            self.encoder_lost_s = now_s
-        self.ready_encoders = ready
         self.hosts = {
             one.info.instance_id: one.info.offers[0].host
             for one in instances
@@ -158,6 +149,17 @@ class Instances:
         }
         if self.backlogs is not None:
             self.backlogs.review(self.by_name, self.hosts)
+        encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
+        self.pools[ENCODE].set_members(encoders)
+        self._review_texts([one for one in instances if not one.duplicate])
+        for kept in self.pools.values():
+            kept.pool.hosts = self.hosts
+        for instance in instances:
+            instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
+        ready = frozenset(one.name for one in encoders if one.usable)
+        if not self.ready_encoders <= ready:
+            self.encoder_lost_s = now_s
+        self.ready_encoders = ready
         self.arena_bytes = sum(one.info.arena_bytes for one in encoders if one.info is not None and one.usable)
         for one in instances:
             if one.info is not None and one.usable:
@@ -174,14 +176,16 @@ class Instances:
         self.answering = TEXT if same else ANSWERS
         self.pools[TEXT].set_members(texts)
         self.pools[ANSWERS].set_members(() if same else decode)
-        self.prefill_only = frozenset([one.name for one in texts if not one.serves(TEXT)])
-        self.without_continuations = frozenset(
-            [one.name for one in decode if one.info is not None and not one.info.continues]
-        )
+        self.pools[TEXT].pool.answers = self.pools[self.answering].pool
         self.has_text = any(one.usable for one in texts)
         kept = [info.kv_tokens for info in usable]
         self.kv_tokens = max(kept, default=0) if all(kept) else 0
         self.kv_block_tokens = max([info.kv_block_tokens for info in usable], default=0)
+
+    def lend(self, states: Mapping[str, LenderState]) -> None:
+        """These text instances encode first; the states are those of now, as long as they are the same mapping."""
+        for stages in (TEXT, ANSWERS):
+            self.pools[stages].pool.lenders = states
 
     def _mark_duplicates(self) -> None:
         """Use each process under one address: the one used so far, else the first."""
@@ -194,42 +198,22 @@ class Instances:
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
-    @property
-    def without_early_prefill(self) -> frozenset[str]:
-        """The names of instances that would compute the prefix of a prompt twice, have other prompts to compute, or hand over."""
-        return self.prefill_only.union(
-            [
-                name
-                for name, one in self.by_name.items()
-                if one.info is not None and (not one.info.prefills_early or one.pending_tokens(Stage.PREFILL) > 0)
-            ]
-        )
-
     def pool_of(self, stage: Stage) -> Stages:
         """The pool whose members serve this stage."""
         return {Stage.ENCODE: ENCODE, Stage.PREFILL: TEXT, Stage.DECODE: self.answering}[stage]
 
-    def receivers(self, sender: Instance, *, alike: bool = False) -> list[Instance]:
-        """The usable instances that go on with answers of ``sender``: if there are any (or with ``alike``), those that take its keys
-        and values.
-        """
-        able = [
-            one
-            for one in self.pools[self.answering].members.values()
-            if one.usable and one is not sender and one.name not in self.without_continuations
-        ]
-        kind = "" if sender.info is None else sender.info.kv_kind
-        taking = [one for one in able if kind and one.info is not None and one.info.kv_kind == kind]
-        return taking if alike or taking else able
-
     def pool(self, stages: Stages, now_s: float) -> Pool:
         """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
         if self.backlogs is not None and self.backlogs.refresh():
-            for pool in self.pools.values():
-                pool.predict_again()
-        kept = self.pools[stages]
-        kept.update(now_s)
-        return Pool(kept, self.turns[stages], self.directory.holders, kept.others.is_much, kept.loads)
+            for kept in self.pools.values():
+                kept.all_changed()
+        return self.pools[stages].update(now_s)
+
+    def texts(self, now_s: float) -> Pool:
+        """The instances for prompts, with that for answers up to date."""
+        if self.answering is not TEXT:
+            self.pool(self.answering, now_s)
+        return self.pool(TEXT, now_s)
 
     def states(self) -> dict[tuple[Role | None, str], int]:
         """Number of instances by role (None: not seen yet) and state."""

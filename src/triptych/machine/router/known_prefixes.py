@@ -11,7 +11,7 @@ from triptych.machine.router.instances import Instances
 from triptych.machine.router.prompt_identity import PromptIdentity
 from triptych.machine.router.sent_prompts import SentPrompts
 from triptych.policy.costs import Costs
-from triptych.policy.prefixes import Prefixes, PrefixGain, never
+from triptych.policy.prefixes import Prefixes, PrefixGain
 from triptych.policy.speeds import Pulls
 
 _NONE: tuple[KnownSegment, ...] = ()
@@ -22,7 +22,8 @@ _STEPS, _SEGMENTS_PER_STEP = 3, 4
 class KnownPrefixes:
     """Part of ``machine.router.text_places.TextPlaces``. What others hold is in the directory."""
 
-    def __init__(self, instances: Instances, policy: Prefixes, costs: CostsOf) -> None:
+    def __init__(self, instances: Instances, policy: Prefixes | None, costs: CostsOf) -> None:
+        """Without a policy none are pulled."""
         self._instances = instances
         self._policy = policy
         self._costs_of = costs
@@ -39,13 +40,13 @@ class KnownPrefixes:
         self._sent.keep([name for name, epoch in epochs.items() if self._epochs.get(name, epoch) == epoch])
         self._epochs = epochs
 
-    def of(self, prompt: PromptIdentity | None, name: str) -> tuple[KnownSegment, ...]:
+    def of(self, prompt: PromptIdentity, name: str) -> tuple[KnownSegment, ...]:
         """Segments from the prefix of the prompt on, for the instance at this address, which gets the prompt now; none if it is to
         compute all that it does not have.
 
         Those that it has cached are among them, as segments must follow each other. It does not pull what it has.
         """
-        if prompt is None or self._policy is never:
+        if self._policy is None:
             return _NONE
         info = self._instances.by_name[name].info
         if info is None or not (info.kv_kind and info.kv_segment_tokens):

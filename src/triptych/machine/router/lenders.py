@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from triptych.domain.stage import Stage
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.machine.router.shared_events import TextWanted
-from triptych.policy.lending import Lender, LenderState, Lending
-
-MOST_MOVES = 4
-"""How often a request goes from where it waits to a lender."""
+from triptych.policy.lending import MOST_MOVES, Lender, LenderState, Lending
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,7 @@ class Lenders:
         members = self._instances.pools[TEXT].members
         names = [name for name, one in members.items() if one.serves(ENCODE)]
         self.states = {name: self.states.get(name, LenderState.ENCODE_ONLY) for name in names}
+        self._instances.lend(self.states)
         self._busy_since_s = {name: since_s for name, since_s in self._busy_since_s.items() if name in self.states}
 
     def placed(self, credit: int, wanted: TextWanted, name: str) -> None:
@@ -81,7 +79,7 @@ class Lenders:
 
     def lent(self, name: str, how: str) -> None:
         """A request has got a place here. One that does not lend now has it for want of others: that is not counted."""
-        if self.states.get(name, LenderState.ENCODE_ONLY) is not LenderState.ENCODE_ONLY:
+        if self.states and self.states.get(name, LenderState.ENCODE_ONLY) is not LenderState.ENCODE_ONLY:
             self._lent[how] += 1
 
     def taken_back(self, why: str) -> None:
@@ -115,14 +113,9 @@ class Lenders:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     @property
-    def lending(self) -> list[str]:
-        """Those that take more."""
-        return [name for name, state in self.states.items() if state is LenderState.LENDING]
-
-    @property
-    def closed(self) -> frozenset[str]:
-        """Those that get nothing now."""
-        return frozenset([name for name, state in self.states.items() if state is not LenderState.LENDING])
+    def lending(self) -> bool:
+        """Whether one takes more."""
+        return LenderState.LENDING in self.states.values()
 
     def counts(self, requests: int) -> LendingCounts:
         """``requests`` are at lenders now."""

@@ -16,8 +16,8 @@ from triptych.machine.router.leases import Leases
 from triptych.machine.router.prompt_identity import IdentifiedItem
 from triptych.machine.router.request_events import After, AttemptKind, Encode, RequestEffect, Signal
 from triptych.machine.router.shared_events import EmbeddingGone, EmbeddingsRead, Grant, HedgeWanted, Overtaken
+from triptych.policy.placement.wants import Want
 from triptych.policy.queueing import Turn
-from triptych.policy.routing import Want
 
 _HEDGE_AGAIN = 0.25
 """A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""

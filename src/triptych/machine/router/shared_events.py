@@ -13,8 +13,8 @@ from triptych.domain.record import record
 from triptych.errors import TriptychError
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.prompt_identity import PromptIdentity
+from triptych.policy.placement.wants import Want
 from triptych.policy.queueing import FIRST_COME, Turn
-from triptych.policy.routing import Want
 
 # --- requests and answers
 # ------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.policy.backlog import Backlog, EncodeBacklog, TextBacklog
 from triptych.policy.costs import Costs
+from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.routing import Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 4096)
 PREDICTED = Policies.named(PolicyNames(encoder_routing="predicted", text_routing="predicted"))

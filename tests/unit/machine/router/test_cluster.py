@@ -64,10 +64,12 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.affinity import Holding
-from triptych.policy.policies import ROUTINGS, Policies, PolicyNames
+from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.policy import PLACEMENTS
+from triptych.policy.placement.pool import Candidate
+from triptych.policy.placement.wants import Want
+from triptych.policy.policies import Policies, PolicyNames
 from triptych.policy.queueing import Turn
-from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 POLICIES = Policies.named(PolicyNames())
@@ -135,6 +137,11 @@ def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate
 
 def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
     return next(one for one in machine.instances.pool(TEXT, now_s).candidates if one.name == name)
+
+
+def usable(machine: ClusterMachine, now_s: float) -> list[str]:
+    """The encoders that may get items."""
+    return [one.name for one in machine.instances.pool(ENCODE, now_s).candidates if one.usable]
 
 
 def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
@@ -685,7 +692,7 @@ def test_a_request_that_is_lost_on_arrival_goes_behind_at_once() -> None:
 
 
 def test_the_machine_uses_the_policies_it_is_given() -> None:
-    machine = cluster("a", "b", "t", policies=replace(POLICIES, encoder_routing=ROUTINGS["round-robin"]))
+    machine = cluster("a", "b", "t", policies=replace(POLICIES, encoder_routing=PLACEMENTS["round-robin"]))
     machine.handle(LoadReported("a", load(50)), 0)
     chosen = [granted(machine.handle(CreditsWanted(run, wants(5, first=run), wait=True), 0)) for run in (1, 2, 3)]
     assert [one.grants[0].name for one in chosen] == ["a", "b", "a"]
@@ -848,9 +855,7 @@ def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
     machine.handle(InstanceSeen("a", replace(info("a", epoch=2), role=Role.PD)), 0)
     assert machine.instances.readiness().missing == ("encode",)
     assert text(machine, "a").usable
-    assert [one.name for one in machine.instances.pool(ENCODE, 0).candidates] == ["b", "u"], (
-        "an unseen instance may be an encoder"
-    )
+    assert machine.instances.pool(ENCODE, 0).name == ["b", "u"], "an unseen instance may be an encoder"
 
 
 @pytest.mark.parametrize(
@@ -939,18 +944,16 @@ def test_one_process_under_two_addresses_is_used_once() -> None:
         (Role.PD, "ready"): 1,
         (None, UNSEEN): 1,
     }
-    assert [one.name for one in machine.instances.pool(ENCODE, 0).usable] == ["a"]
+    assert usable(machine, 0) == ["a"]
     machine.handle(InstanceSeen("u", info("u")), 0)
     error = refused(machine.handle(CreditsWanted(1, wants(150), wait=True), 0)).error
     assert isinstance(error, InvalidRequest), "its arena counts once"
     machine.handle(InstanceSuspected("a"), 1)
-    assert [one.name for one in machine.instances.pool(ENCODE, 1).usable] == ["b"]
+    assert usable(machine, 1) == ["b"]
     machine.handle(InstanceSeen("a", info("a")), 2)
-    assert [one.name for one in machine.instances.pool(ENCODE, 2).usable] == ["b"], "the address in use stays in use"
+    assert usable(machine, 2) == ["b"], "the address in use stays in use"
     machine.handle(InstanceSeen("b", info("b", epoch=2)), 3)
-    assert [one.name for one in machine.instances.pool(ENCODE, 3).usable] == ["a", "b"], (
-        "another process has taken over"
-    )
+    assert usable(machine, 3) == ["a", "b"], "another process has taken over"
 
 
 def test_the_new_address_of_a_process_is_used_while_the_old_one_leaves() -> None:
@@ -958,7 +961,7 @@ def test_the_new_address_of_a_process_is_used_while_the_old_one_leaves() -> None
     granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0))
     machine.handle(InstanceSeen("b", replace(info("b"), instance_id="i-a")), 0)
     machine.handle(MemberLeaving("a"), 0)
-    assert [one.name for one in machine.instances.pool(ENCODE, 0).usable] == ["b"]
+    assert usable(machine, 0) == ["b"]
 
 
 def test_a_leaving_member_without_work_is_removed_at_once() -> None:

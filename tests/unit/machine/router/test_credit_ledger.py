@@ -7,7 +7,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import Instances
-from triptych.policy.routing import Why
+from triptych.policy.placement.items import Why
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 CAT = (b"cat", b"")

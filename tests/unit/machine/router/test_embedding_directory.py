@@ -6,7 +6,7 @@ import pytest
 from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.router.embedding_directory import EmbeddingDirectory, KnownSlot
-from triptych.policy.affinity import Holding
+from triptych.policy.placement.affinity import Holding
 
 CAT, DOG, FOX = ((name, b"") for name in (b"cat", b"dog", b"fox"))
 HELD, ENCODING = Holding("a", published=True), Holding("a", encoding=True, published=True)

@@ -10,8 +10,7 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Instance, InstanceState, Stages
-from triptych.policy.loads import Loads
-from triptych.policy.routing import Candidate
+from triptych.policy.placement.pool import Candidate, Pool
 
 ENCODE, TEXT = (Stage.ENCODE,), (Stage.PREFILL, Stage.DECODE)
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
@@ -29,7 +28,9 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
 
 
 def candidate(made: Instance, stages: Stages, now_s: float) -> Candidate:
-    return made.candidate(stages, now_s)[0]
+    pool = Pool([made.row(stages)])
+    made.put(pool, 0, stages, now_s)
+    return pool.candidate(0)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +134,23 @@ def test_a_prompt_that_is_computed_counts_no_more_but_the_rest_of_its_request_do
 
 
 def test_a_load_says_until_when_it_holds_if_nothing_happens() -> None:
-    made, loads = instance(), Loads(("a",), ("i-a",))
-    assert made.put_load(loads, 0, ENCODE, 0.0) == inf
+    made = instance()
+    pool = Pool([made.row(ENCODE)])
+    assert made.put(pool, 0, ENCODE, 0.0) == inf
     made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=2.0, longest_s=5.0)
     made.refused_memory(1.0)
-    untils = [made.put_load(loads, 0, ENCODE, now_s) for now_s in (0.0, 0.9, 1.0, 1.9, 2.0)]
+    untils = [made.put(pool, 0, ENCODE, now_s) for now_s in (0.0, 0.9, 1.0, 1.9, 2.0)]
     assert untils == [1.0, 1.0, 2.0, 2.0, inf]
-    assert made.put_load(loads, 0, TEXT, 0.0) == inf
+    assert made.put(pool, 0, TEXT, 0.0) == inf
+
+
+def test_work_of_a_stage_that_is_not_reported_is_forgotten_with_the_next_report() -> None:
+    made, answers = instance(replace(INFO, role=Role.D)), (Stage.DECODE, Stage.PREFILL)
+    made.give(Stage.PREFILL, 30, 0)
+    made.reported(report(Stage.DECODE))
+    assert candidate(made, answers, 0.0).pending_tokens == 30
+    made.work_ended(Stage.PREFILL, 30, report=0)
+    assert candidate(made, answers, 0.0).pending_tokens == 5
 
 
 def report(*stages: Stage, tokens: int = 5) -> InstanceLoad:

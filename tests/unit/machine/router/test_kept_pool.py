@@ -1,6 +1,6 @@
 from dataclasses import replace
 from random import Random
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -36,8 +36,9 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.policy.costs import Costs
+from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.routing import Candidate, Pool, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 ROLES = {"a": Role.E, "b": Role.E, "h": Role.EPD, "t": Role.PD}
@@ -86,18 +87,10 @@ def made_anew(machine: ClusterMachine, stages: Stages, now_s: float) -> tuple[Ca
     members = machine.instances.pools[stages].members.values()
     backlogs = machine.instances.backlogs
     backlog_of = None if backlogs is None else backlogs.of_encoder if stages is ENCODE else backlogs.of_text
-    return tuple(member.candidate(stages, now_s, backlog_of and backlog_of(member))[0] for member in members)
-
-
-def same_loads(machine: ClusterMachine, stages: Stages, now_s: float) -> None:
-    """The loads that are kept are those that the candidates have."""
-    pool = machine.instances.pool(stages, now_s)
-    kept, made = pool.loads, Pool(pool.candidates).loads
-    assert kept.loads == made.loads
-    if stages is ENCODE:
-        sizes = (0, 10, 50, 100)
-        fits, wanted = ([one.takes(at, n) for n in sizes for at in range(len(one.names))] for one in (kept, made))
-        assert fits == wanted
+    pool = Pool([member.row(stages) for member in members])
+    for place, member in enumerate(members):
+        member.put(pool, place, stages, now_s, backlog_of and backlog_of(member))
+    return tuple(pool.candidates)
 
 
 def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> ClusterEvent:  # noqa: C901, PLR0911, PLR0912
@@ -165,7 +158,6 @@ def test_what_is_kept_is_always_what_would_be_made_anew(
     for kind, name, number in steps:
         if kind in POOLS:
             assert kept(machine, POOLS[kind], now_s) == made_anew(machine, POOLS[kind], now_s)
-            same_loads(machine, POOLS[kind], now_s)
         else:
             now_s += number / 1000 if kind == "time passes" else 0.0
             machine.handle(event_of(kind, name, number, machine), now_s)
@@ -174,17 +166,23 @@ def test_what_is_kept_is_always_what_would_be_made_anew(
         assert kept(machine, stages, now_s) == made_anew(machine, stages, now_s)
 
 
-def test_only_the_candidate_of_a_changed_instance_is_made_again() -> None:
+def put(machine: ClusterMachine, now_s: float) -> list[str]:
+    """The encoders whose rows are put when the pool is looked at."""
+    with patch.object(Instance, "put", autospec=True, side_effect=Instance.put) as put_again:
+        kept(machine, ENCODE, now_s)
+    return [call.args[0].name for call in put_again.call_args_list]
+
+
+def test_only_the_row_of_a_changed_instance_is_put_again() -> None:
     machine = cluster()
-    before = kept(machine, ENCODE)
-    assert all(one is former for one, former in zip(kept(machine, ENCODE, 5.0), before, strict=True))
+    assert put(machine, 5.0) == []
     machine.handle(LoadReported("b", load(7)), 5.0)
-    after = kept(machine, ENCODE, 5.0)
-    assert [one.name for one in after] == ["a", "b", "h"]
-    assert [one is former for one, former in zip(after, before, strict=True)] == [True, False, True]
+    assert put(machine, 5.0) == ["b"]
+    assert kept(machine, ENCODE, 5.0)[1].pending_tokens == 7
+    assert put(machine, 5.0) == []
 
 
-def test_an_instance_in_two_pools_is_made_again_in_both() -> None:
+def test_an_instance_in_two_pools_is_put_again_in_both() -> None:
     machine = cluster()
     machine.handle(LoadReported("h", load(7)), 0.0)
     assert [one.pending_tokens for one in kept(machine, ENCODE)] == [0, 0, 7]
@@ -193,35 +191,27 @@ def test_an_instance_in_two_pools_is_made_again_in_both() -> None:
     )
 
 
-def test_a_candidate_is_made_again_when_its_time_is_up() -> None:
+def test_a_row_is_put_again_when_its_time_is_up() -> None:
     machine = cluster()
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 1.0)
-    full = kept(machine, ENCODE, 1.0)
-    assert all(one is former for one, former in zip(kept(machine, ENCODE, 1.4), full, strict=True))
+    assert put(machine, 1.0) == ["a"]
+    assert put(machine, 1.4) == []
     assert [[one.available_bytes for one in kept(machine, ENCODE, now_s)] for now_s in (1.4, 1.5)] == [
         [0, 100, 100],
         [100, 100, 100],
     ]
 
 
-def test_a_candidate_that_has_fallen_behind_is_noticed() -> None:
+def test_a_row_that_has_fallen_behind_is_noticed() -> None:
     machine = cluster()
     machine.instances.by_name["a"].stages[Stage.ENCODE].own_tokens = 3
-    with pytest.raises(AssertionError, match="a: its candidate is out of date"):
+    with pytest.raises(AssertionError, match="a: its row is out of date"):
         machine.instances.validate()
 
 
-def test_a_load_that_has_fallen_behind_is_noticed() -> None:
+def test_decisions_make_no_candidates() -> None:
     machine = cluster()
-    machine.instances.pool(ENCODE, 0.0).loads.tokens(0)
-    machine.instances.by_name["a"].stages[Stage.ENCODE].own_tokens = 3
-    with pytest.raises(AssertionError, match="a: its load is out of date"):
-        machine.instances.validate()
-
-
-def test_routing_by_load_makes_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = cluster()
-    monkeypatch.setattr(Instance, "candidate", Mock(side_effect=AssertionError("made")))
-    for number, kind in enumerate(("items wanted", "text wanted", "reports", "items wanted", "text wanted"), 1):
-        effects = machine.handle(event_of(kind, "b", number, machine), 1.0)
-        assert kind == "reports" or isinstance(effects[0], Granted)
+    with patch.object(Pool, "candidate", side_effect=AssertionError("made")):
+        for number, kind in enumerate(("items wanted", "text wanted", "reports", "items wanted", "text wanted"), 1):
+            effects = machine.handle(event_of(kind, "b", number, machine), 1.0)
+            assert kind == "reports" or isinstance(effects[0], Granted)

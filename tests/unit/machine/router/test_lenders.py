@@ -10,7 +10,6 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import ClusterEffect, InstanceSeen, LoadReported, MemberJoined, MemberLeft
-from triptych.machine.router.lenders import MOST_MOVES
 from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
     CreditReturned,
@@ -21,7 +20,7 @@ from triptych.machine.router.shared_events import (
     Moved,
     TextWanted,
 )
-from triptych.policy.lending import LenderState
+from triptych.policy.lending import MOST_MOVES, LenderState
 from triptych.policy.policies import Policies, PolicyNames
 
 ABOVE, MOST, PATIENCE_S = 2, 2, 1.0

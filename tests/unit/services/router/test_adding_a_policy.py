@@ -9,8 +9,8 @@ import pytest
 from tests.unit.services.router.fakes import ask, bench, collect, image
 from tests.unit.services.router.test_service import virtual
 from triptych.domain.generation import ChatFinished
-from triptych.policy import policies
-from triptych.policy.policies import ADMISSIONS, DEADLINES, ORDERINGS, ROUTINGS, SHARDINGS
+from triptych.policy.placement.policy import PLACEMENTS
+from triptych.policy.policies import ADMISSIONS, DEADLINES, ORDERINGS, SHARDINGS
 from triptych.services.router.settings import RouterSettings
 
 PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
@@ -21,7 +21,7 @@ def written() -> Any:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - this is what is tested
-    return names["fill_up"]
+    return names["FILL_UP"]
 
 
 async def encoders_used(settings: RouterSettings) -> set[str]:
@@ -35,11 +35,11 @@ async def encoders_used(settings: RouterSettings) -> set[str]:
 @virtual
 async def test_the_policy_of_the_guide_routes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(await encoders_used(RouterSettings())) == 3
-    monkeypatch.setattr(policies, "ROUTINGS", {"fill-up": written(), **ROUTINGS})
+    monkeypatch.setitem(PLACEMENTS, "fill-up", written())
     assert await encoders_used(RouterSettings.load(["--encoder-routing", "fill-up"], {})) == {"encoder-0"}
 
 
 def test_the_guide_names_all_policies() -> None:
-    for table in (ROUTINGS, SHARDINGS, ORDERINGS, ADMISSIONS, DEADLINES):
+    for table in (PLACEMENTS, SHARDINGS, ORDERINGS, ADMISSIONS, DEADLINES):
         for name in table:
             assert f"`{name}`" in PAGE

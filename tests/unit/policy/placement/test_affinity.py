@@ -1,6 +1,6 @@
 import pytest
 
-from triptych.policy.affinity import Holding, counted, nothing_held, pays
+from triptych.policy.placement.affinity import Holding, counted, nothing_held, pays
 
 HELD, PUBLISHED, ENCODING = Holding("a"), Holding("a", published=True), Holding("a", encoding=True, published=True)
 

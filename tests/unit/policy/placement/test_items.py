@@ -3,41 +3,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.item_plan import Content
-from triptych.policy import routing
-from triptych.policy.affinity import Having, Holding
-from triptych.policy.routing import (
-    Candidate,
-    Choice,
-    Pool,
-    Shortage,
-    Want,
-    Why,
-    least_loaded,
-    slot_nbytes,
-)
+from triptych.policy.placement.affinity import Having, Holding, nothing_held
+from triptych.policy.placement.filters import Filter
+from triptych.policy.placement.items import Choice, Shortage, Why, place_hedge, place_items
+from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy
+from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.wants import Placeable, Want
 
 RNG = Random(7)
 
 
-def assign_items(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
-    return routing.assign_items(pool, wants, least_loaded, RNG)
+def place(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+    return place_items(pool, wants, LEAST_LOADED, RNG)
 
 
 def choose_encoder(pool: Pool, want: Want) -> Choice | None:
-    choices = assign_items(pool, [want])
+    choices = place(pool, [want])
     return None if isinstance(choices, Shortage) else choices[0]
-
-
-def choose_text(pool: Pool, **wanted: Any) -> str | None:
-    return routing.choose_text(pool, least_loaded, RNG, **wanted)
 
 
 def encoder(
@@ -50,8 +38,8 @@ def want(item: int = 0, tokens: int = 10, nbytes: int = 10, **fields: object) ->
     return replace(Want(item, tokens, nbytes, (b"%d" % item, b"")), **fields)  # type: ignore[arg-type]
 
 
-def view(*encoders: Candidate, turn: int = 0) -> Pool:
-    return Pool(encoders, turn)
+def view(*encoders: Candidate, turn: int = 0, held: Having = nothing_held) -> Pool:
+    return Pool(encoders, turn, held)
 
 
 def held_at(content: Content, *holdings: Holding) -> Having:
@@ -61,12 +49,6 @@ def held_at(content: Content, *holdings: Holding) -> Having:
 def chosen(choice: Choice | None) -> str:
     assert isinstance(choice, Choice)
     return choice.encoder
-
-
-def text_chosen(pool: Pool, **wanted: Any) -> str:
-    chosen = choose_text(pool, **wanted)
-    assert chosen is not None
-    return chosen
 
 
 def test_the_least_pending_image_tokens_win() -> None:
@@ -128,7 +110,7 @@ def test_load_overrules_the_preferred_encoder() -> None:
 
 def test_equal_items_of_a_request_are_spread_over_equal_encoders() -> None:
     pool = [encoder("a"), encoder("b"), encoder("c", 900)]
-    choices = assign_items(view(*pool), [want(item) for item in range(6)])
+    choices = place(view(*pool), [want(item) for item in range(6)])
     assert not isinstance(choices, Shortage)
     assert Counter(choice.encoder for choice in choices) == {"a": 3, "b": 3}
 
@@ -150,7 +132,7 @@ def test_only_usable_encoders_with_room_are_considered() -> None:
 )
 def test_the_refusal_names_the_missing_resource(pool: Pool, shortage: Shortage) -> None:
     assert choose_encoder(pool, want()) is None
-    assert assign_items(pool, [want()]) is shortage
+    assert place(pool, [want()]) is shortage
 
 
 @pytest.mark.parametrize(
@@ -161,7 +143,7 @@ def test_the_refusal_names_the_missing_resource(pool: Pool, shortage: Shortage) 
 def test_an_encoder_with_the_embedding_is_preferred_while_that_takes_no_longer(holding: Holding, most: int) -> None:
     why = Why.ENCODES_ALREADY if holding.encoding else Why.HOLDS_EMBEDDING
     for backlog, expected in ((most, why), (most + 1, Why.ROUTED)):
-        pool = replace(view(encoder("a"), encoder("b", backlog)), held=held_at((b"0", b""), holding))
+        pool = view(encoder("a"), encoder("b", backlog), held=held_at((b"0", b""), holding))
         choice = choose_encoder(pool, want())
         assert isinstance(choice, Choice)
         assert choice.why is expected
@@ -169,7 +151,7 @@ def test_an_encoder_with_the_embedding_is_preferred_while_that_takes_no_longer(h
 
 def test_what_an_encoder_says_it_has_or_is_encoding_adds_no_work() -> None:
     def tokens(holding: Holding) -> int:
-        choice = choose_encoder(replace(view(encoder("a"), encoder("b")), held=held_at((b"0", b""), holding)), want())
+        choice = choose_encoder(view(encoder("a"), encoder("b"), held=held_at((b"0", b""), holding)), want())
         assert isinstance(choice, Choice)
         assert (choice.encoder, choice.nbytes) == ("b", 10)
         return choice.tokens
@@ -180,7 +162,7 @@ def test_what_an_encoder_says_it_has_or_is_encoding_adds_no_work() -> None:
 
 def test_a_holder_without_room_or_that_failed_the_item_is_passed_over() -> None:
     both = held_at((b"0", b""), Holding("a", published=True), Holding("b", encoding=True))
-    pool = replace(view(encoder("a", available=5), encoder("b", 10), encoder("c")), held=both)
+    pool = view(encoder("a", available=5), encoder("b", 10), encoder("c"), held=both)
     choice = choose_encoder(pool, want())
     assert isinstance(choice, Choice)
     assert (choice.encoder, choice.why) == ("b", Why.ENCODES_ALREADY)
@@ -197,7 +179,7 @@ def test_an_encoder_that_failed_the_item_is_the_last_resort() -> None:
 
 def test_items_of_one_request_are_balanced_largest_first() -> None:
     sizes = [10, 70, 20, 60, 30, 50]
-    choices = assign_items(view(encoder("a"), encoder("b")), [want(i, tokens) for i, tokens in enumerate(sizes)])
+    choices = place(view(encoder("a"), encoder("b")), [want(i, tokens) for i, tokens in enumerate(sizes)])
     assert not isinstance(choices, Shortage)
     loads = {name: sum(choice.tokens for choice in choices if choice.encoder == name) for name in "ab"}
     assert loads == {"a": 120, "b": 120}
@@ -206,33 +188,33 @@ def test_items_of_one_request_are_balanced_largest_first() -> None:
 
 def test_all_items_are_placed_or_none() -> None:
     pool = view(encoder("a", available=25), encoder("b", available=15))
-    assert not isinstance(assign_items(pool, [want(i) for i in range(3)]), Shortage)
-    assert assign_items(pool, [want(i) for i in range(4)]) is Shortage.NO_CREDIT
+    assert not isinstance(place(pool, [want(i) for i in range(3)]), Shortage)
+    assert place(pool, [want(i) for i in range(4)]) is Shortage.NO_CREDIT
 
 
 def test_more_than_all_arenas_together_never_fits() -> None:
     pool = view(encoder("a", arena=25, available=25), encoder("b", arena=25, available=25))
-    assert assign_items(pool, [want(i) for i in range(6)]) is Shortage.NEVER_FITS
+    assert place(pool, [want(i) for i in range(6)]) is Shortage.NEVER_FITS
 
 
 def test_items_without_a_packing_are_refused_instead_of_waiting() -> None:
     pool = view(encoder("a", arena=10, available=0), encoder("b", arena=10, available=0))
-    assert assign_items(pool, [want(i, nbytes=6) for i in range(2)]) is Shortage.NO_CREDIT
-    assert assign_items(pool, [want(i, nbytes=6) for i in range(3)]) is Shortage.NEVER_FITS
+    assert place(pool, [want(i, nbytes=6) for i in range(2)]) is Shortage.NO_CREDIT
+    assert place(pool, [want(i, nbytes=6) for i in range(3)]) is Shortage.NEVER_FITS
 
 
 def test_a_packing_missed_by_largest_first_is_found() -> None:
     wants = [want(i, size, nbytes=size) for i, size in enumerate([6, 4, 4, 3, 3])]
     pool = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=10))
-    choices = assign_items(pool, wants)
+    choices = place(pool, wants)
     assert not isinstance(choices, Shortage)
     for name in "ab":
         assert sum(choice.nbytes for choice in choices if choice.encoder == name) == 10
     full = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=9))
-    assert assign_items(full, wants) is Shortage.NO_CREDIT
+    assert place(full, wants) is Shortage.NO_CREDIT
     overdrawn = encoder("c", arena=2, available=-5)
-    assert not isinstance(assign_items(view(*pool.candidates, overdrawn), wants), Shortage)
-    again = assign_items(pool, [*wants, want(5, 6, nbytes=6, content=wants[0].content)])
+    assert not isinstance(place(view(*pool.candidates, overdrawn), wants), Shortage)
+    again = place(pool, [*wants, want(5, 6, nbytes=6, content=wants[0].content)])
     assert not isinstance(again, Shortage)
     first, same = again[0], again[5]
     assert (same.encoder, same.tokens, same.nbytes, same.why) == (first.encoder, 0, 0, Why.SAME_CONTENT)
@@ -241,7 +223,7 @@ def test_a_packing_missed_by_largest_first_is_found() -> None:
 def test_a_tight_packing_is_found_from_the_largest_item_on() -> None:
     pool = view(*(encoder(f"e{n}", arena=15, available=15) for n in range(5)))
     sizes = [8, 11, 9, 4, 4, 10, 5, 6, 15]
-    choices = assign_items(pool, [want(item, 1, nbytes=size) for item, size in enumerate(sizes)])
+    choices = place(pool, [want(item, 1, nbytes=size) for item, size in enumerate(sizes)])
     assert not isinstance(choices, Shortage)
     assert {choice.why for choice in choices} == {Why.ONLY_PACKING}
 
@@ -252,56 +234,56 @@ def test_an_item_as_large_as_an_arena_fits() -> None:
 
 def test_the_packing_search_is_bounded_and_giving_up_is_not_a_permanent_refusal() -> None:
     pool = view(*(encoder(f"e{n}", arena=10, available=10) for n in range(12)))
-    assert assign_items(pool, [want(item, nbytes=6) for item in range(13)]) is Shortage.NO_ENCODER
+    assert place(pool, [want(item, nbytes=6) for item in range(13)]) is Shortage.NO_ENCODER
 
 
 def test_no_permanent_refusal_while_an_encoder_is_unknown() -> None:
     pool = view(encoder("a", arena=5, available=5), encoder("b", usable=False, arena=0, available=0))
-    assert assign_items(pool, [want()]) is Shortage.NO_ENCODER
+    assert place(pool, [want()]) is Shortage.NO_ENCODER
 
 
 def test_an_encoder_at_its_item_limit_gets_no_more() -> None:
     busy = encoder("a", items=4)._replace(max_items=4)
     assert chosen(choose_encoder(view(busy, encoder("b", 900)), want())) == "b"
-    assert assign_items(view(busy), [want()]) is Shortage.NO_CREDIT
+    assert place(view(busy), [want()]) is Shortage.NO_CREDIT
     pair = view(encoder("a")._replace(max_items=2), encoder("b", 900))
-    choices = assign_items(pair, [want(item) for item in range(3)])
+    choices = place(pair, [want(item) for item in range(3)])
     assert not isinstance(choices, Shortage)
     assert sorted(choice.encoder for choice in choices) == ["a", "a", "b"]
     single = encoder("a", items=1)._replace(max_items=1)
-    assert assign_items(view(single), [want()]) is Shortage.NO_CREDIT
+    assert place(view(single), [want()]) is Shortage.NO_CREDIT
 
 
 def test_more_items_than_the_encoders_take_at_once_are_not_called_too_large() -> None:
     takes = [encoder(name, items=1)._replace(max_items=2) for name in "ab"]
-    assert assign_items(view(*takes), [want(item) for item in range(4)]) is Shortage.NO_CREDIT
-    assert assign_items(view(*takes), [want(item) for item in range(5)]) is Shortage.TOO_MANY_ITEMS
-    assert assign_items(view(*takes), [want(item, nbytes=401) for item in range(5)]) is Shortage.NEVER_FITS
+    assert place(view(*takes), [want(item) for item in range(4)]) is Shortage.NO_CREDIT
+    assert place(view(*takes), [want(item) for item in range(5)]) is Shortage.TOO_MANY_ITEMS
+    assert place(view(*takes), [want(item, nbytes=401) for item in range(5)]) is Shortage.NEVER_FITS
     same = [want(item, content=(b"same", b"")) for item in range(5)]
-    assert not isinstance(assign_items(view(*takes), same), Shortage)
+    assert not isinstance(place(view(*takes), same), Shortage)
     unknown = encoder("c", usable=False, arena=0, available=0)
-    assert assign_items(view(*takes, unknown), [want(item) for item in range(5)]) is Shortage.NO_ENCODER
+    assert place(view(*takes, unknown), [want(item) for item in range(5)]) is Shortage.NO_ENCODER
 
 
 def test_the_number_of_items_is_refused_without_a_search() -> None:
     takes = [encoder(name, arena=10_000, available=10_000)._replace(max_items=256) for name in "ab"]
-    assert assign_items(view(*takes), [want(item) for item in range(513)]) is Shortage.TOO_MANY_ITEMS
+    assert place(view(*takes), [want(item) for item in range(513)]) is Shortage.TOO_MANY_ITEMS
 
 
 def test_an_encoder_in_backoff_is_avoided_while_another_is_usable() -> None:
     backed_off = encoder("a")._replace(backoff=True)
     assert chosen(choose_encoder(view(backed_off, encoder("b", 900)), want())) == "b"
-    assert assign_items(view(backed_off, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
+    assert place(view(backed_off, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
     assert chosen(choose_encoder(view(backed_off, encoder("b", usable=False)), want())) == "a"
-    assert assign_items(view(encoder("a")), [want(exclude=frozenset({"a"}))]) is Shortage.NO_ENCODER
+    assert place(view(encoder("a")), [want(exclude=frozenset({"a"}))]) is Shortage.NO_ENCODER
 
 
 def test_an_encoder_on_probation_gets_one_item_at_a_time() -> None:
     pool = view(encoder("a")._replace(probation=True), encoder("b", 900))
-    choices = assign_items(pool, [want(item) for item in range(4)])
+    choices = place(pool, [want(item) for item in range(4)])
     assert not isinstance(choices, Shortage)
     assert sorted(choice.encoder for choice in choices) == ["a", "b", "b", "b"]
-    alone = assign_items(view(encoder("a")._replace(probation=True)), [want(item) for item in range(4)])
+    alone = place(view(encoder("a")._replace(probation=True)), [want(item) for item in range(4)])
     assert not isinstance(alone, Shortage)
     assert {choice.encoder for choice in alone} == {"a"}, "unless there is no other"
 
@@ -312,20 +294,17 @@ def test_a_hedge_goes_to_an_encoder_without_work_or_to_none() -> None:
     idle[2] = idle[2]._replace(backoff=True)
     idle[3] = idle[3]._replace(probation=True)
     idle[4] = idle[4]._replace(available_bytes=0)
-    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) == (idle[5], 10)
+    assert place_hedge(view(*idle), one, LEAST_LOADED, RNG) == ("f", 10)
     idle[5] = idle[5]._replace(pending=1, pending_tokens=1)
-    assert routing.choose_hedge(view(*idle), one, least_loaded, RNG) is None
+    assert place_hedge(view(*idle), one, LEAST_LOADED, RNG) is None
 
 
 def test_a_hedge_goes_to_an_encoder_that_has_the_embedding_or_soon_will() -> None:
     one = want(exclude=frozenset("a"))
     encoders = [encoder("a"), encoder("b"), encoder("c", 10, items=1)]
 
-    def hedged(*holdings: Holding) -> tuple[str, int]:
-        pool = replace(view(*encoders), held=held_at(one.content, *holdings))
-        chosen = routing.choose_hedge(pool, one, least_loaded, RNG)
-        assert chosen is not None
-        return chosen[0].name, chosen[1]
+    def hedged(*holdings: Holding) -> tuple[str, int] | None:
+        return place_hedge(view(*encoders, held=held_at(one.content, *holdings)), one, LEAST_LOADED, RNG)
 
     assert hedged(Holding("a", encoding=True)) == ("b", 10), "not to the one where it takes long"
     assert hedged(Holding("c", published=True)) == ("c", 0)
@@ -336,7 +315,7 @@ def test_a_hedge_goes_to_an_encoder_that_has_the_embedding_or_soon_will() -> Non
 
 def test_the_same_content_is_encoded_once() -> None:
     pool = view(encoder("a", arena=10, available=10))
-    choices = assign_items(pool, [want(0, nbytes=7), want(1, content=(b"0", b"")), want(2, nbytes=3)])
+    choices = place(pool, [want(0, nbytes=7), want(1, content=(b"0", b"")), want(2, nbytes=3)])
     assert not isinstance(choices, Shortage)
     assert [(choice.encoder, choice.tokens, choice.nbytes, choice.why) for choice in choices] == [
         ("a", 10, 7, Why.ROUTED),
@@ -355,7 +334,7 @@ def test_an_assignment_covers_every_item_within_the_available_room(
     loads: list[int], sizes: list[int], room: int, turn: int
 ) -> None:
     pool = view(*(encoder(f"e{n}", load, arena=2000, available=room) for n, load in enumerate(loads)), turn=turn)
-    choices = assign_items(pool, [want(index, size, size) for index, size in enumerate(sizes)])
+    choices = place(pool, [want(index, size, size) for index, size in enumerate(sizes)])
     if isinstance(choices, Shortage):
         assert choices is Shortage.NO_CREDIT or sum(sizes) > 2000 * len(loads)
         return
@@ -368,49 +347,22 @@ def test_an_assignment_covers_every_item_within_the_available_room(
         assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
 
 
-def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
-    texts = (Candidate("a", True, 10, 0), Candidate("b", True, 5, 0), Candidate("c", False, 0, 0))
-    assert text_chosen(Pool(texts)) == "b"
-    assert text_chosen(Pool(texts), avoid=frozenset({"b"})) == "a"
-    assert choose_text(Pool(texts), avoid=frozenset({"a", "b"})) is None
-    even = (Candidate("a", True, 0, 0), Candidate("b", True, 0, 0))
-    assert [text_chosen(Pool(candidates=even, turn=turn)) for turn in range(3)] == ["a", "b", "a"]
-    assert text_chosen(Pool(candidates=even)) == "a", "turn 0 is the first instance's"
-    assert text_chosen(Pool(candidates=(Candidate("a", True, 0, 1), Candidate("b", True, 0, 0)))) == "b"
+def test_filters_of_a_policy_hold_wherever_an_item_is_placed() -> None:
+    not_a: Filter[Placeable] = Filter(lambda pool, _, places: [at for at in places if pool.name[at] != "a"])
+    policy = replace(LEAST_LOADED, filters=(not_a,))
+    even = view(encoder("a"), encoder("b", 900))
+    (choice,) = placed(even, [want()], policy)
+    assert choice.encoder == "b"
+    assert place_items(view(encoder("a"), encoder("b", available=5)), [want()], policy, RNG) is Shortage.NO_CREDIT
+    assert place_hedge(even, want(), policy, RNG) == ("b", 10)
+    sizes = [6, 4, 4, 3, 3]
+    tight = view(*(encoder(name, arena=10, available=10) for name in "abc"))
+    choices = placed(tight, [want(i, size, nbytes=size) for i, size in enumerate(sizes)], policy)
+    assert {choice.encoder for choice in choices} == {"b", "c"}
+    assert {choice.why for choice in choices} == {Why.ONLY_PACKING}
 
 
-def test_among_equal_text_instances_one_with_the_embeddings_is_preferred() -> None:
-    even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
-    for turn in range(3):
-        view = Pool(candidates=even, turn=turn)
-        assert text_chosen(view, holders={"i-b": 1, "elsewhere": 9}) == "b"
-    assert text_chosen(Pool(candidates=even), holders={"i-b": 1}, avoid=frozenset({"b"})) == "a"
-    busy = (Candidate("a", True, 4, 1, instance_id="i-a"), Candidate("b", True, 5, 1, instance_id="i-b"))
-    assert text_chosen(Pool(candidates=busy), holders={"i-b": 1}) == "a", "load comes first"
-
-
-def test_among_equal_text_instances_one_on_the_host_of_most_embedding_bytes_is_preferred() -> None:
-    hosts = {"i-a": "north", "i-b": "south", "i-c": "south", "e1": "north", "e2": "south", "e3": "south"}
-    even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
-    for turn in range(3):
-        pool = Pool(candidates=even, turn=turn)
-        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "e2": 20, "unknown": 99}) == "a"
-        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "e2": 20, "e3": 20}) in {"b", "c"}
-        assert text_chosen(pool, hosts=hosts, holders={"e1": 30, "i-c": 20}) == "c", "it has some of its own"
-    spread = [text_chosen(Pool(candidates=even, turn=turn), hosts=hosts, holders={"e2": 1}) for turn in range(3)]
-    assert set(spread) == {"b", "c"}
-    unknown = [text_chosen(Pool(candidates=even, turn=turn), hosts=hosts, holders={"e4": 1}) for turn in range(3)]
-    assert unknown == ["a", "b", "c"]
-    busy = (even[0]._replace(pending_tokens=5), *even[1:])
-    assert text_chosen(Pool(candidates=busy), hosts=hosts, holders={"e1": 1}) == "b", "load comes first"
-
-
-def test_a_text_instance_in_backoff_is_avoided_while_another_is_usable() -> None:
-    busy, backed_off = Candidate("a", True, 5, 0), Candidate("b", True, 0, 0, backoff=True)
-    assert text_chosen(Pool(candidates=(busy, backed_off))) == "a"
-    assert text_chosen(Pool(candidates=(busy, backed_off)), avoid=frozenset({"a"})) == "b"
-
-
-def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:
-    assert slot_nbytes((TensorSpec("embeds", DType.F32, (4, 8)),)) == 192
-    assert [slot_nbytes((TensorSpec("embeds", DType.U8, (nbytes,)),)) for nbytes in (48, 49)] == [64, 128]
+def placed(pool: Pool, wants: Sequence[Want], policy: PlacementPolicy) -> tuple[Choice, ...]:
+    choices = place_items(pool, wants, policy, RNG)
+    assert not isinstance(choices, Shortage)
+    return choices

@@ -1,0 +1,112 @@
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.items import Choice, Shortage, place_items
+from triptych.policy.placement.policy import LEAST_LOADED, PLACEMENTS, PlacementPolicy, better_half
+from triptych.policy.placement.pool import Candidate, Pool
+from triptych.policy.placement.requests import RequestPlace, place_request
+from triptych.policy.placement.wants import RequestWant, Want
+
+
+def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
+    return Candidate(name, True, tokens, pending, 1000, 1000, instance_id=f"i-{name}")
+
+
+def routed(routing: PlacementPolicy, *candidates: Candidate, turns: int = 1, seed: int = 7) -> list[str]:
+    rng = Random(seed)
+    chosen = [place_request(Pool(candidates, turn), RequestWant(5), routing, None, rng) for turn in range(turns)]
+    return [place.name for place in chosen if isinstance(place, RequestPlace)]
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
+def test_equal_instances_get_equal_shares(name: str) -> None:
+    counts = Counter(routed(PLACEMENTS[name], one("a"), one("b"), one("c"), turns=300))
+    assert set(counts) == {"a", "b", "c"}
+    assert max(counts.values()) - min(counts.values()) < 60
+
+
+def test_least_loaded_compares_tokens_then_requests() -> None:
+    assert routed(PLACEMENTS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
+
+
+def test_least_requests_compares_the_number_of_requests() -> None:
+    assert routed(PLACEMENTS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
+
+
+def test_round_robin_ignores_load() -> None:
+    assert routed(PLACEMENTS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
+
+
+def test_power_of_two_never_takes_the_most_loaded() -> None:
+    pool = (one("a", 900), one("b", 5), one("c", 50))
+    counts = Counter(routed(PLACEMENTS["power-of-two"], *pool, turns=300))
+    assert set(counts) == {"b", "c"}
+    assert counts["b"] > counts["c"] > 60
+    assert routed(PLACEMENTS["power-of-two"], *pool, turns=9) == routed(PLACEMENTS["power-of-two"], *pool, turns=9)
+
+
+@pytest.mark.parametrize("routing", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: PlacementPolicy) -> None:
+    encoders = (one("a"), one("b")._replace(available_bytes=10), one("c")._replace(available_bytes=90))
+    wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
+    for turn in range(9):
+        assert isinstance(place_items(Pool(encoders, turn), wants, routing, Random(turn)), tuple)
+    held = Pool((one("a"), one("b"), one("c")), held=lambda _: (Holding("c"),))
+    choices = place_items(held, wants[:1], routing, Random(7))
+    assert isinstance(choices, tuple)
+    assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_the_less_loaded_half_has_three_at_least_and_all_that_are_equal(loads: list[int]) -> None:
+    half = better_half(loads)
+    assert half == sorted(half)
+    assert len(half) >= min(len(loads), max(3, len(loads) // 2))
+    most = max(loads[place] for place in half)
+    assert all((place in half) is (load <= most) for place, load in enumerate(loads))
+    assert sum(load < most for load in loads) < max(3, (len(loads) + 1) // 2), "no more than needed"
+
+
+def test_of_shared_instances_the_less_loaded_of_two_in_the_less_loaded_half_is_chosen() -> None:
+    loads = [0, 10, 20, 30, 40, 50, 60, 70]
+    pool = Pool(
+        tuple(
+            Candidate(str(number), usable=True, pending_tokens=load, pending=1, arena_bytes=100, available_bytes=100)
+            for number, load in enumerate(loads)
+        ),
+        shared=True,
+    )
+    rng = Random(7)
+    texts = Counter[str]()
+    for _ in range(600):
+        place = place_request(pool, RequestWant(5), LEAST_LOADED, None, rng)
+        assert isinstance(place, RequestPlace)
+        texts[place.name] += 1
+    assert {name: round(count / 100) for name, count in texts.items()} == {"0": 3, "1": 2, "2": 1}, "pairs of four"
+    encoders = Counter[str]()
+    for number in range(600):
+        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % number, b""))], LEAST_LOADED, rng)
+        assert not isinstance(choices, Shortage)
+        encoders[choices[0].encoder] += 1
+    assert {name: round(count / 100) for name, count in encoders.items()} == {"0": 3, "1": 2, "2": 1}
+
+
+def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_little() -> None:
+    """Each has sent one of eight encoders an item that the other does not know of yet."""
+
+    def chosen(own: int, content: int) -> str:
+        candidates = tuple(
+            Candidate(f"e{number}", usable=True, pending_tokens=9 * (number == own), pending=0, available_bytes=100)
+            for number in range(8)
+        )
+        pool = Pool(candidates, shared=True)
+        choices = place_items(pool, [Want(0, 5, 10, (b"%d" % content, b""))], LEAST_LOADED, Random(7))
+        assert not isinstance(choices, Shortage)
+        return choices[0].encoder
+
+    assert sum(chosen(2, content) == chosen(5, content) for content in range(400)) >= 280
