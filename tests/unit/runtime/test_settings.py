@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError
 
+from triptych.rpc import settings as settings_module
 from triptych.rpc.settings import RpcServiceSettings
-from triptych.runtime import settings as settings_module
 from triptych.runtime.settings import (
     ServiceSettings,
     SettingsError,
