@@ -112,8 +112,8 @@ class ChatTask(RequestTask):
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
                 context_length=self._model.context_length,
-                kv_tokens=self._cluster.kv_tokens,
-                kv_block_tokens=self._cluster.kv_block_tokens,
+                kv_tokens=self._cluster.instances.kv_tokens,
+                kv_block_tokens=self._cluster.instances.kv_block_tokens,
             )
             if not self.request.continued:  # its caller has some of it already
                 self._refuse_late(prompt_tokens)
@@ -144,7 +144,7 @@ class ChatTask(RequestTask):
     def _expected_tokens(self) -> int:
         """Tokens of each choice."""
         answers = AnswerClass(self._model.model_id, bool(self._prompted.items))
-        return self._cluster.expected_output.predict(answers, self._sampling.max_tokens or 0)
+        return self._cluster.machine.expected_output.predict(answers, self._sampling.max_tokens or 0)
 
     def _refuse_late(self, prompt_tokens: int) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""

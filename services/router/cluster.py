@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
@@ -30,9 +29,7 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
-from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instances import ENCODE, Instances
-from triptych.machine.router.lenders import LendingCounts
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
     CreditReturned,
@@ -121,78 +118,23 @@ class Cluster:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
+    def machine(self) -> ClusterMachine:
+        """What this router knows of the cluster. For reading: ``feed`` changes it."""
+        return self._machine
+
+    @property
     def instances(self) -> Instances:
         """For reading."""
         return self._machine.instances
 
     @property
-    def model(self) -> ModelInfo | None:
-        return self._machine.instances.model
-
-    @property
-    def kv_tokens(self) -> int:
-        """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
-        return self._machine.instances.kv_tokens
-
-    @property
-    def kv_block_tokens(self) -> int:
-        """Tokens of the blocks that each choice takes of it; 0 if unknown."""
-        return self._machine.instances.kv_block_tokens
-
-    @property
-    def expected_output(self) -> ExpectedOutput:
-        """For reading: how many tokens answers will have."""
-        return self._machine.expected_output
-
-    @property
-    def text_lost(self) -> bool:
-        """Whether no text instance has been usable for the whole grace period."""
-        return self._machine.text_lost
-
-    @property
-    def outstanding_credits(self) -> int:
-        """Credits of items and dispatches not yet returned; 0 when nothing runs."""
-        return self._machine.outstanding
-
-    @property
-    def outstanding_leases(self) -> int:
-        """Leases without a credit that may be held; 0 when nothing runs."""
-        return self._machine.leases
-
-    @property
-    def waiting_for_credits(self) -> int:
-        """Requests waiting for room in the encoders' arenas."""
-        return self._machine.waiting
-
-    @property
-    def waiting_for_kv(self) -> int:
-        """Requests waiting for KV memory where their answers will go on."""
-        return self._machine.waiting_for_kv
-
-    @property
-    def lending(self) -> LendingCounts:
-        """Encoders that lend, and the requests that they get."""
-        return self._machine.lending
+    def encoders(self) -> Pool:
+        """The instances that encode, with their load now."""
+        return self._machine.instances.pool(ENCODE, self._clock())
 
     def longest_waits_s(self) -> dict[int, float]:
-        """By priority, the longest time that a request has waited for that room."""
+        """By priority, the longest time that a request has waited for room in the encoders' arenas."""
         return self._machine.longest_waits_s(self._clock())
-
-    def instances_by_state(self) -> dict[tuple[str, ...], int]:
-        """Number of instances by role (``E``, ``PD`` ...; empty until it is known) and state."""
-        return {
-            ("" if role is None else role.value, state): n
-            for (role, state), n in self._machine.instances.states().items()
-        }
-
-    def in_backoff(self) -> dict[tuple[str, ...], int]:
-        """Number of instances in backoff or on probation, by stage and reason."""
-        return {(stage, reason): n for (stage, reason), n in self._machine.instances.in_backoff().items()}
-
-    @property
-    def retries_left(self) -> float:
-        """Items that may be encoded again now."""
-        return self._machine.retries_left
 
     @property
     def membership(self) -> MembershipSnapshot:
@@ -203,15 +145,6 @@ class Cluster:
     def membership_fault(self) -> str:
         """Why the source of members cannot be read; empty if it can."""
         return self._membership.fault
-
-    @property
-    def encoders(self) -> Pool:
-        """The instances that encode, with their estimated load."""
-        return self._machine.instances.pool(ENCODE, self._clock())
-
-    def drains(self, name: str) -> bool:
-        """Whether an instance is to end: it says so, or its member leaves or has left."""
-        return self._machine.instances.drains(name)
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

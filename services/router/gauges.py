@@ -1,107 +1,47 @@
 """The router's gauges, read at every scrape."""
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import ModelInfo
-from triptych.domain.membership import MembershipSnapshot
-from triptych.machine.router.instances import Instances
 from triptych.machine.router.lenders import LendingCounts
 from triptych.runtime.managed_membership import membership_gauges
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 
-from .attainment import Attainment
+from .service import RouterService
 
 
-class State(Protocol):
-    """The router's current numbers."""
-
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def media_bytes(self) -> int: ...
-
-    @property
-    def cluster(self) -> "ClusterState": ...
-
-    @property
-    def attainment(self) -> Attainment: ...
-
-
-class ClusterState(Protocol):
-    @property
-    def waiting_for_credits(self) -> int: ...
-
-    @property
-    def waiting_for_kv(self) -> int: ...
-
-    @property
-    def outstanding_credits(self) -> int: ...
-
-    @property
-    def lending(self) -> LendingCounts: ...
-
-    def longest_waits_s(self) -> dict[int, float]: ...
-
-    def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
-
-    def in_backoff(self) -> dict[tuple[str, ...], int]: ...
-
-    @property
-    def retries_left(self) -> float: ...
-
-    @property
-    def instances(self) -> Instances: ...
-
-    @property
-    def prefix_leases(self) -> Mapping[str, int]: ...
-
-    @property
-    def membership(self) -> MembershipSnapshot: ...
-
-    @property
-    def membership_fault(self) -> str: ...
-
-    @property
-    def model(self) -> ModelInfo | None: ...
-
-
-def watch(metrics: Metrics, state: State) -> None:
-    """Read ``state`` at every scrape."""
+def watch(metrics: Metrics, service: RouterService) -> None:
+    """Read the service at every scrape."""
 
     def read() -> Iterable[Metric]:
-        cluster = state.cluster
-        yield gauge("triptych_requests_running", "Running requests", state.running)
-        yield gauge("triptych_router_media_bytes", "Bytes of items kept for running requests", state.media_bytes)
+        cluster = service.cluster
+        yield gauge("triptych_requests_running", "Running requests", service.running)
+        yield gauge("triptych_router_media_bytes", "Bytes of items kept for running requests", service.media_bytes)
         yield gauge(
             "triptych_requests_waiting_for_credits",
             "Requests waiting for room in the encoders' arenas",
-            cluster.waiting_for_credits,
+            cluster.machine.waiting,
         )
         yield gauge(
             "triptych_requests_waiting_for_kv_memory",
             "Requests whose prompts wait until there is KV memory where their answers go on",
-            cluster.waiting_for_kv,
+            cluster.machine.waiting_for_kv,
         )
         yield longest_wait(
             "triptych_router_longest_wait_seconds",
             "Longest wait of requests that wait for credits now",
             cluster.longest_waits_s(),
         )
-        yield gauge("triptych_credits_outstanding", "Credits in use", cluster.outstanding_credits)
-        yield gauge(
-            "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
-        )
+        yield gauge("triptych_credits_outstanding", "Credits in use", cluster.machine.outstanding)
+        yield gauge("triptych_instances", "Instances by role and state", cluster.instances.states(), ("role", "state"))
         yield gauge(
             "triptych_instances_in_backoff",
             "Instances that get no work at a stage, or one item or request at a time, as they fail",
-            cluster.in_backoff(),
+            cluster.instances.in_backoff(),
             ("stage", "reason"),
         )
-        yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.retries_left)
+        yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.machine.retries_left)
         yield gauge(
             "triptych_embedding_hints",
             "Embeddings that encoders are believed to hold",
@@ -119,9 +59,11 @@ def watch(metrics: Metrics, state: State) -> None:
             {(outcome,): count for outcome, count in cluster.prefix_leases.items()},
             ("outcome",),
         )
-        yield from _lending(cluster.lending)
+        yield from _lending(cluster.machine.lending)
         yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
-        yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)
+        yield from service.attainment.metrics(
+            "" if cluster.instances.model is None else cluster.instances.model.model_id
+        )
 
     metrics.watch(read)
 

@@ -184,7 +184,7 @@ class RouterService:
         time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
         """
         logs.request_id.set(request.request_id)
-        text_lost = self._cluster.text_lost and not await self._cluster.ask_for_text()
+        text_lost = self._cluster.machine.text_lost and not await self._cluster.ask_for_text()
         try:
             task = self._admit(request, text_lost=text_lost)
         except TriptychError as error:
@@ -261,7 +261,7 @@ class RouterService:
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The model that the instances serve; empty until one has been seen."""
-        return () if self._cluster.model is None else (self._cluster.model,)
+        return () if self._cluster.instances.model is None else (self._cluster.instances.model,)
 
     async def timeline(self, request_id: str) -> Timeline:
         """The timeline of a running or recently finished request. Raises NotFound."""
@@ -496,7 +496,7 @@ class RouterService:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:
-        model = self._cluster.model
+        model = self._cluster.instances.model
         if model is None:
             raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
         if name != model.model_id:

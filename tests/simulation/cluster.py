@@ -1014,8 +1014,8 @@ class SimCluster:
         held: dict[str, int] = {}
         for name, router in self._live_routers().items():
             held[f"{name} requests"] = router.running
-            held[f"{name} credits"] = router.cluster.outstanding_credits
-            held[f"{name} leases"] = router.cluster.outstanding_leases
+            held[f"{name} credits"] = router.cluster.machine.outstanding
+            held[f"{name} leases"] = router.cluster.machine.leases
             held[f"{name} media bytes"] = router.media_bytes
         for node in filter(lambda node: node.is_up, self.encoders):
             load = node.service.load().at(Stage.ENCODE)

@@ -84,7 +84,7 @@ def test_answers_are_right_where_there_is_little_memory_for_them() -> None:
             nonlocal most
             for _ in range(200):
                 await asyncio.sleep(0.01)
-                most = max(most, cluster.router.cluster.waiting_for_kv)
+                most = max(most, cluster.router.cluster.machine.waiting_for_kv)
 
         check_right(await play_while(cluster, asks, watch()))
         assert most > 5

@@ -42,7 +42,7 @@ def test_the_same_image_through_two_routers_at_once_is_encoded_once(seed: int) -
                 assert sum(encoded) == number + 1
                 await asyncio.sleep(1.0)  # until all routers know that the encoders are idle
             assert min(encoded) > 0, "all encoders take part"
-            assert not other.cluster.outstanding_credits
+            assert not other.cluster.machine.outstanding
             assert not other.running
         finally:
             other.close()

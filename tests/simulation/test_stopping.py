@@ -159,7 +159,7 @@ PLACES = {
         for_deadlines=False,
     ),
     "KV memory": Place(
-        lambda cluster, phase: cluster.router.cluster.waiting_for_kv == 1,
+        lambda cluster, phase: cluster.router.cluster.machine.waiting_for_kv == 1,
         prefills_at_once,
         {**APART, "kv_tokens": 60, "text_step_s": 0.15},
         images=0,

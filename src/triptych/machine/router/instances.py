@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.timeline import Readiness
 from triptych.machine.router.backlogs import Backlogs
 from triptych.machine.router.embedding_directory import EmbeddingDirectory
@@ -215,11 +215,15 @@ class Instances:
             self.pool(self.answering, now_s)
         return self.pool(TEXT, now_s)
 
-    def states(self) -> dict[tuple[Role | None, str], int]:
-        """Number of instances by role (None: not seen yet) and state."""
-        return dict(Counter((instance.role, instance.state.value) for instance in self.by_name.values()))
+    def states(self) -> dict[tuple[str, ...], int]:
+        """Number of instances by role (``E``, ``PD`` ...; empty until it is known) and state."""
+        known = [
+            ("" if instance.role is None else instance.role.value, instance.state.value)
+            for instance in self.by_name.values()
+        ]
+        return dict(Counter(known))
 
-    def in_backoff(self) -> dict[tuple[str, str], int]:
+    def in_backoff(self) -> dict[tuple[str, ...], int]:
         """Number of instances that are in backoff or on probation, by stage and reason."""
         return dict(
             Counter(

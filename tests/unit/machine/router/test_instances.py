@@ -43,7 +43,7 @@ def test_what_was_not_seen_may_encode_but_is_not_usable() -> None:
     made = instances("e", "t", seen=False)
     assert made.pool(ENCODE, 0.0).name == ["e", "t"]
     assert usable(made) == ([], [])
-    assert made.states() == {(None, "not seen yet"): 2}
+    assert made.states() == {("", "not seen yet"): 2}
 
 
 def test_a_member_joins_once() -> None:

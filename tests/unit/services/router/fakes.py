@@ -322,8 +322,8 @@ class Bench:
         """Whether nothing runs, waits, or is leased or reserved anywhere."""
         return (
             self.router.running == 0
-            and self.router.cluster.outstanding_credits == 0
-            and self.router.cluster.outstanding_leases == 0
+            and self.router.cluster.machine.outstanding == 0
+            and self.router.cluster.machine.leases == 0
             and not any(encoder.leases or encoder.working for encoder in self.encoders)
             and not any(text.running or text.segments for text in self.texts)
         )

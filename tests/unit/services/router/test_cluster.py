@@ -129,7 +129,7 @@ async def test_a_missing_report_of_embeddings_starts_the_watch_again_without_sus
             assert [one.usable for one in cluster.encoders.candidates if one.name == "encoder-0"] == [True]
             await asyncio.sleep(0.001)
         assert watches > 2
-        assert not cluster.in_backoff()
+        assert not cluster.instances.in_backoff()
 
 
 @virtual
@@ -404,12 +404,12 @@ async def test_leases_that_are_released_during_a_call_share_the_next_one() -> No
         answers = await asyncio.gather(*(collect(made.router, ask(f"r{n}", [image(n)])) for n in range(1, 6)))
         assert all(isinstance(answer[-1], ChatFinished) for answer in (first, *answers))
         assert encoder.released == [2]  # type: ignore[attr-defined]
-        assert made.router.cluster.outstanding_credits > 0
+        assert made.router.cluster.machine.outstanding > 0
         encoder.going.set()  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
         assert encoder.released == [2, 10]  # type: ignore[attr-defined]
         assert not encoder.leases
-        assert made.router.cluster.outstanding_credits == 0
+        assert made.router.cluster.machine.outstanding == 0
 
 
 @virtual
@@ -422,5 +422,5 @@ async def test_leases_that_cannot_be_released_in_time_do_not_keep_their_credits(
         await asyncio.gather(*(collect(made.router, ask(f"r{n}", [image(n)])) for n in range(3)))
         await collect(made.router, ask("last", [image(9)]))
         await asyncio.sleep(3)
-        assert made.router.cluster.outstanding_credits == 0
+        assert made.router.cluster.machine.outstanding == 0
         encoder.leases.clear()

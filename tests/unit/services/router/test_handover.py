@@ -261,10 +261,10 @@ async def test_a_prompt_waits_until_there_is_memory_for_its_answer() -> None:
         asking = [asyncio.get_running_loop().create_task(collect(made.router, request)) for request in requests]
         await asyncio.sleep(0.1)
         assert len(prefill.requests) == 1
-        assert made.router.cluster.waiting_for_kv == 2
+        assert made.router.cluster.machine.waiting_for_kv == 2
         asking.pop().cancel()
         await asyncio.sleep(0.01)
-        assert made.router.cluster.waiting_for_kv == 1
+        assert made.router.cluster.machine.waiting_for_kv == 1
         await asyncio.gather(*asking)
         assert len(prefill.requests) == 2
 

@@ -207,7 +207,7 @@ async def site(
         assert not made.text.running
         assert not encoder.leases
         for client in made.clients:
-            assert (client.service.running, client.service.cluster.outstanding_credits) == (0, 0)
+            assert (client.service.running, client.service.cluster.machine.outstanding) == (0, 0)
             client.service.close()
 
 

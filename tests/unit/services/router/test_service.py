@@ -121,7 +121,7 @@ async def test_what_is_expected_of_answers_follows_those_that_have_ended() -> No
     async with bench() as made:
         for number in range(30):
             await collect(made.router, ask(f"r{number}"))
-        expected, (model,) = made.router.cluster.expected_output, await made.router.models()
+        expected, (model,) = made.router.cluster.machine.expected_output, await made.router.models()
         assert expected.predict(AnswerClass(model.model_id, with_items=False), 100_000) < 100, "they had four tokens"
         assert expected.predict(AnswerClass(model.model_id, with_items=True), 100_000) == 256
 
@@ -514,7 +514,7 @@ async def test_a_request_above_every_text_instances_kv_memory_is_refused_before_
             text.kv_tokens = kv_tokens
             text.kill()
             text.restart()
-        await until(lambda: made.router.cluster.kv_tokens == 80)
+        await until(lambda: made.router.cluster.instances.kv_tokens == 80)
         with pytest.raises(InvalidRequest) as caught:
             await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=4)))
         assert caught.value.param == "n"
@@ -530,7 +530,7 @@ async def test_an_answer_without_max_tokens_ends_with_the_last_whole_block_of_it
         made.texts[0].kv_tokens, made.texts[0].kv_block_tokens = 112, 16
         made.texts[0].kill()
         made.texts[0].restart()
-        await until(lambda: made.router.cluster.kv_tokens == 112)
+        await until(lambda: made.router.cluster.instances.kv_tokens == 112)
         await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(n=3)))
         (request,) = made.texts[0].requests
         assert request.sampling.max_tokens == 32 - len(request.token_ids)
