@@ -86,7 +86,7 @@ def _spans(body: bytes | bytearray) -> list[tuple[int, int]]:
 
 def _strings(body: bytes | bytearray, name: bytes, begin: int, end: int) -> list[tuple[int, int]]:
     """The spans of a field's large strings between two offsets, without their quotes."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     at = begin
     for _ in range(_MAX_CANDIDATES):
         at = body.find(name, at, end)
@@ -98,6 +98,6 @@ def _strings(body: bytes | bytearray, name: bytes, begin: int, end: int) -> list
             continue
         closing = body.find(b'"', opening.end(), end)
         if closing - opening.end() >= MIN_BLOB_BYTES:
-            found.append((opening.end(), closing))
+            spans.append((opening.end(), closing))
             at = closing
-    return found
+    return spans

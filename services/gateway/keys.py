@@ -127,7 +127,7 @@ class Caller:
                 "requests": entry.requests_per_minute,
                 "items": entry.items_per_minute,
             }
-            self._buckets = {what: Bucket(limit, clock) for what, limit in limits.items() if limit is not None}
+            self._buckets = {unit: Bucket(limit, clock) for unit, limit in limits.items() if limit is not None}
         self._running = 0
         self._mean_s = 0.0
         """That its requests take."""
@@ -140,8 +140,8 @@ class Caller:
                 f"{self._running} requests of this key are running, the limit is {self._concurrent}",
                 retry_after_s=max(_BUSY_RETRY_S, self._mean_s / self._running),
             )
-        for what in ("tokens", "requests"):
-            self._check(what, 1)
+        for unit in ("tokens", "requests"):
+            self._check(unit, 1)
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1)
         self._running += 1
@@ -152,10 +152,10 @@ class Caller:
             self._running -= 1
             self._mean_s += _NEWEST * (self._clock() - began_s - self._mean_s)
 
-    def _check(self, what: str, count: int) -> None:
-        bucket = self._buckets.get(what)
+    def _check(self, unit: str, count: int) -> None:
+        bucket = self._buckets.get(unit)
         if bucket is not None and bucket.wait_s(count) > 0:
-            raise RateLimited(f"this key has no {what} left in this minute", retry_after_s=bucket.refuse_s(count))
+            raise RateLimited(f"this key has no {unit} left in this minute", retry_after_s=bucket.refuse_s(count))
 
     def take_items(self, count: int) -> None:
         """Charge a request's images, videos and audio. Raises RateLimited, or InvalidRequest if it can never be allowed."""
@@ -188,10 +188,10 @@ class Caller:
 
     def headers(self) -> Iterator[tuple[str, str]]:
         """What is left of its limits per minute, as OpenAI's headers name it."""
-        for what, bucket in self._buckets.items():
-            yield f"x-ratelimit-limit-{what}", str(bucket.per_minute)
-            yield f"x-ratelimit-remaining-{what}", str(bucket.left)
-            yield f"x-ratelimit-reset-{what}", f"{bucket.full_in_s:.3f}s"
+        for unit, bucket in self._buckets.items():
+            yield f"x-ratelimit-limit-{unit}", str(bucket.per_minute)
+            yield f"x-ratelimit-remaining-{unit}", str(bucket.left)
+            yield f"x-ratelimit-reset-{unit}", f"{bucket.full_in_s:.3f}s"
 
 
 class Failures:
@@ -254,11 +254,11 @@ class KeyRing:
         if scheme.lower() != "bearer":
             return None
         given = key_digest(key.strip())
-        found = None
+        caller_found = None
         for digest, caller in self._callers:  # compare all: the time must not depend on the position
             if hmac.compare_digest(digest, given):
-                found = caller
-        return found
+                caller_found = caller
+        return caller_found
 
 
 def key_digest(key: str) -> bytes:

@@ -56,11 +56,11 @@ class RequestLifetime:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def ended_by(self, gone: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    async def ended_by(self, disconnected: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
         """End the lifetime when ``gone`` returns, which means that the client has left."""
 
         async def watch() -> None:
-            await gone()
+            await disconnected()
             self.end(Cancelled("the client closed the connection"))
 
         failure: Exception | None = None

@@ -61,17 +61,17 @@ class Table(Generic[T]):
         """Keys whose entries could not be used when they were last read."""
 
     async def read(self) -> dict[str, T]:
-        found: dict[str, T] = {}
+        table: dict[str, T] = {}
         skipped: set[str] = set()
         for entry in await self._store.entries(self._name):
             try:
-                found[entry.key] = self._kind.validate_json(entry.value)
+                table[entry.key] = self._kind.validate_json(entry.value)
             except ValidationError:
                 skipped.add(entry.key)
         for key in sorted(skipped - self._skipped):
             logger.warning("the store's entry of %s in %s cannot be used", key, self._name)
         self._skipped = skipped
-        return found
+        return table
 
 
 _LEFT = TypeAdapter(Left)
@@ -96,14 +96,14 @@ class Keeper:
 
     async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
         """The last decisions by pool, oldest first."""
-        found: dict[str, dict[int, DecisionRecord]] = {}
+        decisions: dict[str, dict[int, DecisionRecord]] = {}
         for entry in await self._store.tail(_DECISIONS, _KEEP_RECORDS):
             try:
                 record = _RECORD.validate_json(entry.value)
             except ValidationError:
                 continue  # of another version
-            found.setdefault(record.view.pool, {})[record.number] = record
-        return {pool: tuple(records[number] for number in sorted(records)) for pool, records in found.items()}
+            decisions.setdefault(record.view.pool, {})[record.number] = record
+        return {pool: tuple(records[number] for number in sorted(records)) for pool, records in decisions.items()}
 
     def note(self, record: DecisionRecord) -> None:
         """Write this decision with the next ``write``; the oldest ones are dropped while the store is away for long."""

@@ -204,9 +204,9 @@ class Leading:
             return
         first, self._taken, self._leader = self._taken is None, fence, self._owner
         for name in self._pools.kept():
-            one, ones = left.pop(str(name), None), records.pop(str(name), ())
-            if one is not None and one.owner != self._owner:
-                self._pools.resume(name, one.pool, ones)
+            kept, decisions = left.pop(str(name), None), records.pop(str(name), ())
+            if kept is not None and kept.owner != self._owner:
+                self._pools.resume(name, kept.pool, decisions)
             else:  # what is known here is newer
-                self._pools.resume(name, self._pools.first(name) if one is None and first else None)
+                self._pools.resume(name, self._pools.first(name) if kept is None and first else None)
         self._left, self._left_s, self._records = left, self._clock(), records

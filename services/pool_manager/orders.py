@@ -118,7 +118,7 @@ class Orders:
             self._removals[instance] = reason  # the others first
         return done
 
-    async def _send(self, kind: str, what: str, argument: int | str) -> Exception | None:
+    async def _send(self, kind: str, order: str, argument: int | str) -> Exception | None:
         fence = self._fence()
         if fence is None:
             return Deposed("this manager no longer leads")
@@ -137,8 +137,8 @@ class Orders:
             error = InternalError("it has a defect")
         else:
             self.sent[kind, "accepted"] += 1
-            logger.info("pool %s: ordered: %s", self._pool, what)
+            logger.info("pool %s: ordered: %s", self._pool, order)
             return None
         self.sent[kind, "failed"] += 1
-        logger.warning("pool %s: not ordered: %s: %s", self._pool, what, error)
+        logger.warning("pool %s: not ordered: %s: %s", self._pool, order, error)
         return error

@@ -70,7 +70,7 @@ class ScalerView:
     async def _ask(self) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._scaler.pools()
+                scaled_pools = await self._scaler.pools()
         except TimeoutError:
             return f"it did not answer within {self._timeout_s:g} s"
         except TriptychError as error:
@@ -78,6 +78,6 @@ class ScalerView:
         except Exception:
             logger.exception("the scaler has a defect")
             return "it has a defect"
-        self._pools = {pool.name: pool for pool in found}
+        self._pools = {pool.name: pool for pool in scaled_pools}
         self.answered = True
         return ""

@@ -33,16 +33,16 @@ from triptych.machine.pool_manager.member_events import (
     EndSession,
     FarewellReceived,
     HeartbeatReceived,
-    Logged,
     MemberEvent,
+    MemberLogged,
     MembersChanged,
+    MembersTick,
+    MemberSwitchWanted,
     Registered,
     SendOrder,
     SessionEnded,
     SwitchEnded,
     SwitchServed,
-    SwitchWanted,
-    Tick,
 )
 from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
@@ -149,7 +149,7 @@ class PoolManagerService:
             acting=Acting.NONE if scaler is None else Acting.ALL if settings.autoscale else Acting.MANUAL,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
             switching=settings.switching if settings.switch_roles else None,
-            switch=lambda name, role, reason: self._feed(SwitchWanted(name, role, reason)),
+            switch=lambda name, role, reason: self._feed(MemberSwitchWanted(name, role, reason)),
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,
@@ -196,25 +196,29 @@ class PoolManagerService:
 
     def members_by_state(self) -> dict[tuple[str, ...], int]:
         """Number of members by role (empty for routers) and condition, or ``suspected``."""
-        found: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
         for pool in self._machine.pools(self._clock()):
             for member in pool.members:
                 state = "suspected" if member.suspected else member.condition.value
                 key = ("" if pool.role is None else pool.role.value, state)
-                found[key] = found.get(key, 0) + 1
-        return found
+                counts[key] = counts.get(key, 0) + 1
+        return counts
 
     def instances_by_stage(self) -> dict[tuple[str, ...], int]:
         """Number of active instances that serve a stage, by model and stage, those that are suspected left out."""
-        found: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
         for pool in self._machine.pools(self._clock()):
             if pool.role is None:
                 continue
             for stage in Stage:
                 key = (pool.model, stage.value)
-                there = (one for one in pool.members if one.condition is MemberCondition.ACTIVE and not one.suspected)
-                found[key] = found.get(key, 0) + sum(stage in one.open for one in there)
-        return found
+                usable = (
+                    member
+                    for member in pool.members
+                    if member.condition is MemberCondition.ACTIVE and not member.suspected
+                )
+                counts[key] = counts.get(key, 0) + sum(stage in member.open for member in usable)
+        return counts
 
     def switches_pending_s(self) -> dict[tuple[str, ...], float]:
         """By model, the age of the oldest order to switch that is not obeyed; 0 without one."""
@@ -271,7 +275,7 @@ class PoolManagerService:
             pool if pool.role is None else replace(pool, scaling=scaling.pop(PoolName(pool.model, pool.role), None))
             for pool in self._machine.pools(now_s)
         ]
-        pools += [PoolStatus(name.model, name.role, (), one) for name, one in scaling.items()]
+        pools += [PoolStatus(name.model, name.role, (), scaling_) for name, scaling_ in scaling.items()]
         up_s = now_s - self._began_s
         return ManagerStatus(
             self._machine.incarnation,
@@ -293,8 +297,8 @@ class PoolManagerService:
 
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
         pools = self._machine.pools(self._clock())
-        members = (one for pool in pools for one in pool.members)
-        member = next((one for one in members if one.registration.instance_id == instance_id), None)
+        members = (member for pool in pools for member in pool.members)
+        member = next((member for member in members if member.registration.instance_id == instance_id), None)
         if member is None:
             raise NotFound("no member has this instance id", param="instance_id")
         widest = member.registration.switchable
@@ -308,7 +312,7 @@ class PoolManagerService:
             raise FailedPrecondition(lost, param="instance_id")
         if self.control.leading.fence is None:
             raise Unavailable(f"roles cannot be ordered here now: {self.control.leading.why_not()}")
-        self._feed(SwitchWanted(instance_id, role, "an operator asked for it"))
+        self._feed(MemberSwitchWanted(instance_id, role, "an operator asked for it"))
 
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
@@ -382,7 +386,7 @@ class PoolManagerService:
         decided_s = self._clock()
         while True:
             await asyncio.sleep(self._settings.members.tick_s)
-            self._feed(Tick())
+            self._feed(MembersTick())
             if self._clock() - decided_s >= _DECIDE_S:
                 decided_s = self._clock()
                 pools = self._machine.pools(decided_s)
@@ -399,8 +403,8 @@ class PoolManagerService:
                     self._sessions[session].end(Unavailable(reason))
                 case MembersChanged():
                     self._changes.notify()
-                case Logged(instance_id, what):
-                    logger.info("%s %s", instance_id, what)
+                case MemberLogged(instance_id, change):
+                    logger.info("%s %s", instance_id, change)
                 case SwitchEnded():
                     self._record.switch_ended(effect)
                 case SwitchServed():

@@ -99,6 +99,6 @@ class PoolManagerSettings(RpcServiceSettings):
 def _deployment(entry: str) -> tuple[PoolName, str]:
     pool, _, deployment = entry.partition("=")
     model, _, role = pool.rpartition("/")
-    if not model or not deployment or role not in {one.value for one in Role}:
+    if not model or not deployment or role not in {role.value for role in Role}:
         raise ValueError(f"deployments {entry!r} is not MODEL/ROLE=DEPLOYMENT")
     return PoolName(model, Role(role)), deployment

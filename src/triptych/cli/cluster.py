@@ -150,7 +150,7 @@ class LocalCluster:
         }
         self.scaler = ProcessScaler(
             self,
-            scaled={pool: name_pattern(*of) for pool, of in self._pools.items()},
+            scaled={pool: name_pattern(*model_and_role) for pool, model_and_role in self._pools.items()},
             others={plan.name: plan.name for plan in self._plan.processes if plan.role is None},
             rules=RestartRules(
                 first_backoff_s=first_backoff_s, start_timeout_s=start_timeout_s, grace_s=drain_s + _KILL_MARGIN_S
@@ -215,13 +215,13 @@ class LocalCluster:
         if plan.role is None:
             return f"requests fail until the {ended.name} is back"
         left = [
-            one
+            process
             for name in self.processes
-            if (one := self._plans[name]).model == plan.model and one.role is not None and self._is_ready(name)
+            if (process := self._plans[name]).model == plan.model and process.role is not None and self._is_ready(name)
         ]
         if left and self._plan.switches_roles:
             return ""  # they may serve other stages than at first
-        served = {stage for one in left if one.role is not None for stage in one.role.stages}
+        served = {stage for process in left if process.role is not None for stage in process.role.stages}
         lost = without(plan.role.stages - served, of_model)
         return "" if lost is None else f"that was the last {lost[0]}: {lost[1]} until there is one"
 
@@ -383,7 +383,7 @@ class LocalCluster:
 
     def _another(self, pool: str, process: str) -> ProcessPlan:
         """A new instance of a pool."""
-        model, role = next(of for name, of in self._pools.items() if str(name) == pool)
+        model, role = next(model_and_role for name, model_and_role in self._pools.items() if str(name) == pool)
         taken = {port for plan in self._plans.values() for port in (plan.port, plan.admin_port)}
         port, admin_port = ports.free(2, taken)
         return engine(
@@ -415,13 +415,13 @@ class LocalCluster:
 
     def _last_words(self, plan: ProcessPlan) -> str:
         """The reason that a process of services gives as its last line (``runtime.process``)."""
-        said = f"{plan.service}: "
+        prefix = f"{plan.service}: "
         with contextlib.suppress(OSError), (self.log_dir / f"{plan.name}.log").open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._children[plan.name].logs_from, end - _LOG_TAIL_NBYTES))
             lines = log.read(_LOG_TAIL_NBYTES).decode(errors="replace").splitlines()
-            found = next((line for line in reversed(lines) if line.startswith(said)), "")
-            return shown(found.removeprefix(said))
+            line = next((line for line in reversed(lines) if line.startswith(prefix)), "")
+            return shown(line.removeprefix(prefix))
         return ""
 
     def _is_ready(self, name: str) -> bool:
@@ -440,8 +440,8 @@ class LocalCluster:
         if not processes:
             return []
         async with httpx.AsyncClient(trust_env=False) as client:
-            found = await asyncio.gather(*(self._serves(client, name) for name in processes))
-        return [name for name, serves in zip(processes, found, strict=True) if serves]
+            serving = await asyncio.gather(*(self._serves(client, name) for name in processes))
+        return [name for name, serves in zip(processes, serving, strict=True) if serves]
 
     async def _serves(self, client: httpx.AsyncClient, name: str) -> bool:
         try:
@@ -453,12 +453,12 @@ class LocalCluster:
     async def answered(self, processes: Sequence[str]) -> list[str]:
         """Those of the processes that have encoded or answered something; processes without an engine do not end by a request."""
         engines = [name for name in processes if self._plans[name].service in ENGINES]
-        found = set(processes) - set(engines)
+        answering = set(processes) - set(engines)
         if engines:
             async with httpx.AsyncClient(trust_env=False) as client:
                 answers = await asyncio.gather(*(self._has_answered(client, name) for name in engines))
-            found |= {name for name, answered in zip(engines, answers, strict=True) if answered}
-        return [name for name in processes if name in found]
+            answering |= {name for name, answered in zip(engines, answers, strict=True) if answered}
+        return [name for name in processes if name in answering]
 
     async def _has_answered(self, client: httpx.AsyncClient, name: str) -> bool:
         """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one. Of an instance that

@@ -56,7 +56,7 @@ class ClusterSettings:
             raise _cannot_switch(
                 "takes objectives for the time to the first token and between tokens: --slo ttft=5x,tbt=5x"
             )
-        delays = next((one.delay_profile for one in (*texts, encoder) if one.delay_profile), None)
+        delays = next((settings.delay_profile for settings in (*texts, encoder) if settings.delay_profile), None)
         known = _checked(router.profiles, delays)
         if reprofile and (measure is None or known is not None):
             text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
@@ -101,9 +101,9 @@ class ClusterSettings:
         names = [parse_bounds(entry)[0] for entry in entries]
         for entry, name in zip(entries, names, strict=True):
             if name not in {text for pool in pools for text in (str(pool), pool.role.value)}:
-                there = ", ".join(map(str, pools))
+                known_pools = ", ".join(map(str, pools))
                 raise CliError(
-                    f"--pool-sizes {entry!r}: there will be no such pool; there will be: {there}", caller=True
+                    f"--pool-sizes {entry!r}: there will be no such pool; there will be: {known_pools}", caller=True
                 )
             if names.count(name) > 1:
                 raise CliError(f"--pool-sizes names {name} more than once", caller=True)

@@ -33,8 +33,8 @@ class Samples:
     def total(self, name: str, **labels: str) -> float | None:
         """The sum over all samples with this name and these labels; None when there are none."""
         wanted = set(labels.items())
-        found = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
-        return sum(found) if found else None
+        matching = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
+        return sum(matching) if matching else None
 
 
 async def scrape(client: httpx.AsyncClient, admin_url: str) -> Samples | None:

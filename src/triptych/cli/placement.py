@@ -28,9 +28,9 @@ def placed(roles: str) -> dict[Role, int]:
     sizes: dict[Role, int] = {}
     for entry in roles.split(","):
         letters, _, count = entry.strip().partition(":")
-        role = next((one for one in NAMES if one.value == letters), None)
+        role = next((role for role in NAMES if role.value == letters), None)
         if role is None:
-            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(one.value for one in NAMES)}")
+            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(role.value for role in NAMES)}")
         if not (_COUNT.fullmatch(count) and 1 <= int(count) <= _MOST):
             raise _wrong(roles, f"{entry.strip()!r} is not ROLE:COUNT with a count of 1 to {_MOST}")
         if role in sizes:

@@ -114,10 +114,10 @@ class ClusterPlan:
         """From the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an argument that is none."""
         if unknown := shape.keys() - _DEFAULT.keys():
             raise TypeError(f"a cluster has no {', '.join(sorted(unknown))}; its shape has {', '.join(_DEFAULT)}")
-        told: ClusterShape = {**_DEFAULT, **shape}
-        port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
-        mount_router, switch_roles = told["mount_router"], told["switch_roles"]
-        sizes = placed(told["roles"])
+        choices: ClusterShape = {**_DEFAULT, **shape}
+        port, router_port, admin_port = choices["port"], choices["router_port"], choices["admin_port"]
+        mount_router, switch_roles = choices["mount_router"], choices["switch_roles"]
+        sizes = placed(choices["roles"])
         refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switch_roles)
         roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
@@ -127,9 +127,9 @@ class ClusterPlan:
         manager_port, scaler_port = next(taking), next(taking)
         at = ports.address(manager_port)
         acting = ("--autoscale",) if autoscale else ()
-        own = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
-        own += ("--switch-roles",) if switch_roles else ()
-        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, own, tuple(options.get("pool_manager", ())))
+        own_flags = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
+        own_flags += ("--switch-roles",) if switch_roles else ()
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, own_flags, tuple(options.get("pool_manager", ())))
         engines = [
             engine(
                 model,
@@ -243,20 +243,20 @@ def engine(
 ) -> ProcessPlan:
     """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
     widest, service = Role.EPD if switches else role, service_of(role, switches=switches)
-    told: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
+    role_flags: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
     if switches:
-        told += ("--switchable", widest.value)
+        role_flags += ("--switchable", widest.value)
     if service == "text" and widest.serves(Stage.ENCODE):
-        told += _mounted(options)
+        role_flags += _mounted(options)
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
-    return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
+    own_flags = ("--instance-id", name, "--pool-manager", manager, *shared, *role_flags)
+    return ProcessPlan(name, service, port, own_flags, tuple(options.get(service, ())), admin_port, role, model)
 
 
 def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The flag with those of the encoder that a text process has in it."""
-    told = options.get("mounted_encoder", ())
-    return (f"--mount-encoder={shlex.join(told)}",) if told else ()
+    encoder_flags = options.get("mounted_encoder", ())
+    return (f"--mount-encoder={shlex.join(encoder_flags)}",) if encoder_flags else ()
 
 
 def name_pattern(model: Model, role: Role) -> str:
@@ -278,8 +278,17 @@ def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
 
 def _router(model: Model, manager: str, port: int, options: Mapping[str, Sequence[str]]) -> ProcessPlan:
     name = f"{model.prefix}router"
-    own = ("--instance-id", name, "--model", str(model.path), "--model-id", model.model_id, "--pool-manager", manager)
-    return ProcessPlan(name, "router", port, own, tuple(options.get("router", ())), model=model)
+    own_flags = (
+        "--instance-id",
+        name,
+        "--model",
+        str(model.path),
+        "--model-id",
+        model.model_id,
+        "--pool-manager",
+        manager,
+    )
+    return ProcessPlan(name, "router", port, own_flags, tuple(options.get("router", ())), model=model)
 
 
 def _gateway(
@@ -289,10 +298,10 @@ def _gateway(
     if mount_router:
         router = routers[0]
         line = (*router.arguments, "--host", ports.HOST, "--port", str(router.port), *router.options)
-        own: tuple[str, ...] = (f"--mount-router={shlex.join(line)}",)
+        router_flags: tuple[str, ...] = (f"--mount-router={shlex.join(line)}",)
     else:
-        own = ("--router", ",".join(ports.address(router.port) for router in routers))
-    return ProcessPlan("gateway", "gateway", port, own, tuple(options.get("gateway", ())))
+        router_flags = ("--router", ",".join(ports.address(router.port) for router in routers))
+    return ProcessPlan("gateway", "gateway", port, router_flags, tuple(options.get("gateway", ())))
 
 
 def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:

@@ -47,8 +47,10 @@ class Preset:
     def placed_as(self, roles: str, name: str) -> None:
         """Raises CliError if these are other roles than its own."""
         if placed(roles).keys() != placed(self.roles).keys():
-            own = ", ".join(role.value for role in placed(self.roles))
-            raise CliError(f"--roles {roles}: preset {name} has roles {own}; only their counts can change", caller=True)
+            own_roles = ", ".join(role.value for role in placed(self.roles))
+            raise CliError(
+                f"--roles {roles}: preset {name} has roles {own_roles}; only their counts can change", caller=True
+            )
 
 
 PRESETS: Mapping[PresetName, Preset] = MappingProxyType(

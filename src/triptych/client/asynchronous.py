@@ -264,12 +264,12 @@ class AsyncClient:
                 request = replace(template, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
                 held = router.resolve(request)
                 try:
-                    found = await _next(held)
+                    resolution = await _next(held)
                 except BaseException:
                     await held.aclose()
                     raise
                 await stack.enter_async_context(aclosing(held))
-                return found
+                return resolution
 
             yield await self._attempts(begin, end_s)
 
@@ -431,7 +431,7 @@ class AsyncClient:
 
 def _addresses(target: str) -> tuple[str, ...]:
     """Raises InvalidRequest."""
-    addresses = tuple(dict.fromkeys(one.strip() for one in target.split(",")))
+    addresses = tuple(dict.fromkeys(address.strip() for address in target.split(",")))
     if not all(map(_TARGET.fullmatch, addresses)):
         raise _no_target(target)
     return addresses
@@ -486,23 +486,23 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _tool_choice(choice: Any) -> ToolChoice:
     wanted = 'a triptych.client.ToolChoice, as ToolChoice(required=True), ToolChoice(name="...") or left out'
-    found = checks.of_type("tool_choice", choice, ToolChoice, wanted)
-    for part, cls in ((found.required, bool), (found.parallel, bool), (found.name, str)):
+    checked = checks.of_type("tool_choice", choice, ToolChoice, wanted)
+    for part, cls in ((checked.required, bool), (checked.parallel, bool), (checked.name, str)):
         checks.of_type("tool_choice", part, cls, f"made of other types, here a {cls.__name__}")
-    checks.text("tool_choice", found.name)
-    return found
+    checks.text("tool_choice", checked.name)
+    return checked
 
 
 def _tenant(tenant: Any) -> Tenant | None:
     if tenant is None:
         return None
     wanted = 'a name, or a triptych.client.Tenant, as Tenant("team", weight=2)'
-    found = Tenant(tenant) if isinstance(tenant, str) else checks.of_type("tenant", tenant, Tenant, wanted)
-    name, weight = checks.text("tenant", found.name, wanted), checks.number("tenant", found.weight)
+    checked = Tenant(tenant) if isinstance(tenant, str) else checks.of_type("tenant", tenant, Tenant, wanted)
+    name, weight = checks.text("tenant", checked.name, wanted), checks.number("tenant", checked.weight)
     for fault in (TENANT_NAME.fault("its name", name), WEIGHT.fault("its weight", weight)):
         if fault:
             raise errors.InvalidRequest(f"tenant: {fault}", param="tenant")
-    return found
+    return checked
 
 
 async def _next(events: AsyncGenerator[T]) -> T:

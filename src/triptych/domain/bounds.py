@@ -81,7 +81,7 @@ class Many:
             return None
         if isinstance(self.each, Between):  # there may be a million
             return self.each.fault(name, min(value)) or self.each.fault(name, max(value))
-        return next(filter(None, (self.each.fault(name, one) for one in value)), None)
+        return next(filter(None, (self.each.fault(name, item) for item in value)), None)
 
 
 @dataclass(frozen=True, slots=True)

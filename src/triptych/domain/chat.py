@@ -107,4 +107,4 @@ class ChatRequest:
     @property
     def begun_tokens(self) -> int:
         """Tokens of its unfinished choices that its caller has already."""
-        return sum(len(one.token_ids) for one in self.continued)
+        return sum(len(choice.token_ids) for choice in self.continued)

@@ -124,7 +124,7 @@ class PoolView:
     """Growths in this breach, without need by load, that did not improve attainment."""
 
     def count(self, phase: InstancePhase) -> int:
-        return sum(one.phase is phase for one in self.instances)
+        return sum(instance.phase is phase for instance in self.instances)
 
     @property
     def serving(self) -> int:

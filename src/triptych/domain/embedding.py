@@ -142,11 +142,11 @@ def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
     wholes: list[TensorSpec] = []
     for specs in zip(*parts, strict=True):
         first = specs[0]
-        if any((one.name, one.dtype, one.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for one in specs):
+        if any((spec.name, spec.dtype, spec.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for spec in specs):
             raise ValueError(f"tensors cannot be concatenated: {specs}")
-        if not all(one.shape for one in specs):
+        if not all(spec.shape for spec in specs):
             raise ValueError(f"tensor {first.name!r} has no rows")
-        wholes.append(replace(first, shape=(sum(one.shape[0] for one in specs), *first.shape[1:])))
+        wholes.append(replace(first, shape=(sum(spec.shape[0] for spec in specs), *first.shape[1:])))
     return tuple(wholes)
 
 

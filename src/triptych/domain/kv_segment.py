@@ -54,7 +54,7 @@ class KvKind:
         """Positions ``first`` to ``end``, cut at the multiples of ``segment_tokens``."""
         size = self.segment_tokens
         cuts = [first, *range((first // size + 1) * size, end, size), end]
-        return tuple(KvSegment(self, one, after - one) for one, after in pairwise(cuts) if after > one)
+        return tuple(KvSegment(self, cut, after - cut) for cut, after in pairwise(cuts) if after > cut)
 
 
 @dataclass(frozen=True, slots=True)

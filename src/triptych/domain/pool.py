@@ -160,11 +160,11 @@ class MemberCondition(StrEnum):
     """Nothing runs there any more; it can be stopped."""
 
 
-def served(told: Registration, load: InstanceLoad) -> frozenset[Stage]:
+def served(registration: Registration, load: InstanceLoad) -> frozenset[Stage]:
     """The stages that a member serves, by its last report if it can switch."""
-    if told.switchable is not None and load.stages:
+    if registration.switchable is not None and load.stages:
         return frozenset(load.stages)
-    return frozenset() if told.role is None else told.role.stages
+    return frozenset() if registration.role is None else registration.role.stages
 
 
 @dataclass(frozen=True, slots=True)

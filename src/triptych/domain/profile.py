@@ -169,10 +169,10 @@ class Profile:
     @property
     def file_name(self) -> str:
         """One for each identity up to software and options: a newer measurement replaces an older one."""
-        one = self.identity
-        hardware = "".join(letter if letter.isalnum() else "-" for letter in one.hardware.lower())
-        parts = (one.part.value, one.digest[:12], hardware[:48].strip("-"), one.dtype.value.lower())
-        return "-".join((*parts, f"tp{one.tensor_parallel}")) + ".json"
+        identity = self.identity
+        hardware = "".join(letter if letter.isalnum() else "-" for letter in identity.hardware.lower())
+        parts = (identity.part.value, identity.digest[:12], hardware[:48].strip("-"), identity.dtype.value.lower())
+        return "-".join((*parts, f"tp{identity.tensor_parallel}")) + ".json"
 
 
 TABLES: Mapping[str, type[Any]] = {
@@ -203,8 +203,8 @@ def dump_profile(profile: Profile) -> str:
     document: dict[str, Any] = {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
-        "identity": {one.name: _plain(getattr(identity, one.name)) for one in fields(identity)},
-        "measured": {one.name: _plain(getattr(measured, one.name)) for one in fields(measured)},
+        "identity": {field.name: _plain(getattr(identity, field.name)) for field in fields(identity)},
+        "measured": {field.name: _plain(getattr(measured, field.name)) for field in fields(measured)},
     }
     lines = [f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in document.items()]
     for name in TABLES:
@@ -239,7 +239,7 @@ def parse_profile(text: str | bytes) -> Profile:
 def _identity(value: object) -> ProfileIdentity:
     where = "identity"
     entries = _object(where, value)
-    _same_keys(where, entries, {one.name for one in fields(ProfileIdentity)})
+    _same_keys(where, entries, {field.name for field in fields(ProfileIdentity)})
     options = _object("identity.options", entries["options"])
     if len(options) > _MAX_OPTIONS:
         raise BadProfile(f"identity.options has {len(options)} entries, at most {_MAX_OPTIONS} are allowed")
@@ -265,7 +265,7 @@ def _identity(value: object) -> ProfileIdentity:
         tensor_parallel=tensor_parallel,
         software=_text("identity.software", entries["software"]),
         options={
-            _text("an option's name", name): _text(f"identity.options.{name}", one) for name, one in options.items()
+            _text("an option's name", name): _text(f"identity.options.{name}", value) for name, value in options.items()
         },
     )
 
@@ -275,16 +275,16 @@ def _measured(value: object) -> Measured:
     hints = get_type_hints(Measured)
     _same_keys("measured", entries, hints)
     read: dict[str, Any] = {}
-    for name, one in entries.items():
+    for name, entry in entries.items():
         where = f"measured.{name}"
         if hints[name] is Origin:
-            read[name] = _member(where, Origin, one)
+            read[name] = _member(where, Origin, entry)
         elif hints[name] is str:
-            read[name] = _text(where, one)
+            read[name] = _text(where, entry)
         elif hints[name] is int:
-            read[name] = _count(where, one)
+            read[name] = _count(where, entry)
         else:
-            read[name] = _number(where, one, least=-1.0 if name == "drift" else 0.0)
+            read[name] = _number(where, entry, least=-1.0 if name == "drift" else 0.0)
     return Measured(**read)
 
 
@@ -301,8 +301,8 @@ def _rows(table: str, value: object, row_type: type[Any]) -> tuple[Any, ...]:
             raise BadProfile(f"{where} must have {len(hints)} columns: {', '.join(hints)}")
         row = row_type(
             *(
-                _cell(f"{name} in {where}", name, kind, one)
-                for (name, kind), one in zip(hints.items(), cells, strict=True)
+                _cell(f"{name} in {where}", name, kind, cell)
+                for (name, kind), cell in zip(hints.items(), cells, strict=True)
             )
         )
         place = tuple(row)[: _PLACES[table]]
@@ -367,7 +367,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, frozenset):
-        return sorted(_plain(one) for one in value)  # type: ignore[type-var]  # stages' names
+        return sorted(_plain(value) for value in value)  # type: ignore[type-var]  # stages' names
     return dict(value) if isinstance(value, Mapping) else value
 
 

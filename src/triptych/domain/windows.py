@@ -43,8 +43,8 @@ class Sketch:
             return self if self.counts else other
         first = min(self.first, other.first)
         counts = [0] * (max(self.first + len(self.counts), other.first + len(other.counts)) - first)
-        for one in (self, other):
-            for index, count in enumerate(one.counts, one.first - first):
+        for sketch in (self, other):
+            for index, count in enumerate(sketch.counts, sketch.first - first):
                 counts[index] += count
         return Sketch(first, tuple(counts))
 
@@ -287,7 +287,7 @@ def summed(entries: Iterable[tuple[str, CountsT]]) -> dict[str, CountsT]:
 
 def merged(reports: Iterable[WindowReport]) -> dict[str, ClassWindow]:
     """The sum of the classes of several reports, by name."""
-    return summed((one.name, one.window) for report in reports for one in report.classes)
+    return summed((window.name, window.window) for report in reports for window in report.classes)
 
 
 def total(classes: Iterable[ClassWindow]) -> ClassWindow:

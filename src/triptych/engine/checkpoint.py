@@ -154,8 +154,8 @@ def _costly(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _costly(one)
-        for name, one in value.items()
+        name: _costly(entry)
+        for name, entry in value.items()
         if name not in _COSTLESS and not name.endswith(("_token_id", "_token_index", "_token_ids"))
     }
 

@@ -120,13 +120,13 @@ class CompiledProduct:
         self._pieces = nbytes_of(layer) // _NBYTES_PER_THREAD
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made = rows.new_empty(*rows.shape[:-1], self._outputs)
+        output = rows.new_empty(*rows.shape[:-1], self._outputs)
         flat = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
-        product, first = made.view(-1, self._outputs).numpy(), 0
+        product, first = output.view(-1, self._outputs).numpy(), 0
         for weight, bias in self._weights:
             self._compute(flat, weight, bias, product, first)
             first += len(weight)
-        return made
+        return output
 
     def _compute(self, flat: Any, weight: torch.Tensor, bias: torch.Tensor, product: Any, first: int) -> None:
         """Outputs from ``first`` on."""
@@ -143,8 +143,8 @@ def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     """Of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs]. oneDNN makes, and keeps, a kernel
     for each shape, which takes a millisecond.
     """
-    made: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
-    return made
+    output: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
+    return output
 
 
 def _ops() -> Any:

@@ -42,7 +42,7 @@ def product_attention(
     kv_heads, group, count, size = query.shape
     length = keys.shape[1]
     first = length - count
-    padded_keys, padded_values = (_padded(one) for one in (keys, values))
+    padded_keys, padded_values = (_padded(tensor) for tensor in (keys, values))
     rows = _padded(query * scaling)
     out = torch.empty_like(rows)
     tile = _TILE_NBYTES // (query.element_size() * group * padded_keys.shape[1])
@@ -57,8 +57,8 @@ def product_attention(
             scores = onednn_linear(together, padded_keys[head, :columns])
             by_row = scores.view(group, end - begin, columns)
             if is_causal:
-                own = first + begin
-                by_row[:, :, own:] += _triangle(end - begin, columns - own)
+                first_own = first + begin
+                by_row[:, :, first_own:] += _triangle(end - begin, columns - first_own)
             else:
                 if mask is not None:
                     some = mask[begin:end]
@@ -78,10 +78,10 @@ def _rounded(number: int) -> int:
 def _padded(states: torch.Tensor) -> torch.Tensor:
     """A contiguous copy, with zeros behind the last but one dimension."""
     count = states.shape[-2]
-    made = states.new_empty(*states.shape[:-2], _rounded(count), states.shape[-1])
-    made[..., :count, :] = states
-    made[..., count:, :] = 0.0
-    return made
+    padded = states.new_empty(*states.shape[:-2], _rounded(count), states.shape[-1])
+    padded[..., :count, :] = states
+    padded[..., count:, :] = 0.0
+    return padded
 
 
 @lru_cache(maxsize=256)

@@ -42,8 +42,8 @@ class Alike:
 @torch.inference_mode()
 def product_times_s(shapes: Sequence[Alike], row_counts: Sequence[int]) -> list[list[Times]]:
     """For each of ``shapes``, which are those of one model, the times with each number of rows."""
-    products = [_Products(one) for one in shapes]
-    by_rows = [_times_s([one.turns(rows) for one in products]) for rows in row_counts]
+    products = [_Products(shape) for shape in shapes]
+    by_rows = [_times_s([product.turns(rows) for product in products]) for rows in row_counts]
     return [[times_s[number] for times_s in by_rows] for number in range(len(shapes))]
 
 
@@ -52,7 +52,7 @@ class _Products:
 
     def __init__(self, alike: Alike) -> None:
         self._layer, self._makes = alike.layers[0], alike.makes
-        self._made = {by: [make(layer) for layer in alike.layers] for by, make in alike.makes.items()}
+        self._made = {way: [make(layer) for layer in alike.layers] for way, make in alike.makes.items()}
 
     def turns(self, rows: int) -> "_Turns":
         hidden = torch.full((rows, self._layer.in_features), 0.5)
@@ -60,8 +60,10 @@ class _Products:
         products: Mapping[By, Sequence[Product]] = self._made
         if outputs < self._layer.out_features:
             part = first_outputs(self._layer, outputs)
-            products = {by: [make(part)] for by, make in self._makes.items()}
-        tried = {by: one for by, one in products.items() if by is not By.COMPILED or rows <= MOST_COMPILED_ROWS}
+            products = {way: [make(part)] for way, make in self._makes.items()}
+        tried = {
+            way: product for way, product in products.items() if way is not By.COMPILED or rows <= MOST_COMPILED_ROWS
+        }
         return _Turns(tried, hidden, _FEW_MULTIPLICATIONS // (hidden.numel() * self._layer.out_features))
 
 
@@ -70,22 +72,22 @@ class _Turns:
 
     def __init__(self, products: Mapping[By, Sequence[Product]], hidden: torch.Tensor, calls: int) -> None:
         self._kinds, self._hidden = list(products.items()), hidden
-        self._samples_s: dict[By, list[float]] = {by: [] for by in products}
+        self._samples_s: dict[By, list[float]] = {way: [] for way in products}
         self.kinds = len(self._kinds)
-        layers = min(len(one) for one in products.values())
+        layers = min(len(layers_) for layers_ in products.values())
         self.calls = max(1, min(calls, _MOST_CALLS, layers))
         """In one pass."""
 
     @property
     def times_s(self) -> Times:
         """Without the first call of each kind, in which oneDNN makes a kernel."""
-        return {by: median(samples_s[1:]) for by, samples_s in self._samples_s.items()}
+        return {way: median(samples_s[1:]) for way, samples_s in self._samples_s.items()}
 
     def compute(self, number: int) -> None:
         """In the pass ``number``, the next layer."""
         kind = number % self.kinds
-        by, products = self._kinds[kind]
-        samples_s = self._samples_s[by]
+        way, products = self._kinds[kind]
+        samples_s = self._samples_s[way]
         # Each kind begins elsewhere, so that none finds in a cache what another one has just read.
         product = products[(len(samples_s) + kind * len(products) // self.kinds) % len(products)]
         began_s = time.thread_time()  # others may have the processor meanwhile
@@ -95,11 +97,11 @@ class _Turns:
 
 def _times_s(shapes: Sequence[_Turns]) -> list[Times]:
     """Of all shapes with the same number of rows."""
-    least_passes = (1 + _SAMPLES) * max((one.kinds for one in shapes), default=0)
-    calls = [one for number in range(_MOST_CALLS) for one in shapes if number < one.calls]
+    least_passes = (1 + _SAMPLES) * max((shape.kinds for shape in shapes), default=0)
+    calls = [shape for number in range(_MOST_CALLS) for shape in shapes if number < shape.calls]
     passes, began_s = 0, time.thread_time()
     while passes < least_passes or time.thread_time() - began_s < _LONG_S:
-        for one in calls:
-            one.compute(passes)
+        for call in calls:
+            call.compute(passes)
         passes += 1
-    return [one.times_s for one in shapes]
+    return [shape.times_s for shape in shapes]

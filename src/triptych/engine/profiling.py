@@ -225,7 +225,7 @@ class ProfiledEncoder(Profiled):
         now_s, served, latencies = 0.0, 0, list[float]()
         while served < len(arrivals_s):
             now_s = max(now_s, arrivals_s[served])
-            batch = [one for one in arrivals_s[served : served + max_batch] if one <= now_s]
+            batch = [arrival_s for arrival_s in arrivals_s[served : served + max_batch] if arrival_s <= now_s]
             now_s += self._probe.encode_s(self._item, len(batch))
             latencies += [now_s - arrived_s for arrived_s in batch]
             served += len(batch)
@@ -418,7 +418,7 @@ def _load_row(profiled: Profiled, stage: Stage, max_batch: int, per_s: float, la
         cuts[89],
         cuts[98],
         fmean(latencies),
-        fmean(one * one for one in latencies),
+        fmean(latency * latency for latency in latencies),
     )
 
 
@@ -435,18 +435,18 @@ def _within(level: Sequence[LoadRow], slos_s: Mapping[Stage, float]) -> bool:
 def run(options: Options, known: Profile | None, emit: Emit) -> None:
     """Load the part, then measure. Raises BadModel."""
     checkpoint = open_checkpoint(options.model)
-    made = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
-    profiled = made(checkpoint, options)
-    one = part_identity(checkpoint, options.part, options.compute)
+    profiled_class = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
+    profiled = profiled_class(checkpoint, options)
+    part = part_identity(checkpoint, options.part, options.compute)
     identity = {
-        "part": one.part.value,
-        "digest": one.digest,
-        "stages": sorted(stage.value for stage in one.stages),
-        "hardware": one.hardware,
-        "dtype": one.dtype.value,
-        "tensor_parallel": one.tensor_parallel,
-        "software": one.software,
-        "options": dict(one.options),
+        "part": part.part.value,
+        "digest": part.digest,
+        "stages": sorted(stage.value for stage in part.stages),
+        "hardware": part.hardware,
+        "dtype": part.dtype.value,
+        "tensor_parallel": part.tensor_parallel,
+        "software": part.software,
+        "options": dict(part.options),
     }
     emit({"kind": "ready", "identity": identity, "facts": dict(profiled.facts)})
     emit({"kind": "control", "seconds": profiled.control_s()})

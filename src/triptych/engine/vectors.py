@@ -33,8 +33,8 @@ _LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375)
 _LEAST, _MOST = np.float32(-87.3), np.float32(88.0)
 _ONE = np.float32(1.0)
 _SERIES = tuple(
-    np.float32(one)
-    for one in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    np.float32(factor)
+    for factor in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
 """Of Cephes' ``expf``."""
 
@@ -46,12 +46,12 @@ def compiled(function: F, *, any_order: bool = True) -> F:
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
     try:
-        made: Any = numba.njit(cache=True, **options)(function)
+        dispatcher: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no directory for its cache can be written
-        made = numba.njit(**options)(function)
+        dispatcher = numba.njit(**options)(function)
     else:
-        kernel_cache.keep(made, function, __file__)
-    kernel: F = made
+        kernel_cache.keep(dispatcher, function, __file__)
+    kernel: F = dispatcher
     return kernel
 
 
@@ -81,12 +81,12 @@ _Operation = Callable[..., Any]
 
 def _called(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     """What LLVM's intrinsic of this name returns."""
-    kind = ir.FunctionType(result, [one.type for one in arguments])
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _indices(*of: int) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(of)), of)
+def _indices(*numbers: int) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers)
 
 
 def _everywhere(builder: Any, value: Any) -> Any:
@@ -166,13 +166,13 @@ def _store_sums_of(context: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d:
         low, high = _indices(*range(half)), _indices(*range(half, 2 * half))
         return builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
 
-    def joined(builder: Any, one: Any, other: Any) -> Any:
+    def joined(builder: Any, first: Any, second: Any) -> Any:
         """Sums of neighbours, of eight lanes each; those of ``one`` before those of ``other`` in each half."""
         even, odd = _indices(0, 2, 8, 10, 4, 6, 12, 14), _indices(1, 3, 9, 11, 5, 7, 13, 15)
-        return builder.fadd(builder.shuffle_vector(one, other, even), builder.shuffle_vector(one, other, odd))
+        return builder.fadd(builder.shuffle_vector(first, second, even), builder.shuffle_vector(first, second, odd))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, c, d = (halved(builder, one) for one in arguments[2:])
+        a, b, c, d = (halved(builder, argument) for argument in arguments[2:])
         sums = halved(builder, joined(builder, joined(builder, a, b), joined(builder, c, d)))
         builder.store(sums, _address(context, builder, signature, arguments, sums.type), align=4)
         return context.get_dummy_value()
@@ -186,7 +186,7 @@ def _prefetch_of(context: Any, array: Any, at: Any) -> _Typed:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, signature, arguments, ir.IntType(8))
-        read, near, data = (ir.IntType(32)(one) for one in (0, 3, 1))
+        read, near, data = (ir.IntType(32)(number) for number in (0, 3, 1))
         _called(builder, "llvm.prefetch.p0", ir.VoidType(), address, read, near, data)
         return context.get_dummy_value()
 
@@ -224,31 +224,31 @@ def _of_one(operation: _Operation, taken: Any = _lanes, given: Any = _lanes) -> 
 
 
 def _of_two(operation: _Operation) -> Any:
-    def of(context: Any, one: Any, other: Any) -> _Typed:
-        del context, one, other
+    def of(context: Any, first: Any, second: Any) -> _Typed:
+        del context, first, second
         return _lanes(_lanes, _lanes), lambda _, builder, __, arguments: operation(builder, *arguments)
 
     return intrinsic(of)
 
 
 def _of_three(operation: _Operation) -> Any:
-    def of(context: Any, one: Any, other: Any, third: Any) -> _Typed:
-        del context, one, other, third
+    def of(context: Any, first: Any, second: Any, third: Any) -> _Typed:
+        del context, first, second, third
         return _lanes(_lanes, _lanes, _lanes), lambda _, builder, __, arguments: operation(builder, *arguments)
 
     return intrinsic(of)
 
 
-def _greater(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+def _greater(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-def _smaller(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", one, other), one, other)
+def _smaller(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", first, second), first, second)
 
 
-def _multiplied_and_added(builder: Any, one: Any, other: Any, added: Any) -> Any:
-    return _called(builder, "llvm.fmuladd.v16f32", _VECTOR, one, other, added)
+def _multiplied_and_added(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    return _called(builder, "llvm.fmuladd.v16f32", _VECTOR, first, second, added)
 
 
 def _greatest(builder: Any, value: Any) -> Any:
@@ -279,12 +279,12 @@ total: Any = _of_one(_sum, given=numba.types.float32)
 """Of all lanes, one after the other."""
 greater: Any = _of_two(_greater)
 """In each lane; the second one where one is NaN."""
-less: Any = _of_two(lambda builder, one, other: builder.fsub(one, other))
+less: Any = _of_two(lambda builder, first, second: builder.fsub(first, second))
 """one - other."""
-divided: Any = _of_two(lambda builder, one, other: builder.fdiv(one, other))
+divided: Any = _of_two(lambda builder, first, second: builder.fdiv(first, second))
 """one / other."""
-multiply: Any = _of_two(lambda builder, one, other: builder.fmul(one, other))
-plus: Any = _of_two(lambda builder, one, other: builder.fadd(one, other))
+multiply: Any = _of_two(lambda builder, first, second: builder.fmul(first, second))
+plus: Any = _of_two(lambda builder, first, second: builder.fadd(first, second))
 multiply_add: Any = _of_three(_multiplied_and_added)
 """one * other + third."""
 _lesser: Any = _of_two(_smaller)
@@ -352,13 +352,13 @@ def _small_product_of(
             return builder.bitcast(builder.gep(row, [ir.IntType(64)(at * LANES)]), _VECTOR.as_pointer())
 
         places, sums = list[Any](), list[Any]()
-        for one in range(PRODUCT_ROWS):
-            c_row = row(first_c, c_stride, ir.IntType(64)(one))
+        for row_index in range(PRODUCT_ROWS):
+            c_row = row(first_c, c_stride, ir.IntType(64)(row_index))
             places += [vector(c_row, at) for at in columns]
         for place in places:
             sums.append(cgutils.alloca_once(builder, _VECTOR))
             builder.store(builder.select(adds, builder.load(place, align=4), _VECTOR(None)), sums[-1])
-        a_rows = [row(first_a, a_stride, ir.IntType(64)(one)) for one in range(PRODUCT_ROWS)]
+        a_rows = [row(first_a, a_stride, ir.IntType(64)(row_index)) for row_index in range(PRODUCT_ROWS)]
         with cgutils.for_range(builder, depth) as loop:
             b_row = row(first_b, b_stride, loop.index)
             values = [builder.load(vector(b_row, at), align=4) for at in columns]

@@ -21,11 +21,11 @@ class WorkerThreads:
 
     def run(self, part: Callable[[int, int], None], ends: Sequence[int]) -> None:
         """Call ``part`` between each two of ``ends``, at the same time. Raises what one of them raises, when all have ended."""
-        first, *others = [one for one in pairwise(ends) if one[0] < one[1]] or [(0, 0)]
-        waiting = [] if self._others is None else [self._others.submit(part, *one) for one in others]
+        first, *rest = [span for span in pairwise(ends) if span[0] < span[1]] or [(0, 0)]
+        waiting = [] if self._others is None else [self._others.submit(part, *span) for span in rest]
         part(*first)
-        for one in others[len(waiting) :]:
-            part(*one)
-        errors = [error for one in waiting if (error := one.exception()) is not None]
+        for span in rest[len(waiting) :]:
+            part(*span)
+        errors = [error for future in waiting if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

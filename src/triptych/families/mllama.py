@@ -87,8 +87,8 @@ def arrangements(max_tiles: int) -> list[tuple[int, int]]:
 
 def _check_processor(processor: Mapping[str, Any], tile_px: int, max_tiles: int) -> None:
     size = processor["size"]
-    made = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if made != (tile_px, tile_px):
+    made_size = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if made_size != (tile_px, tile_px):
         raise BadModel(f"the image processor's size is {size!r}, vision_config.image_size is {tile_px}")
     if processor["max_image_tiles"] != max_tiles:
         raise BadModel(

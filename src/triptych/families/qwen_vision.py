@@ -56,17 +56,17 @@ class Patches:
             ("image", files.image_processor, image_side),
             ("video", files.video_processor, video_side),
         ):
-            made = {"patch_size": side, "temporal_patch_size": 2, "merge_size": 2} | _given(processor)
+            fields = {"patch_size": side, "temporal_patch_size": 2, "merge_size": 2} | _given(processor)
             for field, wanted in (
                 ("patch_size", patches.side),
                 ("temporal_patch_size", patches.frames),
                 ("merge_size", patches.merge),
             ):
-                if made[field] != wanted:
+                if fields[field] != wanted:
                     raise BadModel(
-                        f"the {name} processor's {field} is {made[field]!r}, the vision encoder takes {wanted}"
+                        f"the {name} processor's {field} is {fields[field]!r}, the vision encoder takes {wanted}"
                     )
-            if made.get("do_resize") is False:
+            if fields.get("do_resize") is False:
                 raise BadModel(f"the {name} processor's do_resize is false: its output would not fit the patches")
         return patches
 
@@ -178,7 +178,7 @@ class Language:
     context_length: int
 
     @classmethod
-    def load(cls, config: Json, defaults: Json, made: int) -> Self:
+    def load(cls, config: Json, defaults: Json, width_made: int) -> Self:
         """``made`` is the width of the vision encoder's output. Raises BadModel.
 
         Older checkpoints have the language model's fields at the root of their configuration.
@@ -191,9 +191,9 @@ class Language:
             hidden_size=integer(fields, "hidden_size"),
             context_length=integer(fields, "max_position_embeddings"),
         )
-        if made != language.hidden_size:
+        if width_made != language.hidden_size:
             raise BadModel(
-                f"the vision encoder makes embeddings of {made}, the language model takes {language.hidden_size}: "
+                f"the vision encoder makes embeddings of {width_made}, the language model takes {language.hidden_size}: "
                 "text_config and vision_config must agree"
             )
         return language

@@ -57,8 +57,8 @@ class MembershipView:
     def handle(self, delta: MembershipDelta, now_s: float) -> bool:
         """Returns whether the snapshot has changed. A delta that does not continue what is known is ignored."""
         if delta.full:
-            told = {member.address: member for member in delta.members}
-            self._lose((address for address in self._listed if address not in told), now_s)
+            reported = {member.address: member for member in delta.members}
+            self._lose((address for address in self._listed if address not in reported), now_s)
             self._listed = {}
         elif delta.incarnation != self._incarnation or delta.version < self._known:
             return False
@@ -79,7 +79,7 @@ class MembershipView:
         """Raise AssertionError where an invariant does not hold."""
         assert not self._listed.keys() & self._lost.keys(), "a member is both listed and lost"  # noqa: S101
         assert len(self._listed) + len(self._lost) <= MAX_MEMBERS, "more members than allowed"  # noqa: S101
-        since = [one.since_s for one in self._lost.values()]
+        since = [lost.since_s for lost in self._lost.values()]
         assert since == sorted(since), "lost members are out of order"  # noqa: S101
 
     def _lose(self, addresses: Iterable[str], now_s: float) -> None:
@@ -91,12 +91,14 @@ class MembershipView:
     def _give_up(self, now_s: float) -> None:
         while len(self._listed) + len(self._lost) > MAX_MEMBERS:
             del self._lost[next(iter(self._lost))]
-        over = [address for address, one in self._lost.items() if now_s - one.since_s >= self._limits.lost_grace_s]
-        for address in over if len(self._lost) <= len(self._listed) else ():
+        given_up = [
+            address for address, lost in self._lost.items() if now_s - lost.since_s >= self._limits.lost_grace_s
+        ]
+        for address in given_up if len(self._lost) <= len(self._listed) else ():
             del self._lost[address]
 
     def _publish(self) -> bool:
-        members = (*self._listed.values(), *(one.member for one in self._lost.values()))
+        members = (*self._listed.values(), *(lost.member for lost in self._lost.values()))
         if self._snapshot.version and members == self._snapshot.members:
             return False
         self._snapshot = MembershipSnapshot(self._snapshot.version + 1, members)

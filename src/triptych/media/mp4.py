@@ -81,7 +81,7 @@ def read_mp4(data: bytes) -> Clip:
 def _video(track: _Track) -> Clip:
     if track.codec not in _VIDEO_CODECS:
         raise InvalidMedia(
-            f"the mp4 video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
+            f"the mp4 video's codec is not supported; supported are {', '.join(codec.value for codec in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,

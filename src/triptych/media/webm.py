@@ -64,7 +64,7 @@ def read_webm(data: bytes) -> Clip:
     codec = video.get(_CODEC, b"").rstrip(b"\0")
     if codec not in _CODECS:
         raise InvalidMedia(
-            f"the webm video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
+            f"the webm video's codec is not supported; supported are {', '.join(codec.value for codec in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,

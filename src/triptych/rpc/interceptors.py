@@ -58,9 +58,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: "Handler", method: str) -> "Handler":
         observer = self._observer
-        own = method.startswith(OWN_SERVICES)
-        decode = REQUESTS[method] if own else _standard(handler.request_deserializer)
-        check = partial(self._authorization.check, method) if own else _admit
+        is_own = method.startswith(OWN_SERVICES)
+        decode = REQUESTS[method] if is_own else _standard(handler.request_deserializer)
+        check = partial(self._authorization.check, method) if is_own else _admit
         if handler.response_streaming:
             streaming = handler.request_streaming
             inner_stream = cast(

@@ -155,7 +155,7 @@ class _Stream:
             stream.cancel()
             self._unsent.clear()
             for call in self._calls.values():
-                call.take((), over=True, error=fail())
+                call.take((), has_ended=True, error=fail())
             self._calls.clear()
 
     async def _read(self, stream: "_GrpcStream") -> Callable[[], errors.TriptychError]:
@@ -179,15 +179,15 @@ class _Stream:
         return lambda: errors.InstanceLost("the peer ended the call")
 
     def _take(self, call: "_Call", answer: calls_pb2.CallAnswer) -> None:
-        over, error = answer.HasField("end"), None
-        if over:
+        has_ended, error = answer.HasField("end"), None
+        if has_ended:
             del self._calls[call.number]
             self._unsent.pop(call.number, None)
             if answer.end.code != "OK":
                 error = calls.from_peer(
                     error_from_status(answer.end.code, answer.end.message, answer.end.metadata.items())
                 )
-        call.take(answer.messages, over=over, error=error)
+        call.take(answer.messages, has_ended=has_ended, error=error)
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
         if not self.over:
@@ -255,12 +255,12 @@ class _Call:
     def _expire(self) -> None:
         self._stream.cancel(self.number)
         late = errors.DeadlineExceeded("the call did not end within its deadline")
-        self.take((), over=True, error=late)
+        self.take((), has_ended=True, error=late)
 
-    def take(self, messages: Iterable[bytes], *, over: bool, error: errors.TriptychError | None) -> None:
+    def take(self, messages: Iterable[bytes], *, has_ended: bool, error: errors.TriptychError | None) -> None:
         """Messages for the reader, and with ``over`` the end of the call."""
         self._messages.extend(messages)
-        if over:
+        if has_ended:
             self._over, self._error = True, error
             self._timer.cancel()
         if self._reader is not None and not self._reader.done():

@@ -48,9 +48,9 @@ class CallObserver:
     def _measured(self, method: str) -> "_Timed | _Lasting":
         name = method.rsplit(".", 1)[-1]
         lasts = method.endswith(_LASTING)
-        made = _Lasting(self._open.labels(name), self._ended, name) if lasts else _Timed(self._seconds, name)
-        self._methods[method] = made
-        return made
+        measured = _Lasting(self._open.labels(name), self._ended, name) if lasts else _Timed(self._seconds, name)
+        self._methods[method] = measured
+        return measured
 
 
 def _is_traced(method: str, carrier: dict[str, str]) -> bool:

@@ -128,8 +128,8 @@ class Routers:
         self._follows = True
         async with aclosing(membership.snapshots()) as snapshots:
             async for snapshot in snapshots:
-                leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
-                self.use((one.address for one in snapshot.members), leaving)
+                leaving = [member.address for member in snapshot.members if member.state is not MemberState.ACTIVE]
+                self.use((member.address for member in snapshot.members), leaving)
                 self._listed.set()
 
     async def listed(self) -> None:
@@ -210,8 +210,8 @@ class Routers:
             asked = replace(request, timeout_s=left_s)
             yield await client.tokenize(asked, return_token_strs=return_token_strs)
 
-        async with aclosing(self._at_any(_Job(request.request_id, request.model, request.timeout_s), send)) as found:
-            return await anext(found)
+        async with aclosing(self._at_any(_Job(request.request_id, request.model, request.timeout_s), send)) as answers:
+            return await anext(answers)
 
     async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """A router knows the keys that it has returned itself, so one after the other is asked for keys."""
@@ -228,13 +228,13 @@ class Routers:
         """All models, each once, in alphabetical order."""
         if self._only is not None:
             return await _answered(self._only.client.models())
-        found = {model.model_id: model for router in self._routers.values() for model in router.models}
-        return tuple(found[name] for name in sorted(found))
+        models = {model.model_id: model for router in self._routers.values() for model in router.models}
+        return tuple(models[name] for name in sorted(models))
 
     async def timeline(self, request_id: str) -> Timeline:
         """Asks one router after the other, as any may have had the request."""
         lost: TriptychError | None = None
-        for router in sorted(self._routers.values(), key=lambda one: not one.answers):
+        for router in sorted(self._routers.values(), key=lambda router: not router.answers):
             try:
                 return await _answered(router.client.timeline(request_id))
             except NotFound:
@@ -250,28 +250,28 @@ class Routers:
         routers = [router for router in self._routers.values() if router.answers]
         if not routers:
             return Readiness(ready=False, missing=("router",))
-        found: list[Readiness] = []
+        all_readiness: list[Readiness] = []
         for router in routers:
             try:
-                found.append(await router.client.readiness())
+                all_readiness.append(await router.client.readiness())
             except TriptychError:
-                found.append(Readiness(ready=False, missing=("router",)))
-            if found[-1].ready and not router.models:  # ready only since it was asked for them
+                all_readiness.append(Readiness(ready=False, missing=("router",)))
+            if all_readiness[-1].ready and not router.models:  # ready only since it was asked for them
                 await self._ask(router)
         ready: set[str] = set()
         lacks: dict[str, tuple[str, ...]] = {}
-        for router, one in zip(routers, found, strict=True):
+        for router, readiness in zip(routers, all_readiness, strict=True):
             for name in [model.model_id for model in router.models] or [""]:
-                if one.ready:
+                if readiness.ready:
                     ready.add(name)
-                lacks.setdefault(name, one.missing)
+                lacks.setdefault(name, readiness.missing)
         missing = dict.fromkeys(
             f"{stage} of {name}" if name else stage
             for name, stages in sorted(lacks.items())
             if name not in ready and (name or not ready)
             for stage in stages
         )
-        instances = dict.fromkeys(line for one in found for line in one.instances)
+        instances = dict.fromkeys(line for readiness in all_readiness for line in readiness.instances)
         return Readiness(ready=not missing, missing=tuple(missing), instances=tuple(instances))
 
     # --- private -----------------------------------------------------------------------------------------------------
@@ -286,12 +286,12 @@ class Routers:
             router.running += 1
             try:
                 async with aclosing(send(router.client, attempts.left_s(loop.time()))) as answer:
-                    async for one in answer:
+                    async for reply in answer:
                         if attempts.error is not None and job.begun:
                             self.continuations += 1
                         attempts.progressed()
                         job.begun = True
-                        yield one
+                        yield reply
                 if job.answer is None or job.answer.over:
                     return
                 lost: TriptychError = InstanceLost("the answer's stream ended early")
@@ -356,7 +356,7 @@ class Routers:
                 names += f" and {more} more" if more > 0 else ""
                 raise ModelNotFound(f"the model {job.model!r} is not served; served: {names}", param="model")
             raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
-        router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
+        router = min(candidates, key=lambda router: (not router.answers, router.leaving, router.running, router.order))
         self._turns += 1
         router.order = self._turns
         return router
@@ -366,13 +366,13 @@ class Routers:
             router
             for address, router in self._routers.items()
             if address not in tried
-            and (router is self._only or any(one.model_id == job.model for one in router.models))
+            and (router is self._only or any(model.model_id == job.model for model in router.models))
             and (router.client.continues or not job.goes_on)
         ]
 
     @property
     def _all_named(self) -> bool:
-        return self._only is not None or all(one.models for one in self._routers.values())
+        return self._only is not None or all(router.models for router in self._routers.values())
 
     def _may_repeat(self, job: "_Job") -> bool:
         """Whether what is missing of an answer can be had from a router; it may be the one that was lost."""
@@ -401,8 +401,8 @@ async def _answered(query: Awaitable[T]) -> T:
     try:
         return await query
     except TriptychError as error:
-        told = _of_router(error)
-        raise (_no_answer() if told.message == ROUTER_LOST else told) from None
+        known_error = _of_router(error)
+        raise (_no_answer() if known_error.message == ROUTER_LOST else known_error) from None
 
 
 def _of_router(error: TriptychError) -> TriptychError:

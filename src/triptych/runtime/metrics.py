@@ -93,6 +93,6 @@ def total(name: str, help_: str, value: float | Values, labels: Sequence[str] = 
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, value: float | Values) -> Metric:
-    for names, one in value.items() if isinstance(value, Mapping) else (((), value),):
-        family.add_metric(names, one)
+    for names, samples in value.items() if isinstance(value, Mapping) else (((), value),):
+        family.add_metric(names, samples)
     return family

@@ -39,12 +39,12 @@ def write_profile(path: Path, profile: Profile) -> None:
 def the_profile(path: Path, part: ModelPart) -> Profile:
     """The only profile of a part in a directory or file. Raises BadProfile."""
     profiles, faults = read_profiles(path)
-    found = [profile for profile in profiles if profile.identity.part is part]
+    matching = [profile for profile in profiles if profile.identity.part is part]
     if faults:
         raise BadProfile(faults[0])
-    if len(found) != 1:
-        raise BadProfile(f"{path.name}: {len(found)} profiles of a model's {part.value}, not one")
-    return found[0]
+    if len(matching) != 1:
+        raise BadProfile(f"{path.name}: {len(matching)} profiles of a model's {part.value}, not one")
+    return matching[0]
 
 
 def read_profiles(path: Path) -> tuple[list[Profile], list[str]]:

@@ -160,10 +160,10 @@ class ServiceSettings(BaseSettings):
 
     def flat(self, cls: "type[ServiceSettings]") -> dict[str, Any]:
         """The settings that ``cls``, this class or one above it, declares, by their own names."""
-        found, group_of = {}, _flat(cls)[1]
+        values, group_of = {}, _flat(cls)[1]
         for name in _flat(cls)[0].model_fields:
-            found[name] = getattr(getattr(self, group_of[name]) if name in group_of else self, name)
-        return found
+            values[name] = getattr(getattr(self, group_of[name]) if name in group_of else self, name)
+        return values
 
     def print_and_exit(self) -> NoReturn:
         sys.stdout.write(self.model_dump_json(indent=2) + "\n")
@@ -282,9 +282,11 @@ def _read_command_line(cls: type[ServiceSettings], argv: list[str]) -> dict[str,
         source: CliSettingsSource[Any] = CliSettingsSource(flat, cli_parse_args=argv, cli_exit_on_error=False)
     except InvalidCommandLine as error:
         flags = [f"--{name.replace('_', '-')}" for name in flat.model_fields]
-        told = str(error).removeprefix("error parsing CLI: ")
-        wrong = next((flag for one in argv if (flag := one.split("=")[0]) in told and flag.startswith("-")), "")
-        raise SettingsError(f"{told}{_meant(wrong, flags)} (--help lists all settings)") from None
+        complaint = str(error).removeprefix("error parsing CLI: ")
+        wrong = next(
+            (flag for argument in argv if (flag := argument.split("=")[0]) in complaint and flag.startswith("-")), ""
+        )
+        raise SettingsError(f"{complaint}{_meant(wrong, flags)} (--help lists all settings)") from None
     return _grouped(cls, InitSettingsSource(flat, init_kwargs=source())())
 
 

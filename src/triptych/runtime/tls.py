@@ -119,10 +119,10 @@ class Reloaded(Generic[T]):
 
 def _file_state(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +265,9 @@ class _Calling(ssl.SSLContext):
     @classmethod
     def made(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
         """``name``, if given, is checked instead of the host."""
-        made = cls(ssl.PROTOCOL_TLS_CLIENT)
-        made.source, made.name = source, name
-        return made
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.source, context.name = source, name
+        return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """What event loops call for each connection."""
@@ -290,17 +290,17 @@ class _Listening(ssl.SSLContext):
     @classmethod
     def made(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
         """``admits`` decides by the domain names in the caller's certificate."""
-        made = cls(ssl.PROTOCOL_TLS_SERVER)
-        made.source, made.admits, made.refusals = source, admits, BoundedWarnings(logger)
-        return made
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context.source, context.admits, context.refusals = source, admits, BoundedWarnings(logger)
+        return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """What event loops call for each connection."""
         context = self.source()
         context.sslobject_class = _Watched
-        made: Any = context.wrap_bio(*args, **options)
-        made.admits, made.refusals = self.admits, self.refusals
-        return made  # type: ignore[no-any-return]
+        wrapped: Any = context.wrap_bio(*args, **options)
+        wrapped.admits, wrapped.refusals = self.admits, self.refusals
+        return wrapped  # type: ignore[no-any-return]
 
 
 class _Watched(ssl.SSLObject):
@@ -383,11 +383,13 @@ def _validity(certificate: Path, key: Path, *, serves: bool) -> Validity:
     verifies.load_verify_locations(cafile=str(certificate))
     for context in (listener, caller):
         context.load_cert_chain(str(certificate), str(key), password=_refuse_password)
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = caller.wrap_bio(back, there), listener.wrap_bio(there, back, server_side=True)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = caller.wrap_bio(to_client, to_server), listener.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(3):
         for end in ends:
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-    own: dict[str, Any] = ends[0 if serves else 1].getpeercert() or {}
-    return Validity(ssl.cert_time_to_seconds(own["notBefore"]), ssl.cert_time_to_seconds(own["notAfter"]))
+    peer_certificate: dict[str, Any] = ends[0 if serves else 1].getpeercert() or {}
+    return Validity(
+        ssl.cert_time_to_seconds(peer_certificate["notBefore"]), ssl.cert_time_to_seconds(peer_certificate["notAfter"])
+    )

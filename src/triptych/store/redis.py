@@ -124,8 +124,8 @@ class RedisStore:
     async def tail(self, log: str, n: int) -> tuple[LogRecord, ...]:
         check_name(log)
         self._limits.check_records(n)
-        found = await self._run(scripts.TAIL, [self._key("log", log)], [n])
-        return tuple(LogRecord(*self._parsed(raw, f"a record of log {log}")) for raw in found)
+        entries = await self._run(scripts.TAIL, [self._key("log", log)], [n])
+        return tuple(LogRecord(*self._parsed(raw, f"a record of log {log}")) for raw in entries)
 
     # --- leases ---
 

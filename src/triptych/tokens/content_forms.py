@@ -142,8 +142,8 @@ class ContentForms:
             turn = _Object(role=message.role)
             if calls is not None and message.tool_calls:
                 names |= {call.call_id: call.name for call in message.tool_calls}
-                made = [_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
-                turn |= _turn_of_calls(calls, made)
+                all_calls = [_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
+                turn |= _turn_of_calls(calls, all_calls)
             if message.parts or not message.tool_calls:
                 turn["content"] = self._content(message, self._form(message, place, param))
             if message.role == "tool":

@@ -219,8 +219,8 @@ def _repeats(pattern: str) -> int:
     """How often a pattern repeats a character or group at most. Classes do not count: they cost nothing."""
     repeats = 1
     before = ""
-    for found in _PATTERN.finditer(pattern):
-        if found["least"] is not None and before not in _CLASSES:
-            repeats *= max(1, int(found["most"] or found["least"]))
-        before = found[0]
+    for match in _PATTERN.finditer(pattern):
+        if match["least"] is not None and before not in _CLASSES:
+            repeats *= max(1, int(match["most"] or match["least"]))
+        before = match[0]
     return repeats

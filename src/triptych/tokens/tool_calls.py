@@ -55,7 +55,7 @@ def read_tools(tools: str) -> tuple[Tool, ...]:
         given = None
     if not isinstance(given, list):
         raise InvalidRequest("tools: must be a JSON array", param="tools")
-    return tuple(_tool(one, f"tools[{place}]") for place, one in enumerate(given))
+    return tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(given))
 
 
 def _tool(given: object, param: str) -> Tool:
@@ -243,15 +243,15 @@ class _ObjectScan:
                 return None
             if text[self._at] != "{":
                 return 0
-        while (found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
-            mark = found[0]
+        while (match := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
+            mark = match[0]
             if mark == "\\":
-                if found.end() == len(text):  # the escaped character has not arrived yet
-                    self._at = found.start()
+                if match.end() == len(text):  # the escaped character has not arrived yet
+                    self._at = match.start()
                     return None
-                self._at = found.end() + 1
+                self._at = match.end() + 1
                 continue
-            self._at = found.end()
+            self._at = match.end()
             if mark == '"':
                 self._in_string = not self._in_string
             else:

@@ -145,11 +145,11 @@ class _SealedFile:
         if not hasattr(os, "memfd_create"):
             return None
         try:
-            made = cls(os.memfd_create("triptych-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            os.ftruncate(made.fd, nbytes)
+            sealed = cls(os.memfd_create("triptych-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.ftruncate(sealed.fd, nbytes)
         except OSError:
             return None
-        return made
+        return sealed
 
     def seal(self) -> bool:
         """Seal the file after mapping it for writing. False where the kernel cannot (before Linux 5.1)."""

@@ -12,11 +12,11 @@ def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[
     Blocks while it copies shards; whole items are passed on.
     """
     items: list[list[EmbeddingInput]] = []
-    for one, goes_on in zip(inputs, continues, strict=True):
+    for tensor, goes_on in zip(inputs, continues, strict=True):
         if goes_on:
-            items[-1].append(one)
+            items[-1].append(tensor)
         else:
-            items.append([one])
+            items.append([tensor])
     return tuple(item[0] if len(item) == 1 else _whole(item) for item in items)
 
 

@@ -178,10 +178,10 @@ class NixlDriver:
         """Everything in the inbox; empty after the timeout. Notes a request to stop."""
         arrived: list[Sequence[Read] | _Transfer] = []
         with contextlib.suppress(queue.Empty):
-            one = self._inbox.get(timeout=timeout_s)
-            while one is not None:
-                arrived.append(one)
-                one = self._inbox.get_nowait()
+            call = self._inbox.get(timeout=timeout_s)
+            while call is not None:
+                arrived.append(call)
+                call = self._inbox.get_nowait()
             self._stopping = True
         return arrived
 
@@ -189,12 +189,12 @@ class NixlDriver:
         """Return the transfers that are running."""
         begun: list[_Transfer] = []
         wanted: list[Read] = []
-        for one in arrived:
-            if isinstance(one, _Transfer):
-                begun.append(one)
+        for call in arrived:
+            if isinstance(call, _Transfer):
+                begun.append(call)
                 continue
-            wanted += [read for read in one if read.wanted]
-            if abandoned := tuple(read for read in one if not read.wanted):
+            wanted += [read for read in call if read.wanted]
+            if abandoned := tuple(read for read in call if not read.wanted):
                 self._end(_Transfer(abandoned), _NOT_BEGUN)
         begun += [transfer for transfer in map(_Transfer, group_reads(wanted)) if self._step(transfer, self._begin)]
         return begun
@@ -215,11 +215,11 @@ class NixlDriver:
 
     def _begin(self, transfer: _Transfer) -> bool:
         nixl, reads = self._nixl, transfer.reads
-        here, there = self._device, reads[0].device
-        local_parts = [(read.local_address, read.nbytes, here or 0) for read in reads]
-        remote_parts = [(read.remote_address, read.nbytes, there or 0) for read in reads]
-        local = nixl.nixlXferDList(segment(nixl, here), local_parts)
-        remote = nixl.nixlXferDList(segment(nixl, there), remote_parts)
+        local_device, remote_device = self._device, reads[0].device
+        local_parts = [(read.local_address, read.nbytes, local_device or 0) for read in reads]
+        remote_parts = [(read.remote_address, read.nbytes, remote_device or 0) for read in reads]
+        local = nixl.nixlXferDList(segment(nixl, local_device), local_parts)
+        remote = nixl.nixlXferDList(segment(nixl, remote_device), remote_parts)
         transfer.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, reads[0].peer, b"", [self._ucx])
         return bool(self._agent.postXferReq(transfer.handle) == nixl.NIXL_IN_PROG)
 

@@ -91,11 +91,11 @@ class LiveAgent:
         agent = self._open_agent()
         async with self._peer_lock(name):
             try:
-                said = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
+                peer_name = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
             except agent.errors:
                 self._failed()
                 raise TransferFailed("NIXL cannot reach the holder") from None
-            if said != name.encode():
+            if peer_name != name.encode():
                 raise TransferFailed("the holder's NIXL metadata is not of the instance that its probe names")
             self._links[name] += 1
         return name
@@ -181,8 +181,8 @@ class LiveAgent:
         self._open_agent()
         if len(self._reads) >= _MAX_READS:
             raise Overloaded("too many NIXL reads wait")
-        over = asyncio.get_running_loop().create_future()
-        read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, over)
+        finished = asyncio.get_running_loop().create_future()
+        read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, finished)
         self._reads.add(read)
         self._unposted.append(read)
         return read

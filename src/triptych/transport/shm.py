@@ -230,8 +230,8 @@ async def _greet(offer: ShmOffer) -> tuple[socket.socket, int]:
         if same_user(connection):
             await loop.sock_sendall(connection, offer.nonce)
             await _readable(connection)
-            said, fds, _, _ = socket.recv_fds(connection, PROBE_NBYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
-            if len(fds) == 1 and said == offer.probe:
+            greeting, fds, _, _ = socket.recv_fds(connection, PROBE_NBYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if len(fds) == 1 and greeting == offer.probe:
                 return connection, fds[0]
     except OSError:
         _close(connection, fds)

@@ -57,8 +57,8 @@ class ShmOffer:
 
 def same_user(connection: socket.socket) -> bool:
     """Whether the peer process runs as this user, according to the kernel."""
-    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(said)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())
 
 

@@ -87,7 +87,7 @@ class Link(asyncio.BufferedProtocol):
         """Cancel a reply. Nothing is written to its place after this returns."""
         reply.place = None
         reply.done.cancel()
-        if self._pending and all(other.place is None for other in self._pending):
+        if self._pending and all(read.place is None for read in self._pending):
             self.abort()
 
     def abort(self) -> None:

@@ -55,12 +55,12 @@ def demo_profiles(
     """
     with sole_writer(cache, waits=lambda: console.print("another command measures the demo model: waiting for it")):
         directory = cache / f"demo-{threads}"
-        found = read_profiles(directory)[0] if directory.is_dir() and not again else []
+        profiles = read_profiles(directory)[0] if directory.is_dir() and not again else []
         checkpoint = open_checkpoint(MODEL_DIR)
         parts = [
             part
             for part in ModelPart
-            if not any(_describes(one, part, checkpoint.part_digest(part), threads) for one in found)
+            if not any(_describes(profile, part, checkpoint.part_digest(part), threads) for profile in profiles)
         ]
         if not parts:
             return directory
@@ -86,9 +86,9 @@ def demo_profiles(
             "decisions on sizes will not be exact. These profiles serve for this run only: the next start measures again",
             soft_wrap=True,
         )
-        for one in read_profiles(directory)[0]:
-            if one.file_name not in not_kept:
-                write(disturbed / one.file_name, one)
+        for profile in read_profiles(directory)[0]:
+            if profile.file_name not in not_kept:
+                write(disturbed / profile.file_name, profile)
         _forget(disturbed)
         return disturbed
 
@@ -138,10 +138,10 @@ def _measured(
         _say_disturbed(console, part, signs, "end what else runs for exact ones")
     place = directory / _DISTURBED if signs else directory
     place.mkdir(exist_ok=True)
-    made = list(job.out.glob("*.json"))
-    for path in made:
+    written = list(job.out.glob("*.json"))
+    for path in written:
         path.replace(place / path.name)
-    return _PartMeasured(repeated_s, frozenset(path.name for path in made if signs))
+    return _PartMeasured(repeated_s, frozenset(path.name for path in written if signs))
 
 
 def _forget(directory: Path) -> None:
@@ -158,8 +158,8 @@ def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then
     )
 
 
-def _describes(one: Profile, part: ModelPart, digest: str, threads: int) -> bool:
+def _describes(profile: Profile, part: ModelPart, digest: str, threads: int) -> bool:
     """Whether it is a profile of this part that can be used."""
-    told = one.identity
-    same = (told.part, told.digest, told.hardware, told.dtype) == (part, digest, cpu_name(), DType.F32)
-    return same and told.options.get("threads") == str(threads) and not disturbances(one)
+    identity = profile.identity
+    same = (identity.part, identity.digest, identity.hardware, identity.dtype) == (part, digest, cpu_name(), DType.F32)
+    return same and identity.options.get("threads") == str(threads) and not disturbances(profile)

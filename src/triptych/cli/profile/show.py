@@ -14,10 +14,10 @@ _SHOWN = ("encode", "prepare", "prefill", "decode", "transfer", "load", "errors"
 
 def summary(profile: Profile) -> str:
     """One line: what was measured, on what, for how long."""
-    one, measured = profile.identity, profile.measured
+    identity, measured = profile.identity, profile.measured
     rows = sum(len(getattr(profile, name)) for name in TABLES if name != "errors")
     return (
-        f"{one.part.value} {one.digest[:12]} on {one.hardware}, {one.dtype.value}, {measured.weights_nbytes / 2**20:.3g} MiB "
+        f"{identity.part.value} {identity.digest[:12]} on {identity.hardware}, {identity.dtype.value}, {measured.weights_nbytes / 2**20:.3g} MiB "
         f"of weights: {rows} rows in {measured.took_s:.0f} s; starts in {measured.start_s:.1f} s"
     )
 

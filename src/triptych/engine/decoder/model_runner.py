@@ -100,13 +100,13 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
         if part.plan.next_position is not None:
             first += part.plan.next_position - prompt
         plain.extend(range(first, first + part.count))
-    made = torch.tensor(plain).expand(axes, -1)
+    result = torch.tensor(plain).expand(axes, -1)
     if inside:
-        made = made.clone()
+        result = result.clone()
         for part, known in inside:
-            made[:, part.row : part.row + known.shape[1]] = known.to(made.device)
-    made = made.to(device)
-    return made if axes == 1 else made[:, None]
+            result[:, part.row : part.row + known.shape[1]] = known.to(result.device)
+    result = result.to(device)
+    return result if axes == 1 else result[:, None]
 
 
 def rotary_axes(decoder: Any) -> int:

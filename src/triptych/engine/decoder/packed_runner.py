@@ -71,7 +71,7 @@ class PackedModelRunner:
         except Exception:
             if len(inputs) > 1:
                 logger.warning("a pass over %d sequences failed: running them one by one", len(inputs), exc_info=True)
-                return [result for one in inputs for result in self.run([one])]
+                return [result for entry in inputs for result in self.run([entry])]
             logger.exception("sequence %s fails", inputs[0].sequence_id)
             return [EngineFailure("the engine failed on this request")]
 
@@ -95,13 +95,15 @@ class PackedModelRunner:
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         order, groups = self._order(inputs)
         ordered = [inputs[at] for at in order]
-        rows = list(accumulate((one.count for one in ordered), initial=0))
-        parts = [ForwardPart(one.plan, one.first, one.count, row) for one, row in zip(ordered, rows, strict=False)]
+        rows = list(accumulate((entry.count for entry in ordered), initial=0))
+        parts = [
+            ForwardPart(entry.plan, entry.first, entry.count, row) for entry, row in zip(ordered, rows, strict=False)
+        ]
         hidden = self._decode(ordered, parts, rows[-1], groups)
-        ends = [row - 1 for one, row in zip(ordered, rows[1:], strict=True) if one.reaches_end]
+        ends = [row - 1 for entry, row in zip(ordered, rows[1:], strict=True) if entry.reaches_end]
         if not ends:
             return [None] * len(inputs)
-        wants = [one.wants_logits for one in ordered if one.reaches_end]
+        wants = [entry.wants_logits for entry in ordered if entry.reaches_end]
         outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants, self.best))
         results: list[Result] = [None] * len(inputs)
         for at in order:
@@ -113,7 +115,7 @@ class PackedModelRunner:
         """The order of rows: sequences that are decoded in groups that are computed together, then the others."""
         if self.paged:
             return list(range(len(inputs))), []
-        single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
+        single = [at for at, entry in enumerate(inputs) if entry.count == 1 and not entry.bidirectional]
         contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
         groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
         several = sorted(set(range(len(inputs))).difference(single))
@@ -122,15 +124,15 @@ class PackedModelRunner:
 
     def _pack(self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]]) -> PackedBatch:
         slots: list[int] = []
-        for one in ordered:
-            slots += self._cache.slots(one.table, one.first, one.end)
+        for entry in ordered:
+            slots += self._cache.slots(entry.table, entry.first, entry.end)
         where = self._tensor(slots)
         if self.paged:
             layout = paged_layout(
-                [one.count for one in ordered],
-                [one.end for one in ordered],
-                [one.table for one in ordered],
-                [one.bidirectional for one in ordered],
+                [entry.count for entry in ordered],
+                [entry.end for entry in ordered],
+                [entry.table for entry in ordered],
+                [entry.bidirectional for entry in ordered],
                 self._cache.block_tokens,
                 self._device,
                 group=self._group,
@@ -142,10 +144,10 @@ class PackedModelRunner:
             if fused is None:
                 singles.append(decodes(row, group, self._cache))
             row += len(group)
-        for one in ordered[row:]:
-            context = Context(one.end, one.table, one.is_contiguous)
-            chunks.append(Chunk(row, one.count, context, one.bidirectional, self.by_products))
-            row += one.count
+        for entry in ordered[row:]:
+            context = Context(entry.end, entry.table, entry.is_contiguous)
+            chunks.append(Chunk(row, entry.count, context, entry.bidirectional, self.by_products))
+            row += entry.count
         return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
 
     def _decode(
@@ -156,7 +158,7 @@ class PackedModelRunner:
         groups: Sequence[Sequence[Context]],
     ) -> torch.Tensor:
         """Hidden states, [rows, hidden]."""
-        embeds = self._embed_tokens(self._tensor([token for one in ordered for token in one.token_ids]))
+        embeds = self._embed_tokens(self._tensor([token for entry in ordered for token in entry.token_ids]))
         for part in parts:
             splice(part, embeds[part.row : part.row + part.count])
         more = self._adapter.inputs(parts, rows)

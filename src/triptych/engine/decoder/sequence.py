@@ -96,7 +96,9 @@ def accept(
     if limits.shares_prefixes and keyed is not None:
         prefix_hashes = PrefixHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
-    prompt_ids = np.unique(np.array([one for one in tokens if 0 <= one < limits.request.vocabulary], dtype=np.intp))
+    prompt_ids = np.unique(
+        np.array([token for token in tokens if 0 <= token < limits.request.vocabulary], dtype=np.intp)
+    )
     end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else limits.eos_ids)
     sequences = [
         EngineSequence(
@@ -118,9 +120,9 @@ def accept(
         )
         for choice in request.begun
     ]
-    for one in sequences:
-        one.replay(request.begun[one.choice])
-        one.pauses = request.pauses
+    for sequence in sequences:
+        sequence.replay(request.begun[sequence.choice])
+        sequence.pauses = request.pauses
     return sequences, checked.nbytes
 
 

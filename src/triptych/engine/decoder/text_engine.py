@@ -100,7 +100,7 @@ class TransformersTextEngine:
             if options.enforce_eager
             else GraphOptions(max_sequences, context_length, options.most_step_tokens, options.compile_passes)
         )
-        made = build_runner(
+        setup = build_runner(
             self._adapter,
             options.kv_cache_bytes,
             device=self._device,
@@ -109,22 +109,22 @@ class TransformersTextEngine:
             graphs=graphs,
             threads=threads,
         )
-        computing = nn.ModuleList([model, *made.joined])
+        computing = nn.ModuleList([model, *setup.joined])
         choose_products(
             computing,
             most_packed_nbytes=compute.packed_weight_bytes,
-            without=[layer for one in made.joined for layer in one.parts],
+            without=[layer for joined in setup.joined for layer in joined.parts],
             threads=threads,
         )
-        if made.cache is None and options.preempted_kv_bytes:
+        if setup.cache is None and options.preempted_kv_bytes:
             raise BadModel(
                 f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
                 " have state outside of KV blocks, which cannot be copied"
             )
         self._captured_at = None if self.weights is None else self.weights.address
-        self._made = made
-        self._runner: ModelRunner = made.runner
-        self._mover = KvMover(made.cache) if made.cache is not None else None
+        self._made = setup
+        self._runner: ModelRunner = setup.runner
+        self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
             RequestLimits(
@@ -134,8 +134,8 @@ class TransformersTextEngine:
                 placeholder_ids=checkpoint.family.placeholder_ids,
                 max_embedding_nbytes=max_embedding_bytes,
             ),
-            kv_blocks=made.blocks,
-            block_tokens=made.block_tokens,
+            kv_blocks=setup.blocks,
+            block_tokens=setup.block_tokens,
             blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
             shares_prefixes=self._batch.shares_prefixes,
@@ -192,15 +192,15 @@ class TransformersTextEngine:
     def _new_batch(
         self, budget: PrefillBudget, max_sequences: int, copies: HostCopies | None = None
     ) -> RunningBatch[EngineSequence]:
-        made = self._made
+        setup = self._made
         return RunningBatch(
-            KvBlocks(made.blocks, contiguous=made.contiguous),
+            KvBlocks(setup.blocks, contiguous=setup.contiguous),
             BatchLimits(
-                made.block_tokens,
+                setup.block_tokens,
                 max(max_sequences, budget.tokens),
                 max_sequences,
-                fixed_blocks=made.fixed_blocks,
-                supports_chunked_prefill=made.supports_chunked_prefill,
+                fixed_blocks=setup.fixed_blocks,
+                supports_chunked_prefill=setup.supports_chunked_prefill,
                 beside_decodes=budget.beside_decodes,
             ),
             copies,
@@ -230,8 +230,8 @@ class TransformersTextEngine:
     @property
     def _longest(self) -> int:
         """Most tokens of a sequence."""
-        made = self._made
-        return min(self._model_info.context_length, (made.blocks - made.fixed_blocks) * made.block_tokens)
+        setup = self._made
+        return min(self._model_info.context_length, (setup.blocks - setup.fixed_blocks) * setup.block_tokens)
 
     @property
     def model(self) -> ModelInfo:
@@ -333,7 +333,7 @@ class TransformersTextEngine:
             self._embedding_nbytes.pop(request_id, None)
 
     def _drop(self, sequences: Iterable[EngineSequence]) -> None:
-        self._runner.drop([one.sequence_id for one in sequences])
+        self._runner.drop([sequence.sequence_id for sequence in sequences])
 
     def full_decode_s(self) -> float:
         """Duration of a decode step of as many sequences as run at once, measured now: call before the first request."""
@@ -362,34 +362,34 @@ class TransformersTextEngine:
 
     def computed(self, request_id: str, choice: int) -> int:
         """Positions in the KV cache; 0 for what has no blocks."""
-        one = self._batch.running_choice(request_id, choice)
-        return one.computed if one is not None else 0
+        sequence = self._batch.running_choice(request_id, choice)
+        return sequence.computed if sequence is not None else 0
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         """Over everything before position ``end``; None without an identity, or for an unknown choice."""
-        one = next((one for one in self._batch.choices(request_id) if one.choice == choice), None)
-        if one is None or one.beginnings is None:
+        sequence = next((sequence for sequence in self._batch.choices(request_id) if sequence.choice == choice), None)
+        if sequence is None or sequence.beginnings is None:
             return None
-        return one.beginnings.hash_before(end, one.token_ids)
+        return sequence.beginnings.hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy computed positions out."""
-        one = self._batch.running_choice(request_id, choice)
-        if self._mover is None or one is None or one.computed < segment.end:
+        sequence = self._batch.running_choice(request_id, choice)
+        if self._mover is None or sequence is None or sequence.computed < segment.end:
             return False
-        self._mover.pack(self._batch.blocks.table(one.sequence_id), segment, memory)
+        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy the positions of a segment in that the choice awaits and does not have."""
-        one = self._batch.running_choice(request_id, choice)
-        if self._mover is None or one is None or (request_id, choice) not in self._batch.arriving:
+        sequence = self._batch.running_choice(request_id, choice)
+        if self._mover is None or sequence is None or (request_id, choice) not in self._batch.arriving:
             return False
-        if segment.first > one.computed or segment.end > one.length:
+        if segment.first > sequence.computed or segment.end > sequence.length:
             return False
-        if one.computed < segment.end:
-            self._mover.unpack(self._batch.blocks.table(one.sequence_id), segment, memory, first=one.computed)
-            self._batch.arrive(one, segment.end)
+        if sequence.computed < segment.end:
+            self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
+            self._batch.arrive(sequence, segment.end)
         return True
 
     def arrived(self, request_id: str) -> None:
@@ -422,14 +422,14 @@ class TransformersTextEngine:
                 continue
             self._batch.advance(part.sequence, part.count)
             if result is not None and result.is_finite:
-                extended += [(one, result) for one in self._fork(part.sequence)]
+                extended += [(sequence, result) for sequence in self._fork(part.sequence)]
             elif result is not None:
                 logger.error("sequence %s has logits that are not finite", part.sequence.sequence_id)
                 error = EngineFailure("the model's output for this request is not finite")
                 outputs.append(self._fail(part.sequence, error))
-        for (one, _), token in zip(extended, self._sample(extended), strict=True):
-            if one.request_id in self._batch:
-                outputs.append(self._extend(one, token))
+        for (sequence, _), token in zip(extended, self._sample(extended), strict=True):
+            if sequence.request_id in self._batch:
+                outputs.append(self._extend(sequence, token))
         return outputs
 
     def _move(self, moves: Iterable[Move]) -> None:
@@ -443,23 +443,23 @@ class TransformersTextEngine:
         return int(self._adapter.logits(nothing).shape[1])
 
     def _forward_input(self, part: Part[EngineSequence]) -> ForwardInput:
-        one = part.sequence
+        sequence = part.sequence
         return ForwardInput(
-            one.sequence_id,
-            one.token_ids[part.first : part.first + part.count],
-            one.plan,
+            sequence.sequence_id,
+            sequence.token_ids[part.first : part.first + part.count],
+            sequence.plan,
             part.first,
-            self._batch.blocks.table(one.sequence_id),
-            self._batch.blocks.is_contiguous(one.sequence_id),
+            self._batch.blocks.table(sequence.sequence_id),
+            self._batch.blocks.is_contiguous(sequence.sequence_id),
             part.reaches_end,
-            wants_logits=not one.takes_argmax or bool(one.followers),
+            wants_logits=not sequence.takes_argmax or bool(sequence.followers),
         )
 
     def _fork(self, leader: EngineSequence) -> list[EngineSequence]:
         """A sequence that gets its next token, and the choices that start from its prompt."""
         followers, copies = self._batch.fork(leader)
         self._move(copies)
-        self._runner.fork(leader.sequence_id, [one.sequence_id for one in followers])
+        self._runner.fork(leader.sequence_id, [follower.sequence_id for follower in followers])
         return [leader, *followers]
 
     @torch.inference_mode()
@@ -467,8 +467,8 @@ class TransformersTextEngine:
         """The next token of each: the argmax from the pass, or sampled in one batch."""
         tokens: list[Sampled | Exception] = [Sampled(output.argmax) for _, output in extended]
         rows, logits = list[int](), list[torch.Tensor]()
-        for row, (one, output) in enumerate(extended):
-            if output.logits is not None and not one.takes_argmax:
+        for row, (sequence, output) in enumerate(extended):
+            if output.logits is not None and not sequence.takes_argmax:
                 rows.append(row)
                 logits.append(output.logits)
         if rows:
@@ -488,37 +488,39 @@ class TransformersTextEngine:
                 return [error]
             logger.warning("sampling %d sequences failed: trying them one by one", len(sequences), exc_info=True)
             return [
-                token for one, row in zip(sequences, logits, strict=True) for token in self._sample_batch([one], [row])
+                token
+                for sequence, row in zip(sequences, logits, strict=True)
+                for token in self._sample_batch([sequence], [row])
             ]
 
-    def _extend(self, one: EngineSequence, token: Sampled | Exception) -> EngineOutput:
+    def _extend(self, sequence: EngineSequence, token: Sampled | Exception) -> EngineOutput:
         """Append a sequence's next token; remove the sequence if it was the last."""
         if isinstance(token, TriptychError):
-            return self._fail(one, token)
+            return self._fail(sequence, token)
         if isinstance(token, Exception):
-            logger.error("no token can be chosen for sequence %s", one.sequence_id, exc_info=token)
-            return self._fail(one, EngineFailure("the engine failed on this request"))
-        one.append(token.token_id)
+            logger.error("no token can be chosen for sequence %s", sequence.sequence_id, exc_info=token)
+            return self._fail(sequence, EngineFailure("the engine failed on this request"))
+        sequence.append(token.token_id)
         finish_reason = None
-        if token.token_id in one.end_ids:
+        if token.token_id in sequence.end_ids:
             finish_reason = FinishReason.STOP
-        elif one.generated == one.max_tokens:
+        elif sequence.generated == sequence.max_tokens:
             finish_reason = FinishReason.LENGTH
         if finish_reason is not None:
-            self.cancel(one.request_id, one.choice)
+            self.cancel(sequence.request_id, sequence.choice)
         return EngineOutput(
-            one.request_id,
+            sequence.request_id,
             (token.token_id,),
             finish_reason,
-            choice=one.choice,
+            choice=sequence.choice,
             scores=() if token.scores is None else (token.scores,),
-            preemptions=one.preemptions,
+            preemptions=sequence.preemptions,
         )
 
-    def _fail(self, one: EngineSequence, error: TriptychError) -> EngineOutput:
+    def _fail(self, sequence: EngineSequence, error: TriptychError) -> EngineOutput:
         """Fail all choices of a request; its blocks do not enter the prefix cache."""
-        self._remove(one.request_id, None, is_sound=False)
-        return EngineOutput(one.request_id, (), error=error, choice=one.choice)
+        self._remove(sequence.request_id, None, is_sound=False)
+        return EngineOutput(sequence.request_id, (), error=error, choice=sequence.choice)
 
 
 def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:

@@ -61,13 +61,13 @@ class LlavaNextEncoder:
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """One encoder pass over all tiles. A tile that a shard omits does not affect the shard's rows."""
-        made = self._rows(torch.cat([features["pixel_values"] for features in batch]))
+        views = self._rows(torch.cat([features["pixel_values"] for features in batch]))
         encoded: list[tuple[torch.Tensor, ...]] = []
         for features, rows in zip(
-            batch, torch.split(made, [len(features["tiles"]) for features in batch]), strict=True
+            batch, torch.split(views, [len(features["tiles"]) for features in batch]), strict=True
         ):
-            of, begin, end = features["part"].tolist()
-            tiles = rows.new_zeros(of, *rows.shape[1:])
+            row, begin, end = features["part"].tolist()
+            tiles = rows.new_zeros(row, *rows.shape[1:])
             tiles[features["tiles"].to(rows.device)] = rows
             (joined,), _ = self._model.pack_image_features(
                 [tiles], features["image_sizes"][None], image_newline=self._model.image_newline, **self._packing

@@ -56,11 +56,11 @@ class GraniteSpeechEncoder:
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """Clip by clip: in a batch of mixed lengths the conformer would attend to padding."""
-        made: list[tuple[torch.Tensor, ...]] = []
+        encoded: list[tuple[torch.Tensor, ...]] = []
         for features in batch:
             frames = features["input_features"][None].to(device=self._model.device, dtype=self._model.dtype)
-            made.append((self._model.get_audio_features(frames, return_dict=True).pooler_output[0],))
-        return made
+            encoded.append((self._model.get_audio_features(frames, return_dict=True).pooler_output[0],))
+        return encoded
 
 
 class GraniteSpeechDecoder(PlainDecoder):

@@ -82,12 +82,12 @@ class KubernetesApi:
 
     async def scale(self, deployment: str) -> Scale:
         """Raises NotFound."""
-        found = await self._call("get deployments/scale", "GET", f"{self._deployments}/{deployment}/scale")
+        document = await self._call("get deployments/scale", "GET", f"{self._deployments}/{deployment}/scale")
         return Scale(
-            int(found["spec"].get("replicas", 0)),
-            int(found["status"].get("replicas", 0)),
-            str(found["status"].get("selector", "")),
-            str(found["metadata"]["resourceVersion"]),
+            int(document["spec"].get("replicas", 0)),
+            int(document["status"].get("replicas", 0)),
+            str(document["status"].get("selector", "")),
+            str(document["metadata"]["resourceVersion"]),
         )
 
     async def set_replicas(self, deployment: str, replicas: int, version: str) -> None:
@@ -113,8 +113,8 @@ class KubernetesApi:
 
     async def lease(self, name: str) -> tuple[dict[str, str], str]:
         """Annotations and version of a Lease. Raises NotFound."""
-        found = await self._call("get leases", "GET", f"{self._leases}/{name}")
-        return dict(found["metadata"].get("annotations") or {}), str(found["metadata"]["resourceVersion"])
+        document = await self._call("get leases", "GET", f"{self._leases}/{name}")
+        return dict(document["metadata"].get("annotations") or {}), str(document["metadata"]["resourceVersion"])
 
     async def annotate_lease(self, name: str, annotations: Mapping[str, str], version: str) -> None:
         """Raises Conflict if the Lease has changed since ``version``."""
@@ -128,13 +128,13 @@ class KubernetesApi:
         pods: list[Pod] = []
         page = {"labelSelector": selector, "limit": str(_PAGE)}
         while True:
-            status, found = await self._request("GET", self._pods, params=page)
+            status, document = await self._request("GET", self._pods, params=page)
             if status == _EXPIRED:
                 return None
             if status is not None:
                 raise _error(status, "list pods")
-            pods += [_pod(item) for item in found["items"]]
-            following = found["metadata"].get("continue")
+            pods += [_pod(item) for item in document["items"]]
+            following = document["metadata"].get("continue")
             if not following:
                 return pods
             if len(pods) >= _MAX_PODS:
@@ -195,10 +195,12 @@ def _error(status: int, right: str) -> TriptychError:
 
 def _pod(item: Mapping[str, Any]) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {}).get("status") == "True"
-    waiting = [(one.get("state") or {}).get("waiting") or {} for one in status.get("containerStatuses") or ()]
-    blocked = next((one["reason"] for one in waiting if one.get("reason") in _BLOCKED), "")
+    waiting = [
+        (container.get("state") or {}).get("waiting") or {} for container in status.get("containerStatuses") or ()
+    ]
+    blocked = next((state["reason"] for state in waiting if state.get("reason") in _BLOCKED), "")
     unscheduled = conditions.get("PodScheduled", {})
     failed = bool(blocked) or status.get("phase") == "Failed"
     reason = blocked or str(status.get("reason") or "")

@@ -240,8 +240,8 @@ def cost_options(text: str, most: int = 256) -> str:
     given = sorted(
         (name, value) for name, value in _of_text(text).items() if name in _COSTLY - {"tensor_parallel_size"}
     )
-    told = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
-    return told if len(told.encode()) <= most else sha256(told.encode()).hexdigest()
+    flags = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
+    return flags if len(flags.encode()) <= most else sha256(flags.encode()).hexdigest()
 
 
 def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
@@ -279,13 +279,13 @@ def _given(text: str, accepted: Collection[str], why_not: Callable[[str], str]) 
 
     Raises CannotStart.
     """
-    told = StringIO()
+    complaints = StringIO()
     try:
         words = shlex.split(text)
-        with redirect_stdout(told), redirect_stderr(told):
+        with redirect_stdout(complaints), redirect_stderr(complaints):
             parsed: dict[str, Any] = {} if "--config" in words else vars(_parser().parse_args(words))
     except SystemExit:
-        reason = told.getvalue().strip().rpartition("error: ")[2]
+        reason = complaints.getvalue().strip().rpartition("error: ")[2]
         raise CannotStart(f"--vllm-args: {reason or 'cannot be parsed'}") from None
     except IndexError:
         raise CannotStart(f"--vllm-args: {words[-1]} has no value") from None
@@ -332,7 +332,7 @@ def _changes(value: Any) -> Any:
     if not isinstance(value, CompilationConfig):
         return value
     default = CompilationConfig()
-    names = [one.name for one in fields(value)]
+    names = [field.name for field in fields(value)]
     return {name: got for name in names if (got := getattr(value, name)) != getattr(default, name)}
 
 

@@ -69,7 +69,7 @@ class ItemConnector(ECConnectorBase):
         """
         try:
             needed = _needed(request, num_computed_tokens)
-            found = self.items.get(request.request_id, needed) if needed else {}
+            held = self.items.get(request.request_id, needed) if needed else {}
         except ItemsLost as error:
             logger.warning("request %s fails: %s", request.request_id, error)
             self._lost.add(request.request_id)
@@ -78,9 +78,9 @@ class ItemConnector(ECConnectorBase):
             logger.exception("request %s fails", request.request_id)  # raised here, it would end the engine
             self._lost.add(request.request_id)
             return False
-        if found is None:
+        if held is None:
             return False
-        self._taken.update(found)
+        self._taken.update(held)
         return True
 
     def take_unavailable_requests(self) -> set[str]:

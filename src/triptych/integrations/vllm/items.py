@@ -79,24 +79,24 @@ class HeldItems:
 
     def drop(self, request_id: str) -> list[str]:
         """Returns the identifiers of items that are not held any more."""
-        gone: list[str] = []
+        dropped: list[str] = []
         for identifier in self._of_request.pop(request_id, ()):
             held = self._held[identifier]
             held.holders.discard(request_id)
             if not held.holders:
                 del self._held[identifier]
-                gone.append(identifier)
-        return gone
+                dropped.append(identifier)
+        return dropped
 
     def get(self, request_id: str, needed: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         """Raises ItemsLost if one is gone, as items come with their request and will not come again."""
         del request_id
-        found: dict[str, torch.Tensor] = {}
+        items: dict[str, torch.Tensor] = {}
         for identifier in needed:
             if (held := self._held.get(identifier)) is None:
                 raise ItemsLost("an item is gone")
-            found[identifier] = held.item.embedding
-        return found
+            items[identifier] = held.item.embedding
+        return items
 
     def find(self, identifier: str) -> Item | None:
         """An item, if it is held."""

@@ -124,10 +124,10 @@ class KvConnector(KVConnectorBase_V1):
         arrived, self._arrived = self._arrived, {}
         dropped, self._dropped = self._dropped, set()
         missing: set[int] = set()
-        for request_id, one in arrived.items():
-            if one.computed < one.wanted:
+        for request_id, arrival in arrived.items():
+            if arrival.computed < arrival.wanted:
                 (blocks,) = self._kv_cache_manager.get_block_ids(request_id)
-                missing.update(blocks[one.computed // self._vllm_config.cache_config.block_size :])
+                missing.update(blocks[arrival.computed // self._vllm_config.cache_config.block_size :])
         return Ended(frozenset(arrived), frozenset(missing), frozenset(dropped))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:

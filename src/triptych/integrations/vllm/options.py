@@ -56,7 +56,7 @@ class PullOptions:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one.strip() for one in self.routers.split(",")))
+        return tuple(dict.fromkeys(address.strip() for address in self.routers.split(",")))
 
 
 def parse(given: Mapping[str, Any]) -> PullOptions:
@@ -75,4 +75,6 @@ def parse(given: Mapping[str, Any]) -> PullOptions:
 
 
 def _taken(cls: Any, left: dict[str, Any]) -> dict[str, Any]:
-    return {one.name: left.pop(one.name) for one in fields(cls) if one.name in left and one.name not in _GROUPS}
+    return {
+        field.name: left.pop(field.name) for field in fields(cls) if field.name in left and field.name not in _GROUPS
+    }

@@ -99,11 +99,13 @@ class ServedModel:
 
     def check(self, model: ModelInfo) -> None:
         """Raise FailedPrecondition unless routers serve the same model as ``model``. Reads its files in full."""
-        own = self.checkpoint.model_info(model_id=model.model_id, dtype=self.dtype)
-        other = [one.name for one in fields(own) if getattr(own, one.name) != getattr(model, one.name)]
-        if other:
+        own_model = self.checkpoint.model_info(model_id=model.model_id, dtype=self.dtype)
+        differing = [
+            field.name for field in fields(own_model) if getattr(own_model, field.name) != getattr(model, field.name)
+        ]
+        if differing:
             raise FailedPrecondition(
-                f"the routers' model {model.model_id!r} is not this one: it has another {' and '.join(other)}"
+                f"the routers' model {model.model_id!r} is not this one: it has another {' and '.join(differing)}"
             )
 
 
@@ -176,19 +178,19 @@ class PulledItems:
         waiting = self._waiting.get(request_id)
         if waiting is not None and (error := self._fault(waiting)):
             raise ItemsLost(error)
-        found = {identifier: item for identifier in needed if (item := self._held.find(identifier)) is not None}
-        for identifier, item in found.items():
+        items = {identifier: item for identifier in needed if (item := self._held.find(identifier)) is not None}
+        for identifier, item in items.items():
             if len(item.embedding) != needed[identifier]:
                 raise ItemsLost(f"item {identifier} has {len(item.embedding)} rows, not {needed[identifier]}")
-        if len(found) == len(needed):
-            self._held.hold(request_id, found.values())
-            return {identifier: item.embedding for identifier, item in found.items()}
+        if len(items) == len(needed):
+            self._held.hold(request_id, items.values())
+            return {identifier: item.embedding for identifier, item in items.items()}
         if waiting is None:
             waiting = self._waiting[request_id] = _Waiting(monotonic() + self._timeout_s)
         if not waiting.fetch:
             waiting.fetch = f"{request_id}/{next(self._numbers)}"
             self._owners[waiting.fetch] = request_id
-            rows = {identifier: needed[identifier] for identifier in needed if identifier not in found}
+            rows = {identifier: needed[identifier] for identifier in needed if identifier not in items}
             self._puller.fetch(Fetch(waiting.fetch, rows, waiting.end_s))
         return None
 

@@ -45,7 +45,9 @@ class Demand:
         judged = reports.instances(now_s)
         return replace(
             view,
-            instances=tuple(replace(one, judged=judged.get(one.instance_id, Judged())) for one in view.instances),
+            instances=tuple(
+                replace(instance, judged=judged.get(instance.instance_id, Judged())) for instance in view.instances
+            ),
             load=self._load(facts.wait_objective_s or 0.0, now_s),
             report_age_s=reports.age_s(now_s),
             facts=facts,
@@ -66,7 +68,7 @@ class Demand:
             facts = self._facts_of(classes)
         if facts.capacity_per_s is not None:
             self._known = facts
-        elif self._known is not None and not any(one.arrivals for one in classes.values()):
+        elif self._known is not None and not any(window.arrivals for window in classes.values()):
             return self._known
         return facts
 
@@ -109,4 +111,4 @@ class Demand:
         by_gaps = self._role.serves(Stage.DECODE) and not self._role.serves(Stage.PREFILL)
         judged = [self._reports.attainment(self._stages, now_s)] if self._stages else []
         judged += [self._reports.between_tokens(now_s)] if by_gaps else []
-        return min(judged, key=lambda one: 1.0 if one.attainment is None else one.attainment)
+        return min(judged, key=lambda judged_: 1.0 if judged_.attainment is None else judged_.attainment)

@@ -10,7 +10,7 @@ class LoadHistory:
     """``observe`` is the only mutator. Hours are counted since the beginning of 1970, UTC."""
 
     def __init__(self, kept: KeptHistory = KeptHistory()) -> None:  # noqa: B008 - immutable
-        self._peaks = {one.hour: one.peak_per_s for one in kept.hours[-_MAX_HOURS:]}
+        self._peaks = {hour.hour: hour.peak_per_s for hour in kept.hours[-_MAX_HOURS:]}
         self._capacity_per_s = kept.capacity_per_s
 
     def observe(self, view: PoolView, hour: int) -> None:
@@ -31,7 +31,7 @@ class LoadHistory:
     def same_hour(self, hour: int) -> tuple[float, ...]:
         """The peaks of this hour of the week in earlier weeks."""
         earlier = (hour - week * HOURS_OF_WEEK for week in range(1, WEEKS))
-        return tuple(self._peaks[one] for one in earlier if one in self._peaks)
+        return tuple(self._peaks[hour] for hour in earlier if hour in self._peaks)
 
     def kept(self) -> KeptHistory:
         hours = tuple(HourLoad(hour, peak) for hour, peak in sorted(self._peaks.items()))

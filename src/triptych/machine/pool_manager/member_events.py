@@ -43,7 +43,7 @@ class DrainWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchWanted:
+class MemberSwitchWanted:
     """Someone wants the instance to serve the stages of this role; one that is unknown, or cannot, is ignored."""
 
     instance_id: str
@@ -52,11 +52,13 @@ class SwitchWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class MembersTick:
     """Time has passed. Comes at least every ``MemberLimits.tick_s`` while the process runs."""
 
 
-MemberEvent = Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | SwitchWanted | Tick
+MemberEvent = (
+    Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | MemberSwitchWanted | MembersTick
+)
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class MembersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class MemberLogged:
     instance_id: str
     what: str
 
@@ -118,4 +120,4 @@ class SwitchServed:
     after_s: float
 
 
-MemberEffect = SendOrder | EndSession | MembersChanged | Logged | SwitchEnded | SwitchServed
+MemberEffect = SendOrder | EndSession | MembersChanged | MemberLogged | SwitchEnded | SwitchServed

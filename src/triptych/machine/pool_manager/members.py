@@ -33,18 +33,18 @@ from triptych.machine.pool_manager.member_events import (
     EndSession,
     FarewellReceived,
     HeartbeatReceived,
-    Logged,
     MemberEffect,
     MemberEvent,
+    MemberLogged,
     MembersChanged,
+    MembersTick,
+    MemberSwitchWanted,
     Registered,
     SendOrder,
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
     SwitchServed,
-    SwitchWanted,
-    Tick,
 )
 
 _NO_LOAD = InstanceLoad({})
@@ -124,9 +124,17 @@ class _Member:
 
     @property
     def listed(self) -> Member:
-        told = self.registration
+        registration = self.registration
         state = MemberState.ACTIVE if self.condition is MemberCondition.ACTIVE else MemberState.LEAVING
-        return Member(told.address, state, told.role, told.model, told.epoch, told.kind, self.suspected)
+        return Member(
+            registration.address,
+            state,
+            registration.role,
+            registration.model,
+            registration.epoch,
+            registration.kind,
+            self.suspected,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,48 +189,50 @@ class MembersMachine:
     def router_of(self, session: int) -> Registration | None:
         """The router that this session belongs to; None for an instance, and for a session without a member."""
         name = self._by_session.get(session)
-        told = None if name is None else self._members[name].registration
-        return told if told is not None and told.kind is MemberKind.ROUTER else None
+        registration = None if name is None else self._members[name].registration
+        return registration if registration is not None and registration.kind is MemberKind.ROUTER else None
 
     def since(self, watch: Watch) -> MembershipDelta:
         """What a watcher does not know yet."""
         known = watch.version
         if watch.incarnation != self.incarnation or not self._forgotten <= known <= self._version:
-            listed = tuple(one.listed for one in self._wanted(watch, 0))
+            listed = tuple(member.listed for member in self._wanted(watch, 0))
             return MembershipDelta(self.incarnation, self._version, full=True, members=listed)
         removed = tuple(
-            one.removal
-            for one in takewhile(lambda one: one.version > known, reversed(self._departed))
-            if watch.wants(one.kind, one.model)
+            departed.removal
+            for departed in takewhile(lambda departed: departed.version > known, reversed(self._departed))
+            if watch.wants(departed.kind, departed.model)
         )
-        changed = tuple(one.listed for one in self._wanted(watch, known))
+        changed = tuple(member.listed for member in self._wanted(watch, known))
         return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed[::-1])
 
     def _wanted(self, watch: Watch, after: int) -> Iterable[_Member]:
         return (
-            one
-            for one in takewhile(lambda one: one.version > after, reversed(self._members.values()))
-            if watch.wants(one.registration.kind, one.registration.model)
+            member
+            for member in takewhile(lambda member: member.version > after, reversed(self._members.values()))
+            if watch.wants(member.registration.kind, member.registration.model)
         )
 
     def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
         """All members by model and role."""
         pools: dict[tuple[str, str], list[MemberStatus]] = {}
-        for one in self._members.values():
-            told = one.registration
+        for member in self._members.values():
+            registration = member.registration
             status = MemberStatus(
-                told,
-                one.condition,
-                one.suspected,
-                one.load,
-                since_s=max(0.0, now_s - one.since_s),
-                heard_s=max(0.0, now_s - one.heard_s),
-                wanted=None if one.switch is None else one.switch.role,
-                wanted_s=0.0 if one.switch is None else max(0.0, now_s - one.switch.since_s),
-                open_s=max(0.0, now_s - one.open_since_s),
-                served_s=None if one.switch is None else one.switch.served_s,
+                registration,
+                member.condition,
+                member.suspected,
+                member.load,
+                since_s=max(0.0, now_s - member.since_s),
+                heard_s=max(0.0, now_s - member.heard_s),
+                wanted=None if member.switch is None else member.switch.role,
+                wanted_s=0.0 if member.switch is None else max(0.0, now_s - member.switch.since_s),
+                open_s=max(0.0, now_s - member.open_since_s),
+                served_s=None if member.switch is None else member.switch.served_s,
             )
-            pools.setdefault((told.model, "" if told.role is None else told.role.value), []).append(status)
+            pools.setdefault(
+                (registration.model, "" if registration.role is None else registration.role.value), []
+            ).append(status)
         return tuple(
             PoolStatus(model, members[0].registration.role, tuple(sorted(members, key=_by_id)))
             for (model, _), members in sorted(pools.items())
@@ -230,34 +240,34 @@ class MembersMachine:
 
     def switches_pending_s(self, now_s: float) -> dict[str, float]:
         """By model, how old the oldest order to switch is that is not obeyed; 0 without one. Models of which no member can switch are left out."""
-        return self._longest_s(now_s, lambda one: None if one.pending is None else one.pending.since_s)
+        return self._longest_s(now_s, lambda member: None if member.pending is None else member.pending.since_s)
 
     def switches_unserved_s(self, now_s: float) -> dict[str, float]:
         """By model, for how long at most a stage that an order has opened has had work and served nothing. Models as above."""
-        return self._longest_s(now_s, lambda one: None if one.switch is None else one.switch.waits_since_s)
+        return self._longest_s(now_s, lambda member: None if member.switch is None else member.switch.waits_since_s)
 
     def _longest_s(self, now_s: float, since_s: Callable[[_Member], float | None]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for one in self._members.values():
-            if one.registration.switchable is not None:
-                began_s = since_s(one)
-                model, lasts_s = one.registration.model, 0.0 if began_s is None else max(0.0, now_s - began_s)
-                found[model] = max(lasts_s, found.get(model, 0.0))
-        return found
+        longest_s: dict[str, float] = {}
+        for member in self._members.values():
+            if member.registration.switchable is not None:
+                began_s = since_s(member)
+                model, lasts_s = member.registration.model, 0.0 if began_s is None else max(0.0, now_s - began_s)
+                longest_s[model] = max(lasts_s, longest_s.get(model, 0.0))
+        return longest_s
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        addresses = {one.registration.address: name for name, one in self._members.items()}
+        addresses = {member.registration.address: name for name, member in self._members.items()}
         assert addresses == self._by_address, "an address belongs to more than one member, or to none"  # noqa: S101
-        sessions = {one.session: name for name, one in self._members.items() if one.session is not None}
+        sessions = {member.session: name for name, member in self._members.items() if member.session is not None}
         assert sessions == self._by_session, "a session belongs to more than one member, or to none"  # noqa: S101
         assert len(self._members) <= self._limits.max_members, "more members than allowed"  # noqa: S101
-        for name, one in self._members.items():
-            assert name == one.registration.instance_id, "a member is filed under another name"  # noqa: S101
-            assert 0 < one.version <= self._version, "a member has a version that the list never had"  # noqa: S101
-        changes = [one.version for one in self._members.values()]
+        for name, member in self._members.items():
+            assert name == member.registration.instance_id, "a member is filed under another name"  # noqa: S101
+            assert 0 < member.version <= self._version, "a member has a version that the list never had"  # noqa: S101
+        changes = [member.version for member in self._members.values()]
         assert changes == sorted(changes), "members are out of order"  # noqa: S101
-        versions = [one.version for one in self._departed]
+        versions = [departed.version for departed in self._departed]
         assert versions == sorted(versions), "departures are out of order"  # noqa: S101
         assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"  # noqa: S101
 
@@ -276,9 +286,9 @@ class MembersMachine:
                 effects = self._session_ended(session)
             case DrainWanted(instance_id, reason):
                 effects = self._drain(instance_id, reason, now_s)
-            case SwitchWanted(instance_id, role, reason):
+            case MemberSwitchWanted(instance_id, role, reason):
                 effects = self._switch(instance_id, role, reason, now_s)
-            case Tick():
+            case MembersTick():
                 effects = self._tick(now_s)
         if self._version != before:
             effects.append(MembersChanged(self._version))
@@ -299,7 +309,7 @@ class MembersMachine:
         effects: list[MemberEffect] = []
         if owner != name:
             effects += self._remove(owner, Departure.LEFT, now_s)
-            effects.append(Logged(owner, f"replaced at its address by {name}"))
+            effects.append(MemberLogged(owner, f"replaced at its address by {name}"))
         accepted = SendOrder(session, Order(OrderKind.REGISTERED))
         if old is not None and old.registration == new:
             return [*effects, *self._resumed(old, session, now_s), accepted]
@@ -312,8 +322,8 @@ class MembersMachine:
         self._by_session[session] = name
         self._count_silence(member, suspected=0, removed=0)  # so that both are known from the start
         self._changed(member)
-        what = "joined" if old is None else "joined again"
-        return [*effects, Logged(name, f"{what} at {new.address} as {_kind(new)} of {new.model}"), accepted]
+        event_text = "joined" if old is None else "joined again"
+        return [*effects, MemberLogged(name, f"{event_text} at {new.address} as {_kind(new)} of {new.model}"), accepted]
 
     def _resumed(self, member: _Member, session: int, now_s: float) -> list[MemberEffect]:
         """The same process registers again, on the same stream or another."""
@@ -350,7 +360,7 @@ class MembersMachine:
         elif switch is not None and (fault := _fault(switch, heartbeat.load)):
             effects += _ended(member, SwitchOutcome.GIVEN_UP, now_s)
             member.switch = None
-            effects.append(Logged(name, f"does not switch to role {switch.role.value}: {fault}"))
+            effects.append(MemberLogged(name, f"does not switch to role {switch.role.value}: {fault}"))
         elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
             effects += self._send_switch(member, switch)
         condition = MemberCondition.ACTIVE
@@ -366,7 +376,7 @@ class MembersMachine:
             return []
         member.suspected = False
         self._changed(member)
-        return [Logged(member.registration.instance_id, "is heard again")]
+        return [MemberLogged(member.registration.instance_id, "is heard again")]
 
     def _enter(self, member: _Member, condition: MemberCondition, now_s: float, why: str) -> list[MemberEffect]:
         if member.condition is condition:
@@ -374,14 +384,14 @@ class MembersMachine:
         was, member.condition, member.since_s = member.listed, condition, now_s
         if member.listed != was:
             self._changed(member)
-        return [Logged(member.registration.instance_id, f"is {condition}, {why}")]
+        return [MemberLogged(member.registration.instance_id, f"is {condition}, {why}")]
 
     def _farewell(self, session: int, reason: str, now_s: float) -> list[MemberEffect]:
         name = self._by_session.get(session)
         if name is None:
             return []
         effects = self._remove(name, Departure.LEFT, now_s)
-        return [*effects, Logged(name, f"left: {reason}" if reason else "left")]
+        return [*effects, MemberLogged(name, f"left: {reason}" if reason else "left")]
 
     def _session_ended(self, session: int) -> list[MemberEffect]:
         """Not a departure yet: the member may open another stream."""
@@ -389,7 +399,7 @@ class MembersMachine:
         if name is None:
             return []
         self._members[name].session = None
-        return [Logged(name, "has lost its stream")]
+        return [MemberLogged(name, "has lost its stream")]
 
     def _drain(self, instance_id: str, reason: str, now_s: float) -> list[MemberEffect]:
         member = self._members.get(instance_id)
@@ -411,7 +421,7 @@ class MembersMachine:
         effects = _ended(member, SwitchOutcome.OVERTAKEN, now_s)
         source = Role.of(served(member.registration, member.load) or widest.stages)
         member.switch = _Switch(source, role, reason, now_s)
-        effects.append(Logged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
+        effects.append(MemberLogged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
         if member.sequence >= 0:
             member.switch.version = sent
             effects += self._send_switch(member, member.switch)
@@ -436,12 +446,12 @@ class MembersMachine:
             if silent_s >= self._limits.remove_s:
                 effects += self._remove(name, Departure.LOST, now_s)
                 self._count_silence(member, removed=1)
-                effects.append(Logged(name, f"removed after {silent_s:.3g} s silence"))
+                effects.append(MemberLogged(name, f"removed after {silent_s:.3g} s silence"))
             elif silent_s >= self._limits.suspect_s and not member.suspected:
                 member.suspected = True
                 self._count_silence(member, suspected=1)
                 self._changed(member)
-                effects.append(Logged(name, f"suspected after {silent_s:.3g} s silence"))
+                effects.append(MemberLogged(name, f"suspected after {silent_s:.3g} s silence"))
         return effects
 
     # --- changes -----------------------------------------------------------------------------------------------------
@@ -454,7 +464,9 @@ class MembersMachine:
 
     def _count_silence(self, member: _Member, **outcomes: int) -> None:
         role = member.registration.role
-        self.silences.update({("" if role is None else role.value, what): number for what, number in outcomes.items()})
+        self.silences.update(
+            {("" if role is None else role.value, outcome): number for outcome, number in outcomes.items()}
+        )
 
     def _remove(self, name: str, departure: Departure, now_s: float) -> list[MemberEffect]:
         member = self._members.pop(name)
@@ -464,8 +476,10 @@ class MembersMachine:
         self._version += 1
         if len(self._departed) == self._departed.maxlen:
             self._forgotten = self._departed[0].version
-        told = member.registration
-        self._departed.append(_Departed(self._version, told.kind, told.model, Removal(told.address, departure)))
+        registration = member.registration
+        self._departed.append(
+            _Departed(self._version, registration.kind, registration.model, Removal(registration.address, departure))
+        )
         return _ended(member, SwitchOutcome.LOST, now_s)
 
 
@@ -500,7 +514,7 @@ def _fault(switch: _Switch, load: InstanceLoad) -> str:
     """Why the member has given this switch up; empty if it has not."""
     if not switch.version or load.stages_version != switch.version:
         return ""
-    return next((one.fault for one in load.closed if one.fault and one.stage in switch.role.stages), "")
+    return next((closed.fault for closed in load.closed if closed.fault and closed.stage in switch.role.stages), "")
 
 
 def _by_id(status: MemberStatus) -> str:

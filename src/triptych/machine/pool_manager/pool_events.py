@@ -61,7 +61,7 @@ class OrderTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class PoolResumed:
     """What the leader before has left (None: what is known here is newer). The size is ordered again, as this manager's."""
 
     kept: KeptPool | None = None
@@ -76,7 +76,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PoolTick:
     """Time has passed: decide."""
 
 
@@ -88,9 +88,9 @@ PoolEvent = (
     | OverrideEnded
     | OrderFailed
     | OrderTaken
-    | Resumed
+    | PoolResumed
     | Frozen
-    | Tick
+    | PoolTick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     InstancesSeen,
     PoolEvent,
+    PoolTick,
     RecordDecision,
     RemoveInstance,
     ScaleTo,
-    Tick,
 )
 from triptych.machine.pool_manager.reports import RouterReports
 from triptych.policy.scaling import ScalingLimits
@@ -185,7 +185,7 @@ class Modelled:
             self.reports.validate()
         for name, pool in self.pools.items():
             self.feed(name, InstancesSeen(pool.seen(self.now_s)))
-            self.feed(name, Tick())
+            self.feed(name, PoolTick())
         self.sizes.append((self.now_s, self.machines["e"].wanted, self.machines["t"].wanted))
 
     def run(self, seconds: int) -> None:
