@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
+"""HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
 
 import asyncio
 import socket
@@ -29,8 +29,9 @@ SPARE_CONNECTIONS = 64
 _CHUNK_BYTES = 16
 """Framing bytes allowed per chunk of a body without being counted."""
 _LINGER_S = 2.0
-"""How long data from a refused client is read and dropped; closing at once could reset the connection before the client
-reads the answer."""
+"""Time that data from a refused client is read and dropped, seconds. Closing at once could reset the connection before
+the client reads the answer.
+"""
 REFUSAL = "refusal"
 """Key in ``scope["state"]`` of the error with which the application must refuse the request."""
 ARRIVED_S = "arrived_s"
@@ -39,7 +40,7 @@ MOST_ACCEPTED = 64
 """Connections that are accepted at once, at most."""
 _TCP_INFO_BYTES = 60
 _LAST_DATA_AT = 52
-"""Where ``tcp_info`` has the milliseconds since the kernel received the last data (linux/tcp.h)."""
+"""Offset in ``tcp_info`` of the milliseconds since the kernel received the last data (linux/tcp.h)."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -61,7 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
     max_connections = 4096
     head_timeout_s = 20.0
     listener: socket.socket | None = None
-    """Where other connections wait."""
+    """Socket on which other connections wait."""
     _accepting: ClassVar[set[asyncio.Task[None]]] = set()
     """Connections that are accepted with another, until their TLS handshake is over. Uvicorn would wait for them at the end among its own tasks."""
 

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _BUSY_RETRY_S = 1.0
 """Least Retry-After when too many requests of a key run."""
 _NEWEST = 0.1
-"""Of the newest request in the mean time of a key's requests."""
+"""Weight of the newest request in the mean time of a key's requests."""
 
 
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
@@ -74,7 +74,7 @@ class Bucket:
         self._level = float(per_minute)
         self._at_s = clock()
         self._told_s = 0.0
-        """When the one that was refused last was told to come back."""
+        """Time that the last refused request was given to come back."""
 
     @property
     def left(self) -> int:
@@ -93,7 +93,7 @@ class Bucket:
         return max(0.0, (count - self._level) * 60 / self.per_minute)
 
     def refuse_s(self, count: int = 1) -> float:
-        """When to come back for ``count`` tokens: one that was refused before comes back first, within a minute."""
+        """Wait for ``count`` tokens, seconds. A request that was refused before comes back first, within a minute."""
         now_s, takes_s = self._clock(), count * 60 / self.per_minute
         wait_s = self.wait_s(count)
         self._told_s = max(now_s + wait_s, min(self._told_s + takes_s, now_s + wait_s + 60.0))
@@ -120,7 +120,7 @@ class Caller:
         self._concurrent = entry.concurrent if entry else None
         self._least_priority = entry.least_priority if entry else None
         self._buckets: dict[str, Bucket] = {}
-        """By what they limit."""
+        """Buckets by the unit that they limit."""
         if entry is not None:
             limits = {
                 "tokens": entry.tokens_per_minute,
@@ -130,7 +130,7 @@ class Caller:
             self._buckets = {unit: Bucket(limit, clock) for unit, limit in limits.items() if limit is not None}
         self._running = 0
         self._mean_s = 0.0
-        """That its requests take."""
+        """Mean time that its requests take, seconds."""
 
     @contextmanager
     def request(self) -> Generator[None]:
@@ -187,7 +187,7 @@ class Caller:
             bucket.take(tokens)
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """What is left of its limits per minute, as OpenAI's headers name it."""
+        """Headers on what is left of its limits per minute, as OpenAI names them."""
         for unit, bucket in self._buckets.items():
             yield f"x-ratelimit-limit-{unit}", str(bucket.per_minute)
             yield f"x-ratelimit-remaining-{unit}", str(bucket.left)
@@ -215,7 +215,7 @@ class Failures:
 
 
 class KeyRing:
-    """All keys and their callers. Without entries every request comes from one caller without limits."""
+    """Keys and their callers. Without entries every request comes from one caller without limits."""
 
     def __init__(self, entries: dict[str, KeyEntry], clock: Clock) -> None:
         self._callers = [(bytes.fromhex(entry.sha256), Caller(name, entry, clock)) for name, entry in entries.items()]

@@ -9,7 +9,9 @@ from triptych.errors import Cancelled, DeadlineExceeded, TriptychError
 from triptych.ports import Clock
 
 GRACE_S = 0.5
-"""How long after the deadline the body is ended: who works for it enforces the deadline, this only backs it up."""
+"""Time after the deadline at which the body is ended, seconds. Whoever works for it enforces the deadline; this only
+backs it up.
+"""
 
 
 class RequestLifetime:

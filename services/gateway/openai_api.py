@@ -78,12 +78,12 @@ class ParsedRequest:
     priority: int = 0
     remote: tuple[Remote, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
-    """For each media part, the field that holds it: the router's errors name only the part."""
+    """Fields that hold the media parts, by part: the router's errors name only the part."""
     return_token_strs: bool = False
     """Whether ``/tokenize`` also returns each token's string in the vocabulary."""
 
     def with_media(self, media: Sequence[bytes]) -> "ParsedRequest":
-        """This request with the media fetched for ``remote``, in the same order."""
+        """Request with the media fetched for ``remote``, in the same order."""
         messages = list(self.messages)
         for remote, data in zip(self.remote, media, strict=True):
             parts = list(messages[remote.message].parts)

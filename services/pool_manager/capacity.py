@@ -1,4 +1,6 @@
-"""What profiles say of each pool: the load that one instance bears, how long a queue may be, and how long a start takes."""
+"""Facts of each pool by its profiles: the load that one instance bears, how long a queue may be, and how long a start
+takes.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -37,7 +39,7 @@ _DEGREES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What instances of one kind run."""
+    """Kind of instance: the models' parts that it runs."""
 
     encoder: ServedPart | None = None
     decoder: ServedPart | None = None
@@ -87,7 +89,7 @@ class Capacities:
         _forget_oldest(self._objectives)
 
     def facts(self, name: PoolName) -> Facts:
-        """What is known of a pool, given the mix of a window. Missing facts are named, also why they are."""
+        """Facts of a pool, given the mix of a window. Missing facts are named, also why they are."""
         return partial(self._facts, name)
 
     def _facts(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> PoolFacts:
@@ -114,8 +116,10 @@ class Capacities:
         return replace(facts, missing=missing, start_s=starts)
 
     def advice(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> tuple[str, ...]:
-        """The best batch and tensor-parallel degree of the pool's instances under this mix, and how hosts are filled (ModServe
-        sections 4.2 and 4.3), as far as profiles tell. Nothing for roles but E and PD.
+        """Advice on the best batch and tensor-parallel degree of the pool's instances under this mix, and on how hosts
+        are filled.
+
+        It follows ModServe (sections 4.2 and 4.3), as far as profiles tell. There is none for roles but E and PD.
         """
         kind, _ = self._kinds.get(name, (_Kind(), True))
         encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
@@ -166,7 +170,7 @@ class Capacities:
         return None
 
     def _costs(self, part: ServedPart | None, degree: int = 0) -> Costs | None:
-        """With the tensor-parallel ``degree``, or its own."""
+        """Costs with the tensor-parallel ``degree``, or its own."""
         if part is None:
             return None
         identity = part.identity
@@ -200,7 +204,9 @@ def _tables(degrees: Mapping[int, Profiles], part: ModelPart, table: str) -> Ite
 
 
 def _start_s(profiles: Profiles, *, encoder: bool, text: bool) -> float | None:
-    """From the start of a process with these parts until it serves: with a second part, that part's weights are loaded as well."""
+    """Time from the start of a process with these parts until it serves, seconds. With a second part, that part's
+    weights are loaded as well.
+    """
     if not text:
         seconds = 0.0 if profiles.encoder is None else profiles.encoder.start_s().value
     else:

@@ -74,10 +74,10 @@ class ControlledPool:
 
 
 class Control:
-    """One ``PoolMachine`` per pool, over the reports of its model. Only the manager that leads orders anything, under the fence of
-    its lease.
+    """Control of the pools: one ``PoolMachine`` per pool, over the reports of its model.
 
-    Pools are those that have members, and those of which the scaler knows instances. ``acting`` says which sizes are carried out.
+    Only the manager that leads orders anything, under the fence of its lease. Pools are those that have members, and
+    those of which the scaler knows instances. ``acting`` says which sizes are carried out.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class Control:
         )
         self.pools: dict[PoolName, ControlledPool] = {}
         self.reports: dict[str, RouterReports] = {}
-        """Of the routers of each model that has pools."""
+        """Reports of the routers, by each model that has pools."""
         self._switches: dict[str, SwitchMachine] = {}
-        """Of each model that has pools."""
+        """Machines that decide on switches, by each model that has pools."""
         self._full = False
 
     def start(self) -> None:
@@ -143,7 +143,9 @@ class Control:
             reports.accept(router.instance_id, report, self._clock())
 
     async def set_size(self, order: ManualSize) -> None:
-        """As ``ports.PoolManager.set_size``. It takes effect once the store has it, so that no change of leader undoes it."""
+        """Set a size by hand, like ``ports.PoolManager.set_size``. It takes effect once the store has it, so that no
+        change of leader undoes it.
+        """
         async with self.leading.writing() as keep:
             pool, event = self._manual(order)
             override = Override(event.size, event.for_s) if isinstance(event, OverrideSet) else None
@@ -192,7 +194,9 @@ class Control:
     # --- roles -------------------------------------------------------------------------------------------------------
 
     def _switch_roles(self, model: str, members_of: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
-        """Before sizes are decided on: a switch shows within seconds, an instance that is started within minutes."""
+        """Switch roles before sizes are decided on. A switch shows within seconds, an instance that is started within
+        minutes.
+        """
         pools = {name.role: pool for name, pool in self.pools.items() if name.model == model}
         members = [
             member for name, pool_members in members_of.items() if name.model == model for member in pool_members
@@ -335,7 +339,9 @@ class Control:
         return () if pool is None else pool.machine.records(self._clock())
 
     def pressures(self) -> dict[tuple[str, ...], float]:
-        """By model and stage, as ``SwitchMachine.pressures``; empty where this manager decides on no switches."""
+        """Pressures by model and stage, as in ``SwitchMachine.pressures``; empty where this manager decides on no
+        switches.
+        """
         return {
             (model, stage.value): pressure
             for model, machine in self._switches.items()

@@ -23,7 +23,7 @@ _KEPT = TypeAdapter(KeptHistory)
 
 
 class Histories:
-    """One ``LoadHistory`` per pool. ``hour`` is the time in hours since the beginning of 1970, UTC.
+    """Histories of the pools, one ``LoadHistory`` each. ``hour`` is the time in hours since the beginning of 1970, UTC.
 
     ``read`` and ``write`` raise StoreUnavailable and StoreCorrupt; ``write`` also Deposed.
     """

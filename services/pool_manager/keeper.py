@@ -1,4 +1,6 @@
-"""What the leading manager keeps in the store, so that the next one goes on: wanted sizes, manual sizes, decisions."""
+"""State that the leading manager keeps in the store, so that the next one goes on: wanted sizes, manual sizes,
+decisions.
+"""
 
 import logging
 from collections import deque
@@ -21,7 +23,7 @@ _POOLS, _DECISIONS = "pools", "decisions"
 _KEEP_RECORDS = 512
 _MAX_WAITING_RECORDS = 256
 _REFRESH_S = 5.0
-"""How often times are written; they count on from there when another manager takes over."""
+"""Interval at which times are written, seconds. They count on from there when another manager takes over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ _RECORD = TypeAdapter(DecisionRecord)
 
 
 class Keeper:
-    """Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes. Times are durations only."""
+    """Keeper of the leader's state. Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes.
+    Times are durations only.
+    """
 
     def __init__(self, store: Store, clock: Clock, owner: str) -> None:
         """``owner`` names this manager."""
@@ -91,7 +95,7 @@ class Keeper:
         self._records: deque[bytes] = deque(maxlen=_MAX_WAITING_RECORDS)
 
     async def read(self) -> dict[str, Left]:
-        """All pools."""
+        """Read all pools."""
         return await self._pools.read()
 
     async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
@@ -153,6 +157,6 @@ class Keeper:
 
 
 def _what(pool: KeptPool) -> tuple[object, ...]:
-    """What is written as soon as it changes."""
+    """Part that is written as soon as it changes."""
     size = None if pool.override is None else pool.override.size
     return pool.wanted, size, pool.given_up, len(pool.changes_s)

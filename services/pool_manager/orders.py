@@ -50,7 +50,7 @@ class Orders:
         self._removals: dict[str, str] = {}
         """Reasons by instance."""
         self._removed: dict[str, float] = {}
-        """When the scaler accepted the removal of an instance."""
+        """Times when the scaler accepted the removal of an instance."""
         self._news = asyncio.Event()
         self._closed = False
         self.sent: Counter[tuple[str, str]] = Counter()
@@ -73,7 +73,7 @@ class Orders:
         self._news.set()
 
     async def run(self) -> None:
-        """Until closed."""
+        """Send orders until closed."""
         failures = 0
         while not self._closed:
             self._news.clear()
@@ -97,7 +97,7 @@ class Orders:
         self._removed.clear()
 
     async def _send_next(self) -> bool:
-        """Whether the next order is done with."""
+        """Send the next order; whether it is done with."""
         if (size := self._size) is not None:
             error = await self._send("scale", f"{size.size} instances, {size.reason}", size.size)
             done = error is None or isinstance(error, Deposed)

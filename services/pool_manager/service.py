@@ -64,17 +64,21 @@ from .sharing import SharedProfiles
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_LENGTH = 240
-"""Of an instance or a model: with a role it must be a key of the store, and a line of the log."""
+"""Most characters in the name of an instance or a model. With a role it must be a key of the store, and a line of the
+log.
+"""
 _DECIDE_S = 1.0
 """Between two decisions on the size of pools."""
 _INTERVALS = ReportIntervals(load_min_interval_s=0.05, load_max_interval_s=1.0)
 """Between two deltas to one watcher."""
 _MOST_DELTAS_PER_S = 2000.0
-"""To all watchers together: while the list changes all the time, many of them must not keep members from registering."""
+"""Most deltas to all watchers together, per second. While the list changes all the time, many watchers must not keep
+members from registering.
+"""
 
 
 class _Session:
-    """One stream of a member. Orders of one kind are coalesced, so that a slow member does not grow it."""
+    """Stream of a member. Orders of one kind are coalesced, so that a slow member does not grow it."""
 
     def __init__(self) -> None:
         self.reader: asyncio.Task[object] | None = None
@@ -121,10 +125,11 @@ class PoolManagerService:
         hour: Clock = hours,
         record: Record = NO_RECORD,
     ) -> None:
-        """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
+        """Make a pool manager. Without a store it always leads, and forgets sizes when it ends; without a scaler it
+        only advises.
 
-        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts. ``hour`` is the
-        time in hours since the beginning of 1970.
+        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts.
+        ``hour`` is the time in hours since the beginning of 1970.
         """
         self._settings = settings
         self._record = record
@@ -156,7 +161,7 @@ class PoolManagerService:
             advice_of=self._capacities.advice,
             hour=hour,
         )
-        """Of the size of pools."""
+        """Control of the pools' sizes."""
         self._sessions: dict[int, _Session] = {}
         self._numbers = count(1)
         self._watchers = 0
@@ -221,11 +226,11 @@ class PoolManagerService:
         return counts
 
     def switches_pending_s(self) -> dict[tuple[str, ...], float]:
-        """By model, the age of the oldest order to switch that is not obeyed; 0 without one."""
+        """Age of the oldest order to switch that is not obeyed, by model, seconds; 0 without one."""
         return {(model,): age_s for model, age_s in self._machine.switches_pending_s(self._clock()).items()}
 
     def switches_unserved_s(self) -> dict[tuple[str, ...], float]:
-        """By model, for how long at most a stage that an order has opened has had work and served nothing."""
+        """Longest time, by model, that a stage which an order has opened has had work and served nothing, seconds."""
         return {(model,): age_s for model, age_s in self._machine.switches_unserved_s(self._clock()).items()}
 
     @property
@@ -325,7 +330,9 @@ class PoolManagerService:
             raise Unavailable("the pool manager is shutting down")
 
     def _make_room(self) -> None:
-        """For one more stream. Those of members are as many as members may be; of the others, the oldest one ends."""
+        """Make room for one more stream. Those of members are as many as members may be; of the others, the oldest one
+        ends.
+        """
         most = self._settings.max_unregistered
         if len(self._sessions) - self._machine.sessions < most:
             return

@@ -25,7 +25,7 @@ class SharedProfiles:
         self._store = store
         self._own = {_key(profile): profile for profile in known.own}
         self._there: dict[str, Profile] = {}
-        """What the store has."""
+        """Profiles that the store has."""
         self._refused: set[str] = set()
         """Own profiles that the store does not take."""
 

@@ -62,7 +62,7 @@ class Issued:
 
     @classmethod
     def found(cls, folder: Path) -> Self | None:
-        """None if there is none. Raises CliError for half of one."""
+        """Read an identity from its folder; None if there is none. Raises CliError for half of one."""
         present = [name for name in (CERTIFICATE, KEY) if (folder / name).exists()]
         if not present:
             return None

@@ -1,4 +1,4 @@
-"""What ``triptych up`` is told: a placement, and settings of the services. All of it is checked before anything starts."""
+"""Settings of ``triptych up``: a placement, and settings of the services. They are checked before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class ClusterSettings:
     switch_roles: bool = False
 
     def flags(self, measure: Callable[[], Path] | None = None, *, reprofile: bool = False) -> Flags:
-        """All flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
+        """Flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
 
-        ``measure`` makes profiles if none are named, once everything else is known to be right; ``reprofile``: it has to. Raises
-        CliError.
+        ``measure`` makes profiles if none are named, once everything else is known to be right. With ``reprofile`` it
+        has to. Raises CliError.
         """
         router: RouterSettings = loaded("router", self.given["router"])
         slo = Slo.parse(router.slo)
@@ -134,7 +134,7 @@ def _checked(profiles: Path | None, delays: Path | None) -> Path | None:
 
 
 def _check_parts(known: Path | None) -> None:
-    """Whether the pool manager can tell what an instance bears in each stage. Raises CliError."""
+    """Check that the pool manager can tell what an instance bears in each stage. Raises CliError."""
     profiled = {profile.identity.part for profile in KnownProfiles.read(known).own}
     if lacking := [part.value for part in ModelPart if part not in profiled]:
         raise _cannot_switch(

@@ -1,4 +1,4 @@
-"""What the pool manager decides about sizes and roles, as lines for ``triptych up``."""
+"""Decisions of the pool manager about sizes and roles, as lines for ``triptych up``."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,12 +19,12 @@ class Changes:
     def __init__(self) -> None:
         self._incarnation = 0
         self._told: dict[str, tuple[int, bool]] = {}
-        """By pool: the number of its last decision that was told, and whether it was told that it failed."""
+        """Last decision shown of each pool: its number, and whether its failure was shown."""
         self._served: dict[str, frozenset[Stage]] = {}
-        """By instance that can switch: what it was last seen to serve."""
+        """Stages that each switchable instance was last seen to serve."""
 
     def news(self, status: ManagerStatus) -> list[str]:
-        """What has not been told yet."""
+        """Lines on what has not been shown yet."""
         if status.incarnation != self._incarnation:  # another process, which counts from the start
             self._incarnation, self._told = status.incarnation, {}
         sizes = [
@@ -40,7 +40,7 @@ class Changes:
         return [*sizes, *(line for name, member in switchable.items() for line in self._switched(name, member))]
 
     def _switched(self, name: str, member: MemberStatus) -> list[str]:
-        """Not of the time between, when it still closes stages."""
+        """Lines on a switch that has ended. An instance that still closes stages has none."""
         if not member.is_as_wanted:
             return []
         first = member.registration.role

@@ -40,7 +40,7 @@ class Model:
 
     @classmethod
     def all_named(cls, models: Sequence["str | Path | Model"]) -> tuple["Model", ...]:
-        """At least one, each under another name. Raises ClusterError."""
+        """Name at least one model, each under another name. Raises ClusterError."""
         named = [model if isinstance(model, Model) else cls.named(model) for model in models]
         if not named:
             raise ClusterError("name at least one model")

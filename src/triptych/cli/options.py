@@ -1,4 +1,4 @@
-"""What the commands share: their common options, and how a failure ends them. Nothing here takes time to import."""
+"""Common options of the commands, and how a failure ends them. Nothing here takes time to import."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Which roles the instances of a model have, and how many have each, as ``--roles`` says it."""
+"""Roles of a model's instances, and how many have each, as ``--roles`` says it."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NAMES: Mapping[Role, str] = {
     Role.ED: "encode-decode",
     Role.EPD: "hybrid",
 }
-"""What names of instances begin with, by role; also the order in which they start."""
+"""Beginnings of instances' names by role, in the order in which the instances start."""
 _MOST = 64
 """Instances of one role."""
 _COUNT = re.compile("[0-9]{1,3}")

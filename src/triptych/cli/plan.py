@@ -23,7 +23,7 @@ _TLS = re.compile("TRIPTYCH_(GATEWAY|ROUTER|POOL_MANAGER|ENCODER|TEXT)_(REST_)?T
 
 
 class ClusterShape(TypedDict, total=False):
-    """Which processes a cluster has, and their ports; 0 takes a free one."""
+    """Numbers of a cluster's processes, and their ports; 0 takes a free one."""
 
     roles: str
     """Instances of each model by role, as ``--roles`` has them: ``E:2,PD:1``."""
@@ -64,7 +64,7 @@ class ProcessPlan:
     role: Role | None = None
     """The stages it serves at first; None for the others."""
     model: Model | None = None
-    """What it serves; None for the gateway and the pool manager."""
+    """Model that the process serves. None for the gateway and the pool manager."""
 
     @property
     def pool(self) -> PoolName | None:
@@ -77,9 +77,9 @@ class ProcessPlan:
         return [package_of(self.service), *self.arguments, *listen, "--drain-s", f"{drain_s:g}", *self.options]
 
     def environment(self) -> dict[str, str]:
-        """This process's environment, with UCX restricted to the loopback device.
+        """Environment of a child: this process's, with UCX restricted to the loopback device.
 
-        By default UCX listens on every interface. The operator's settings are kept, and nothing is restricted when the
+        By default UCX listens on every interface. The operator's settings are kept. Nothing is restricted when the
         options choose another address.
         """
         environment = dict(os.environ)  # noqa: TID251 - passed to the child
@@ -90,15 +90,15 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """All processes in start order. ``mounts_router``: the router's port is in the gateway's process."""
+    """Processes of a cluster in start order. ``mounts_router``: the router's port is in the gateway's process."""
 
     processes: tuple[ProcessPlan, ...]
     router_ports: Mapping[str, int]
-    """By model."""
+    """Routers' ports by model."""
     mounts_router: bool
     switches_roles: bool
     scaler_port: int | None
-    """Where the scaler is served to the pool manager, if it is."""
+    """Port of the scaler for the pool manager. None: the cluster has no scaler."""
 
     @classmethod
     def made(
@@ -111,7 +111,7 @@ class ClusterPlan:
         options: Mapping[str, Sequence[str]],
         **shape: Unpack[ClusterShape],
     ) -> Self:
-        """From the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an argument that is none."""
+        """Make a plan of the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an unknown argument."""
         if unknown := shape.keys() - _DEFAULT.keys():
             raise TypeError(f"a cluster has no {', '.join(sorted(unknown))}; its shape has {', '.join(_DEFAULT)}")
         choices: ClusterShape = {**_DEFAULT, **shape}
@@ -170,7 +170,7 @@ class ClusterPlan:
         return tuple(lines)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
-        """Every port to listen on; those chosen by flags first."""
+        """Ports to listen on; those chosen by flags first."""
         flags = {"gateway": "--port", "router": "--router-port"}
         for plan in front_first(self.processes):
             yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
@@ -184,9 +184,8 @@ class ClusterPlan:
 
 
 def _flags(service: str, line: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every flag of a command line with its value, under the name of its environment variable.
-
-    Those of a service that runs in the process are among them.
+    """Flags of a command line with their values, under the names of their environment variables. Those of a service
+    that runs in the process are among them.
     """
     for at, flag in enumerate(line):
         if not flag.startswith("--"):
@@ -269,7 +268,7 @@ def _name(model: Model, role: Role, number: int) -> str:
 
 
 def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
-    """Each role with its number among those that are the same."""
+    """Roles, each with its number among equal ones."""
     numbers: Counter[Role] = Counter()
     for role in roles:
         numbers[role] += 1
@@ -305,7 +304,7 @@ def _gateway(
 
 
 def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:
-    """In display order: gateway, routers, pool manager, instances."""
+    """Plans in display order: gateway, routers, pool manager, instances."""
     plans = list(plans)
     engines = [plan for plan in plans if plan.service in ENGINES]
     return [*(plan for plan in reversed(plans) if plan.service not in ENGINES), *engines]

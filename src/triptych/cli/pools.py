@@ -133,7 +133,7 @@ async def _until(
 
 
 async def _is_idle(instance_id: str, manager: PoolManagerStub) -> bool:
-    """Whether this member has drained: one that has left has, but not one that may still register."""
+    """Whether this member has drained. A member that has left has, but not one that may still register."""
     cluster_status = await manager.status()
     members = [member for pool in cluster_status.pools for member in pool.members]
     member_found = next((member for member in members if member.registration.instance_id == instance_id), None)
@@ -235,7 +235,7 @@ def _judged_by(role: Role | None) -> str:
 
 
 def _lines(scaling: ScalingStatus, role: Role | None) -> Iterator[tuple[str, str]]:
-    """What is to be said about a pool's size, each with a style."""
+    """Lines on a pool's size, each with a style."""
     counts = [f"{scaling.wanted} wanted ({scaling.bounds.least} to {scaling.bounds.most})", f"{scaling.ready} ready"]
     counts += [
         f"{number} {change}"
@@ -269,7 +269,7 @@ def _members(members: tuple[MemberStatus, ...]) -> Table:
 
 
 def _switched(member: MemberStatus) -> str:
-    """What an instance serves that can switch, where it is not what it registered with, or not as ordered."""
+    """Line on the stages that a switchable instance serves. Empty if it serves those it registered with, as ordered."""
     registration, fault = member.registration, ""
     if member.open and registration.role is not None and member.open != registration.role.stages:
         fault = f", serves {Role.of(member.open).value} for {in_words(member.open_s)}"

@@ -48,7 +48,9 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
 
 
 def _reserve(port: int) -> bool:
-    """Whether no process has found it before, as its name in Linux's abstract namespace says. It ends with the process."""
+    """Reserve a port under a name in Linux's abstract namespace; False if another process has it. It ends with the
+    process.
+    """
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0triptych-port-{port}")

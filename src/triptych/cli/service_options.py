@@ -41,7 +41,7 @@ USUAL = (
     *("embedding_files", "embedding_files_bytes", "kv_prefixes"),
     *("slo", "profiles", "delay_profile", "max_instances", "pool_sizes"),
 )
-"""What ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""
+"""Options that ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""
 
 Flags = Mapping[str, tuple[str, ...]]
 """Flags by service, each one word: ``--NAME=VALUE``, or ``--NAME`` and ``--no-NAME`` of a switch."""
@@ -53,12 +53,12 @@ class ServiceOption(NamedTuple):
     name: str
     """The setting's own name."""
     services: tuple[str, ...]
-    """Those whose processes get it."""
+    """Services whose processes get the option."""
     declared: FieldInfo
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """Whether the option takes no value."""
         return self.declared.annotation is bool
 
 

@@ -51,9 +51,10 @@ _ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingIdentity:
-    """Everything that an embedding depends on: items, or shards, of equal identity have equal embeddings.
+    """Identity that covers everything that an embedding depends on: items, or shards, of equal identity have equal
+    embeddings.
 
-    The key is the full 32-byte digest over all fields, each prefixed with its length, so that distinct identities
+    The key is the full 32-byte digest over all fields. Each is prefixed with its length, so that distinct identities
     cannot have equal input to the hash.
     """
 
@@ -167,7 +168,7 @@ class Tensor:
 
 
 class HolderRef(NamedTuple):
-    """One incarnation of an instance that holds embeddings, and its address (``HOST:PORT``)."""
+    """Incarnation of an instance that holds embeddings, and its address (``HOST:PORT``)."""
 
     address: str
     instance_id: str
@@ -180,7 +181,7 @@ LeaseId = bytes
 
 @record
 class Ticket:
-    """Where an embedding is stored and how to pull it. A ticket is a capability and must be kept secret.
+    """Place of an embedding and how to pull it. A ticket is a capability and must be kept secret.
 
     The payload is the tensors' bytes, each tensor aligned to ``TENSOR_ALIGNMENT``. In the holder's arena two copies of
     the 8-byte generation enclose it: ``generation | payload | generation``.

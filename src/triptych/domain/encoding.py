@@ -10,11 +10,10 @@ from triptych.domain.record import record
 
 @record
 class EncodeRequest:
-    """One item or shard.
+    """Request for one item or shard.
 
-    The encoder grants two leases: one to the caller, and one, in the ticket, to the text instance.
-
-    The caller chooses both ids, 16 random bytes each, so that it can release them even if it never sees the answer.
+    The encoder grants two leases: one to the caller, and one, in the ticket, to the text instance. The caller chooses
+    both ids, 16 random bytes each, so that it can release them even if it never sees the answer.
     """
 
     request_id: str
@@ -42,11 +41,13 @@ class EncodeRequest:
     aged_in_s: float | None = None
     """Time left until it is due again if it is lost. None if the caller does not say."""
     behind_s: float = 0.0
-    """How much later than that it counts as having come, as its tenant is ahead of its share; negative for earlier."""
+    """Delay after that time at which the request counts as having come, seconds: its tenant is ahead of its share.
+    Negative for earlier.
+    """
 
     @property
     def content(self) -> Content:
-        """What routers know the item, or shard, by."""
+        """Content key by which routers know the item, or shard."""
         return content_of(self.info.digest, self.shard, self.tenant_salt)
 
 
@@ -70,7 +71,7 @@ class LeaseRequest:
 
     key: bytes
     generation: int | None
-    """Of the slot that the caller knows; None for any."""
+    """Generation of the slot that the caller knows; None for any."""
     lease_id: LeaseId
     lease_s: float
     timeout_s: float

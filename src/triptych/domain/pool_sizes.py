@@ -12,7 +12,7 @@ _COUNT = re.compile("[0-9]{1,9}")
 
 
 def bounds_of(pool: PoolName, entries: Sequence[str]) -> Bounds | None:
-    """Those of the pool's own entry, else of its role's; None without either. Raises ValueError."""
+    """Bounds of the pool's own entry, else of its role's; None without either. Raises ValueError."""
     bounds = dict(map(parse_bounds, entries))
     return bounds.get(str(pool)) or bounds.get(pool.role.value)
 

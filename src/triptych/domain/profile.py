@@ -24,7 +24,7 @@ _MAX_OPTIONS = 64
 _MAX_COUNT = 2**53 - 1
 """Largest integer that every JSON reader keeps exact."""
 _LEAST, _MOST = 1e-18, 1e18
-"""Of times and rates: predictions multiply, square and divide them."""
+"""Bounds of times and rates: predictions multiply, square and divide them."""
 
 
 class BadProfile(ValueError):
@@ -38,7 +38,7 @@ class Origin(Enum):
 
 
 class EncodeRow(NamedTuple):
-    """One pass of the encoder over ``items`` equal items."""
+    """Pass of the encoder over ``items`` equal items."""
 
     item_tokens: int
     """Embedding tokens of each item."""
@@ -56,7 +56,7 @@ class PrepareRow(NamedTuple):
 
 
 class PrefillRow(NamedTuple):
-    """One pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""
+    """Pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""
 
     new_tokens: int
     cached_tokens: int
@@ -64,7 +64,7 @@ class PrefillRow(NamedTuple):
 
 
 class DecodeRow(NamedTuple):
-    """One step that decodes ``batch`` sequences of ``mean_context`` tokens each."""
+    """Step that decodes ``batch`` sequences of ``mean_context`` tokens each."""
 
     batch: int
     mean_context: int
@@ -72,7 +72,7 @@ class DecodeRow(NamedTuple):
 
 
 class TransferRow(NamedTuple):
-    """One pull of ``nbytes``."""
+    """Pull of ``nbytes``."""
 
     backend: str
     nbytes: int
@@ -109,11 +109,11 @@ class ErrorRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfileIdentity:
-    """What was measured on what. A profile predicts another identity only with a warning."""
+    """Identity of what was measured, and on what. A profile predicts another identity only with a warning."""
 
     part: ModelPart
     digest: str
-    """Of the part's weights and configuration, as hex digits."""
+    """Digest of the part's weights and configuration, as hex digits."""
     stages: frozenset[Stage]
     hardware: str
     dtype: DType
@@ -132,7 +132,7 @@ class ProfileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How and when a profile was made. Sizes and times are 0 where they do not apply or are not known."""
+    """Circumstances of a profile's measurement. Sizes and times are 0 where they do not apply or are not known."""
 
     origin: Origin
     at: str
@@ -147,14 +147,14 @@ class Measured:
     output_token_nbytes: int = 0
     """Embedding bytes per token."""
     load_s: float = 0.0
-    """To load the weights from disk."""
+    """Time to load the weights from disk, seconds."""
     start_s: float = 0.0
-    """From the start of the process until it is ready, with ``load_s``."""
+    """Time from the start of the process until it is ready, with ``load_s``, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All tables, each without two rows of the same place; the order of rows has no meaning."""
+    """Profile of a part: its tables, each without two rows of the same place. The order of rows has no meaning."""
 
     identity: ProfileIdentity
     measured: Measured
@@ -168,7 +168,9 @@ class Profile:
 
     @property
     def file_name(self) -> str:
-        """One for each identity up to software and options: a newer measurement replaces an older one."""
+        """Name of the file, one for each identity up to software and options: a newer measurement replaces an older
+        one.
+        """
         identity = self.identity
         hardware = "".join(letter if letter.isalnum() else "-" for letter in identity.hardware.lower())
         parts = (identity.part.value, identity.digest[:12], hardware[:48].strip("-"), identity.dtype.value.lower())
@@ -193,7 +195,7 @@ _PLACES: Mapping[str, int] = {
     "load": 5,
     "errors": 1,
 }
-"""How many leading columns of a row say where it was measured; no two rows of a table agree in all of them."""
+"""Number of leading columns of a row that say where it was measured. No two rows of a table agree in all of them."""
 _ZERO_ALLOWED = frozenset({"cached_tokens", "output_tokens", "nbytes", "pixels", "points", "median", "worst"})
 
 

@@ -106,7 +106,9 @@ silu_times = compiled(_silu_times)
 
 
 def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, epsilon: np.float32) -> None:
-    """Of one row, [heads, size] in place: normalize each head if ``norm`` has weights, [size], and rotate it by position, [size]."""
+    """Rotate one row, [heads, size], in place: normalize each head if ``norm`` has weights, [size], and rotate it by
+    position, [size].
+    """
     number, size = heads.shape
     half = size // 2
     for head in range(number):
@@ -134,8 +136,8 @@ def _rotate_and_store(
     keys: Floats,
     values: Floats,
 ) -> None:
-    """Of ``heads``, [n, heads + 2 * kv heads, size], rotate the queries and then the keys in place, and write keys and values to their slots,
-    [slots, kv heads, size].
+    """Rotate ``heads``, [n, heads + 2 * kv heads, size]: the queries and then the keys in place. Write keys and values
+    to their slots, [slots, kv heads, size].
 
     ``query_norm`` and ``key_norm`` are empty where heads are not normalized.
     """
@@ -170,10 +172,11 @@ def _scores_of(
     scores: Floats,
     stride: int,
 ) -> None:
-    """Of ``group`` heads from ``first_head`` on, which share a key, before the positions from ``begin`` to ``end``: to ``scores``, ``stride`` for each head.
+    """Score ``group`` heads from ``first_head`` on, which share a key, before the positions from ``begin`` to ``end``.
+    Scores go to ``scores``, ``stride`` for each head.
 
-    Keys and values of the positions ahead, those of the next row as well, are on their way to the cache meanwhile: a processor does not
-    guess where the next block lies.
+    Keys and values of the positions ahead, those of the next row as well, are on their way to the cache meanwhile: a
+    processor does not guess where the next block lies.
     """
     rest = size % LANES
     whole = size - rest
@@ -211,8 +214,8 @@ _scores = compiled(_scores_of)
 def _weights_of(
     scores: Floats, stride: int, count: int, first_head: int, group: int, most: Floats, sums: Floats, width: int
 ) -> None:
-    """Of the first ``count`` scores of each head exp(score - ``most``), in place, where ``most`` is the greatest so far: if it grows,
-    what was summed before shrinks. Add them to the last lanes of the head's ``sums``.
+    """Turn the first ``count`` scores of each head into exp(score - ``most``), in place. ``most`` is the greatest so
+    far: if it grows, what was summed before shrinks. Add them to the last lanes of the head's ``sums``.
     """
     for head in range(group):
         first = head * stride
@@ -286,7 +289,7 @@ _add_values = compiled(_add_values_of)
 def _places_of(
     tables: Integers, starts: Integers, lengths: Integers, block_tokens: int, window: int, slot_size: int
 ) -> Integers:
-    """Where the keys of all positions that rows attend to begin, those of a row after those of the one before."""
+    """Places where the keys of all positions that rows attend to begin, those of a row after those of the one before."""
     number = 0
     for length in lengths:
         number += min(length, window) if window else length
@@ -309,7 +312,9 @@ _places = compiled(_places_of)
 
 
 def _divide_by(sums: Floats, first: int, total: np.float32, attended: Floats, row: int, head: int) -> None:
-    """Of one head, and rounded alike wherever they lie: in any order, quotients might be approximated where a loop is vectorized."""
+    """Divide one head. Results are rounded alike wherever they lie: in any order, quotients might be approximated where
+    a loop is vectorized.
+    """
     for at in range(attended.shape[2]):
         attended[row, head, at] = sums[first + at] / total
 
@@ -431,7 +436,9 @@ few_rows_product = compiled(_few_rows_product)
 
 
 def _best_tokens(logits: Floats, tokens: Integers, are_finite: Booleans) -> None:
-    """Of each row of [n, vocabulary] the greatest number's place, the first of equal ones, and whether all numbers are finite: [n] each."""
+    """Find in each row of [n, vocabulary] the greatest number's place, the first of equal ones, and whether all numbers
+    are finite: [n] each.
+    """
     rows, vocabulary = logits.shape
     flat, whole = logits.reshape(-1), vocabulary - vocabulary % LANES
     for row in range(rows):

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Sleep = Callable[[float], None]
 Length = Callable[[EngineRequest], int]
 _BLOCK_TOKENS = 16
-"""Of the prefix cache."""
+"""Tokens in a block of the prefix cache."""
 _MANY_TOKENS = 1 << 20
 """KV memory where the profile does not say the size of a token."""
 _COPIED_BYTES_PER_S = 8e9
@@ -102,7 +102,7 @@ class _Sequence:
     length: int = 0
     """Tokens at which each choice ends by itself."""
     prefixes: list[bytes] = field(default_factory=list)
-    """Of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks."""
     arriving: int = 0
     """Positions that come from elsewhere."""
     paused: bool = False
@@ -153,7 +153,7 @@ class DelayTextEngine:
         heads_nbytes = 2 * model.dtype.itemsize
         head_size = token_nbytes // heads_nbytes or model.hidden_size
         self.kv_kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
-        """As many bytes as the profile says, else those of one layer."""
+        """Kind of KV with as many bytes as the profile says, else those of one layer."""
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
@@ -167,7 +167,7 @@ class DelayTextEngine:
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
-        """Of blocks that are computed, in order of their last use."""
+        """Hashes of blocks that are computed, in order of their last use."""
         sleep(costs.profile.measured.load_s)
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
@@ -235,7 +235,7 @@ class DelayTextEngine:
         return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
 
     def _prompts(self) -> Iterator[Prefill]:
-        """Those that have begun and those for which there is a place, by their turns."""
+        """Sequences that have begun and those for which there is a place, by their turns."""
         running, started_beyond = self._places(), 0
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
@@ -259,7 +259,7 @@ class DelayTextEngine:
         return self._run(StepPlan(tuple(self._decoding()), ()))
 
     def _decoding(self) -> list[str]:
-        """One entry per choice, as each takes a place."""
+        """Sequences that decode, with one entry per choice, as each takes a place."""
         decoding = [
             (name, sequence) for name, sequence in self._running.items() if not (sequence.left or sequence.is_idle)
         ]

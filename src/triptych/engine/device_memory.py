@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of a device."""
+"""Check that a model fits into the memory of a device."""
 
 import torch
 

@@ -1,6 +1,8 @@
-"""The linear layers of a model on a CPU, in float32: each by the fastest kind of product, by its shape and the number of rows.
+"""Linear layers of a model on a CPU, in float32: each by the fastest kind of product, by its shape and the number of
+rows.
 
-Which is the fastest depends on the processor and on what its caches keep in a pass, so all shapes are measured when the model is loaded.
+Which is the fastest depends on the processor and on what its caches keep in a pass. So all shapes are measured when the
+model is loaded.
 """
 
 from bisect import bisect_left
@@ -37,13 +39,17 @@ ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _MOST_ROWS = (1, 2, 5, 11, 23, 64, 256, inf)
 """Up to how many rows each measurement holds."""
 _SAMPLED_NBYTES = 48 << 20
-"""Of layers of one shape, so many are measured: of all shapes together more than a cache of a processor, if there are so many."""
+"""Bytes of layers of one shape that are measured: of all shapes together more than a cache of a processor, if there are
+so many.
+"""
 _COPIES = frozenset({By.PACKED, By.JOINED})
 _WORTHWHILE = 0.95
 """Share of the plain product's time below which another one is used."""
 
 Measure = Callable[[Sequence[Alike], Sequence[int]], Sequence[Sequence[Times]]]
-"""Of a model's shapes, each with some of its layers: the times with each number of rows (``product_times_s``)."""
+"""Function from a model's shapes, each with some of its layers, to the times with each number of rows
+(``product_times_s``).
+"""
 
 
 def choose_products(
@@ -102,7 +108,7 @@ def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> list[list[Laye
 
 
 def _sampled(shapes: Sequence[Sequence[Layer]], makes: Mapping[By, Make], most_copied_nbytes: int) -> list[Alike]:
-    """Of each shape some layers, of which there is memory for copies, or which are not copied."""
+    """Sample some layers of each shape, of which there is memory for copies, or which are not copied."""
     samples: list[Alike] = []
     left = most_copied_nbytes
     for layers in shapes:

@@ -7,16 +7,16 @@ from torch import nn
 from torch.nn.functional import linear
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
-"""Of the parts of a layer: [outputs, inputs], and the biases [outputs] if there are any."""
+"""Weights of the parts of a layer: [outputs, inputs], and the biases [outputs] if there are any."""
 Outputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Of rows [..., inputs] with weights [outputs, inputs] and a bias: [..., outputs]."""
+"""Function from rows [..., inputs], weights [outputs, inputs] and a bias to outputs [..., outputs]."""
 
 
 class JoinedLinear(nn.Module):
     """A layer whose outputs are those of ``parts``, in their order. It has no weights of its own: theirs stay where they are."""
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        """All of ``parts`` have a bias, or none."""
+        """Join ``parts``, which all have a bias or none."""
         super().__init__()
         self.parts = tuple(parts)
         self.in_features = parts[0].in_features
@@ -36,7 +36,7 @@ def parts_of(layer: Layer) -> tuple[nn.Linear, ...]:
 
 
 def nbytes_of(layer: Layer) -> int:
-    """Of the weights."""
+    """Bytes of the weights."""
     return sum(part.weight.nbytes for part in parts_of(layer))
 
 
@@ -45,13 +45,13 @@ def weights_of(layer: Layer) -> Weights:
 
 
 def outputs_of(weights: Weights, rows: torch.Tensor, product: Outputs) -> torch.Tensor:
-    """By a product for each part."""
+    """Outputs by a product for each part."""
     outputs = [product(rows, weight, bias) for weight, bias in weights]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def together(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Those of all parts in one tensor: a copy, where there are several."""
+    """Weights of all parts in one tensor: a copy, where there are several."""
     if len(weights) == 1:
         return weights[0]
     biases = [bias for _, bias in weights if bias is not None]

@@ -23,7 +23,7 @@ _NBYTES_PER_THREAD = 4 << 20
 """Weights that take longer to read than another thread to begin."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Of rows, [..., inputs], with a layer's weights: [..., outputs]."""
+"""Product of rows, [..., inputs], with a layer's weights: [..., outputs]."""
 Make = Callable[[Layer], Product]
 
 
@@ -86,7 +86,7 @@ class CopyProduct(ABC):
 
 
 class PackedProduct(CopyProduct):
-    """By oneDNN, in its layout."""
+    """Product by oneDNN, in its layout."""
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
@@ -97,7 +97,7 @@ class PackedProduct(CopyProduct):
 
 
 class JoinedProduct(CopyProduct):
-    """By torch, of a layer that has several parts."""
+    """Product by torch, of a layer that has several parts."""
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
@@ -140,8 +140,9 @@ class CompiledProduct:
 
 
 def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs]. oneDNN makes, and keeps, a kernel
-    for each shape, which takes a millisecond.
+    """Product of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs].
+
+    oneDNN makes, and keeps, a kernel for each shape, which takes a millisecond.
     """
     output: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
     return output

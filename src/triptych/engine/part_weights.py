@@ -1,8 +1,11 @@
-"""The weights of one part of a model in one block of memory, which is given back and filled again while the model stays as it is.
+"""Weights of one part of a model in one block of memory, which is given back and filled again while the model stays
+(weight offloading).
 
-On a CPU the weights are read again from the checkpoint's files, which the kernel keeps in its page cache while there is room. On another
-device a copy in host memory is kept, pinned for CUDA. Which bytes of the files a parameter has is found by comparing values, as the loader
-renames and joins what it reads; what is found nowhere is kept in host memory.
+On a CPU the weights are read again from the checkpoint's files, which the kernel keeps in its page cache while there is
+room. On another device a copy in host memory is kept, pinned for CUDA.
+
+Which bytes of the files a parameter has is found by comparing values, as the loader renames and joins what it reads.
+Values that no file has are kept in host memory.
 """
 
 import math
@@ -26,7 +29,7 @@ _PIECE_NBYTES = 8 << 20
 _HEAD = 16
 """Values by which a tensor is looked up, before all are compared."""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""As safetensors name them."""
+"""Data types as safetensors name them."""
 
 
 def _nothing() -> None:
@@ -35,7 +38,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Of a file: it must be the one that was loaded at start."""
+    """Version of a file, which must be the one that was loaded at start."""
 
     inode: int
     nbytes: int
@@ -108,7 +111,7 @@ class PartWeights:
             places.append(end)
             end += -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = end
-        """Of the block."""
+        """Bytes of the block."""
         self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
         stored = _Stored(checkpoint) if self._is_on_host else None
         weights: list[_Weight] = []
@@ -121,11 +124,11 @@ class PartWeights:
             weights.append(_Weight(first, values.numel(), values.dtype, _kept(values) if source is None else source))
         self._weights: Sequence[_Weight] = weights
         self.kept_nbytes = sum(weight.source.nbytes for weight in weights if isinstance(weight.source, torch.Tensor))
-        """Of the copies in host memory."""
+        """Bytes of the copies in host memory."""
         self.resident = True
-        """Whether the part can compute. Set by the thread that calls ``load`` and ``unload``; for reading by others."""
+        """Whether the part can compute. Set by the thread that calls ``load`` and ``unload``; others only read it."""
         self.load_s = 0.0
-        """How long the last load took."""
+        """Time that the last load took, seconds."""
         self._make: Callable[[], None] = _nothing
         self._free: Callable[[], None] = _nothing
 
@@ -139,7 +142,7 @@ class PartWeights:
 
     @property
     def address(self) -> int:
-        """Of the block. On a host it never changes."""
+        """Address of the block. On a host it never changes."""
         return self._memory.data_ptr()
 
     def unload(self) -> None:
@@ -200,7 +203,7 @@ class PartWeights:
                 os.close(descriptor)
 
     def _copy_to_device(self) -> None:
-        """On a stream of its own, beside what the device computes."""
+        """Copy to the device on a stream of its own, beside what the device computes."""
         kept = [
             (self._place(weight), weight.source) for weight in self._weights if isinstance(weight.source, torch.Tensor)
         ]
@@ -225,11 +228,11 @@ class _Stored:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tensors = [tensor for tensor in checkpoint.stored_tensors() if tensor.dtype in _DTYPES]
         self._found: dict[torch.dtype, dict[tuple[tuple[int, ...], bytes], list[_InFile]]] = {}
-        """By the data type that they are converted to."""
+        """Stored tensors by the data type that they are converted to."""
 
     @torch.inference_mode()
     def find(self, values: torch.Tensor) -> _InFile | None:
-        """Where exactly these values are; None if nowhere."""
+        """Place of exactly these values in a file; None if no file has them."""
         if values.dtype not in self._found:
             self._found[values.dtype] = self._index(values.dtype)
         flat = values.view(-1)

@@ -20,7 +20,7 @@ _CAUSAL_ROWS = 128
 _TILE_NBYTES = 4 << 20
 """Most bytes of scores of rows that are computed together, if there are more than the fewest."""
 _LEAST_MULTIPLICATIONS = 1 << 21
-"""Of one product, for heads that share a key, below which the calls cost more than they save."""
+"""Multiplications of one product, for heads that share a key, below which the calls cost more than they save."""
 _MEASURED_LENGTH, _SAMPLES = 512, 5
 _WORTHWHILE = 0.9
 """Share of the time of torch's attention below which this is used."""
@@ -35,7 +35,8 @@ def product_attention(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Of query [kv heads, group, n, size], keys and values [kv heads, length, size]: [kv heads, group, n, size].
+    """Attention of query [kv heads, group, n, size] to keys and values [kv heads, length, size]: [kv heads, group, n,
+    size].
 
     ``mask`` [n, length] is added to the scores. With ``is_causal``, and no mask, the rows are the last n positions.
     """

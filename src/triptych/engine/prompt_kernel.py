@@ -28,9 +28,9 @@ from triptych.engine.vectors import (
 _TILE = 64
 """Positions whose part of a block's products is computed together, from the first cache."""
 _MOST_BLOCK_ROWS = 48
-"""Of one head: a multiple of the small product's."""
+"""Most rows of one head in a block: a multiple of the small product's."""
 _BLOCK_NBYTES = 512 << 10
-"""Of a block's scores, which the second cache should hold."""
+"""Bytes of a block's scores, which the second cache should hold."""
 _ZERO, _ONE, _NEVER = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
 
@@ -86,7 +86,7 @@ _product = compiled(_product_of, any_order=False)
 
 
 def _transpose_keys_of(keys: Floats, kv_head: int, slots: Integers, transposed: Floats) -> None:
-    """To tiles of [size, tile], with zeros up to whole vectors behind the last position."""
+    """Transpose keys to tiles of [size, tile], with zeros up to whole vectors behind the last position."""
     size = keys.shape[2]
     for first in range(0, len(slots), _TILE):
         count, base = min(_TILE, len(slots) - first), first * size
@@ -103,7 +103,7 @@ _transpose_keys = compiled(_transpose_keys_of)
 
 
 def _copy_values_of(values: Floats, kv_head: int, slots: Integers, copied: Floats, padded: int) -> None:
-    """To [positions, padded], with zeros behind each."""
+    """Copy values to [positions, padded], with zeros behind each."""
     size = values.shape[2]
     for at in range(len(slots)):
         slot = slots[at]
@@ -117,7 +117,7 @@ _copy_values = compiled(_copy_values_of)
 
 
 def _exponentials_of(scores: Floats, begin: int, end: int) -> np.float32:
-    """Of whole vectors, less the greatest of their numbers, in place. Returns the sum."""
+    """Exponentiate whole vectors, less the greatest of their numbers, in place. Returns the sum."""
     most = each(_NEVER)
     for at in range(begin, end, LANES):
         most = greater(load(scores, at), most)

@@ -1,4 +1,4 @@
-"""What every text engine checks of a request before it takes it."""
+"""Checks that every text engine makes of a request before it takes it."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -32,7 +32,7 @@ class CheckedRequest:
     positions: tuple[tuple[int, ...], ...]
     """The prompt positions that each item fills, in the order of the request's embeddings."""
     nbytes: int
-    """Of the request's embeddings."""
+    """Bytes of the request's embeddings."""
 
 
 def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedRequest:

@@ -36,13 +36,15 @@ _SERIES = tuple(
     np.float32(factor)
     for factor in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
-"""Of Cephes' ``expf``."""
+"""Coefficients of Cephes' ``expf``."""
 
 
 def compiled(function: F, *, any_order: bool = True) -> F:
-    """``any_order``: of additions and multiplications, so that loops are vectorized.
+    """Compile a function. ``any_order``: additions and multiplications may change their order, so that loops are
+    vectorized.
 
-    The function calls compiled functions of its own file and of this one alone: by their contents its code is kept.
+    The function calls compiled functions of its own file and of this one alone. Its code is kept by the contents of
+    both.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
     try:
@@ -56,7 +58,7 @@ def compiled(function: F, *, any_order: bool = True) -> F:
 
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
-"""Of as many registers as the processor needs for it."""
+"""Vector of as many registers as the processor needs for it."""
 
 
 class _Lanes(numba.types.Type):
@@ -76,11 +78,11 @@ _lanes = _Lanes()
 _Typed = tuple[Any, Callable[[Any, Any, Any, Any], Any]]
 """A signature, and what writes the code for a call."""
 _Operation = Callable[..., Any]
-"""Of a builder and values: the result."""
+"""Function of a builder and values to the result."""
 
 
 def _called(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """What LLVM's intrinsic of this name returns."""
+    """Call LLVM's intrinsic of this name."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -96,13 +98,13 @@ def _everywhere(builder: Any, value: Any) -> Any:
 
 
 def _first(builder: Any, count: Any) -> Any:
-    """Whether each lane is one of the first so many."""
+    """Mask that tells of each lane whether it is one of the first so many."""
     count = _everywhere(builder, builder.trunc(count, ir.IntType(32)))
     return builder.icmp_signed("<", _indices(*range(LANES)), count)
 
 
 def _address(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any, first: int = 0) -> Any:
-    """Of the element of an argument, a flat array, that the argument after it counts to, as an address of this type."""
+    """Address, of this type, of an element of a flat array. The argument after the array is the element's index."""
     data = context.make_array(signature.args[first])(context, builder, arguments[first]).data
     return builder.bitcast(builder.gep(data, [arguments[first + 1]]), kind.as_pointer())
 
@@ -121,7 +123,7 @@ def _load_of(context: Any, array: Any, at: Any) -> _Typed:
 
 
 def _load_first_of(context: Any, array: Any, at: Any, count: Any) -> _Typed:
-    """So many elements of an array from one on, and zeros. Others are not read."""
+    """Load so many elements of an array from one on, and zeros. Others are not read."""
     del context, at, count
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -134,7 +136,7 @@ def _load_first_of(context: Any, array: Any, at: Any, count: Any) -> _Typed:
 
 
 def _store_of(context: Any, array: Any, at: Any, value: Any) -> _Typed:
-    """To the elements of an array from one on."""
+    """Store to the elements of an array from one on."""
     del context, at, value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -145,7 +147,7 @@ def _store_of(context: Any, array: Any, at: Any, value: Any) -> _Typed:
 
 
 def _store_first_of(context: Any, array: Any, at: Any, value: Any, count: Any) -> _Typed:
-    """So many lanes to the elements of an array from one on. Others are not written."""
+    """Store so many lanes to the elements of an array from one on. Others are not written."""
     del context, at, value, count
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -274,26 +276,26 @@ def _times_power_of_two(builder: Any, value: Any, power: Any, asked: Any) -> Any
 each: Any = _of_one(_everywhere, taken=numba.types.float32)
 """A number in all lanes."""
 greatest: Any = _of_one(_greatest, given=numba.types.float32)
-"""Of all lanes."""
+"""Greatest of all lanes."""
 total: Any = _of_one(_sum, given=numba.types.float32)
-"""Of all lanes, one after the other."""
+"""Sum of all lanes, one after the other."""
 greater: Any = _of_two(_greater)
-"""In each lane; the second one where one is NaN."""
+"""Greater number of each lane; the second one where one is NaN."""
 less: Any = _of_two(lambda builder, first, second: builder.fsub(first, second))
-"""one - other."""
+"""Difference first - second."""
 divided: Any = _of_two(lambda builder, first, second: builder.fdiv(first, second))
-"""one / other."""
+"""Quotient first / second."""
 multiply: Any = _of_two(lambda builder, first, second: builder.fmul(first, second))
 plus: Any = _of_two(lambda builder, first, second: builder.fadd(first, second))
 multiply_add: Any = _of_three(_multiplied_and_added)
-"""one * other + third."""
+"""Sum first * second + third."""
 _lesser: Any = _of_two(_smaller)
 _rounded: Any = _of_one(_nearest_integer)
 _scaled: Any = _of_three(_times_power_of_two)
 
 
 def _exponential(asked: Any) -> Any:
-    """To 2e-7 of its value. NaN stays NaN."""
+    """Exponential to 2e-7 of its value. NaN stays NaN."""
     x = _lesser(greater(asked, each(_LEAST)), each(_MOST))
     power = _rounded(multiply(x, each(_LOG2_E)))
     rest = multiply_add(power, each(-_LN_2_LOW), multiply_add(power, each(-_LN_2_HIGH), x))
@@ -313,7 +315,7 @@ exponential = compiled(_exponential, any_order=False)
 
 PRODUCT_ROWS = 6
 PRODUCT_VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
-"""Of a row of ``small_product``: a processor has 32 registers of sixteen numbers, or 16 of half as many."""
+"""Vectors of a row of ``small_product``. A processor has 32 registers of sixteen numbers, or 16 of half as many."""
 
 
 def _small_product_of(

@@ -16,7 +16,9 @@ class WorkerThreads:
         self._others = ThreadPoolExecutor(threads - 1, "kernels") if threads > 1 else None
 
     def usable(self, worthwhile: int) -> int:
-        """How many threads to use: at least 1, at most those that torch has for the calling thread, and as many as are ``worthwhile``."""
+        """Number of threads to use: at least 1, at most those that torch has for the calling thread, and as many as are
+        ``worthwhile``.
+        """
         return max(1, min(self._threads, torch.get_num_threads(), worthwhile))
 
     def run(self, part: Callable[[int, int], None], ends: Sequence[int]) -> None:

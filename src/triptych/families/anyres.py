@@ -127,7 +127,9 @@ class AnyRes(Plain, ABC):
         return (Placeholders(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit for the whole image, and one per row of tiles with the lines that start in it. Raises InvalidMedia."""
+        """Units of an image: one for the whole image, and one per row of tiles with the lines that start in it. Raises
+        InvalidMedia.
+        """
         refuse_unless(info, Modality.IMAGE)
         lines = self.lines(info)
         if lines is None:

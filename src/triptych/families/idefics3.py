@@ -71,7 +71,7 @@ class Idefics3(Plain):
         return (*parts, f"{before}{self.around}{self.whole}", tile, self.around)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit per tile, the whole image last: the vision encoder computes each by itself."""
+        """Units of an image: one per tile, the whole image last. The vision encoder computes each by itself."""
         rows, columns = self.grid(info)
         return (self.tokens_per_tile,) * (rows * columns + 1)
 

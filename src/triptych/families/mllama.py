@@ -66,8 +66,8 @@ class Mllama(Plain):
     def tiles(self, width: int, height: int) -> int:
         """Number of tiles of an image, like transformers' ``get_optimal_tiled_canvas``.
 
-        Of the arrangements that hold the image unshrunk, the one that enlarges it least; otherwise the one that shrinks
-        it least; on a tie the smallest.
+        Of the arrangements that hold the image unshrunk it takes the one that enlarges it least. Otherwise it takes the
+        one that shrinks it least; on a tie the smallest.
         """
         scales = [
             (min(rows * self.tile_px / height, columns * self.tile_px / width), rows * columns)

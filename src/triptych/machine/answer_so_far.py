@@ -1,4 +1,4 @@
-"""What a caller of routers keeps of an answer, to go on with it at another router (docs/adr/0036)."""
+"""Part of an answer that a caller of routers keeps, to go on with it at another router (docs/adr/0036)."""
 
 from array import array
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class AnswerSoFar:
         self._ended_tokens = 0
         """Tokens of the choices that have ended."""
         self._left_out_tokens = 0
-        """Those of choices that had ended when the request was last sent: its router does not know them."""
+        """Tokens of choices that had ended when the request was last sent: its router does not know them."""
         self.over = False
 
     @property

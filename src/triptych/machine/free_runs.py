@@ -43,8 +43,8 @@ class FreeRuns:
     def fitting(self, length: int) -> Iterator[FreeRun]:
         """Those of at least this length: the shortest first, and of equally long ones the first."""
         for at in range(bisect_left(self._lengths, length), len(self._lengths)):
-            fitting_length = self._lengths[at]
-            yield from (FreeRun(start, fitting_length) for start in self._starts_of[fitting_length])
+            found = self._lengths[at]
+            yield from (FreeRun(start, found) for start in self._starts_of[found])
 
     def get(self, start: int) -> FreeRun | None:
         """The run that starts there; None if none does."""

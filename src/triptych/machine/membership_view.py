@@ -1,9 +1,11 @@
-"""What a watcher of a pool manager takes for the membership: the manager's list, and members that it lost, for a while.
+"""Membership as a watcher of a pool manager sees it: the manager's list, and members that it lost, for a while.
 
 The manager's word is enough to use a member, and enough to drop one that has left. It is not enough to drop one that
-the manager has merely lost, or that a restarted manager does not list yet: the watcher may still reach it, and finds
-out by itself. So such a member stays, marked as suspected, for a grace period, and as long as more than half of all
-members are lost: then the manager is more likely to be cut off than they are to be dead.
+the manager has merely lost, or that a restarted manager does not list yet. The watcher may still reach it, and finds
+out by itself.
+
+So such a member stays, marked as suspected, for a grace period, and as long as more than half of all members are lost.
+In that case the manager is more likely to be cut off than they are to be dead.
 """
 
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ class ViewLimits:
     """Use of members that a pool manager no longer lists."""
 
     lost_grace_s: Seconds = 60.0
-    """How long a member that the pool manager has lost stays in use, as far as it can be reached."""
+    """Time that a member which the pool manager has lost stays in use, as far as it can be reached, seconds."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -39,9 +41,9 @@ class MembershipView:
         self._incarnation = 0
         self._known = 0
         self._listed: dict[str, Member] = {}
-        """By address."""
+        """Members of the manager's list, by address."""
         self._lost: dict[str, _Lost] = {}
-        """Not listed any more; the longest lost one first."""
+        """Members that are not listed any more, the longest lost one first."""
         self._snapshot = MembershipSnapshot()
 
     @property

@@ -34,7 +34,7 @@ from triptych.machine.process_pool_events import (
 
 @dataclass(frozen=True, slots=True)
 class RestartRules:
-    """When processes are started again, and when they are killed."""
+    """Rules for starting processes again and for killing them."""
 
     first_backoff_s: float = 1.0
     """Pause before a process that ended is started again. Doubles each time."""
@@ -42,13 +42,13 @@ class RestartRules:
     stable_s: float = 60.0
     """A process that was ready for so long, or has answered, begins with the first pause again."""
     start_crashes: int = 3
-    """After so many crashes at the start in a row, none of a pool being ready in between, the pool gives up."""
+    """Number of crashes at the start in a row, none of a pool being ready in between, after which the pool gives up."""
     most_ends: int = 6
     """A process that ended so many times in a row, with no such success in between, is not started again."""
     start_timeout_s: float = 300.0
     """A process that is not ready after this time is killed, and counts as crashed."""
     grace_s: float = 30.0
-    """From the request to end to the kill. Longer than the process's own drain."""
+    """Time from the request to end to the kill, seconds. Longer than the process's own drain."""
     max_processes: int = 64
     """Most processes of one pool."""
 
@@ -72,7 +72,7 @@ class _Process:
     backoff_s: float = 0.0
     """The last pause; 0 if it has not ended since its last success."""
     ends: int = 0
-    """Since its last success."""
+    """Ends since its last success."""
     reason: str = ""
     killed: bool = False
 
@@ -125,7 +125,7 @@ class ProcessPools:
         return tuple(process.name for process in self._all() if process.phase is ProcessPhase.RUNNING and process.ends)
 
     def processes(self, pool: str) -> tuple[ProcessState, ...]:
-        """In the order of their names' numbers."""
+        """Processes in the order of their names' numbers."""
         return tuple(
             ProcessState(process.name, process.phase, process.reason) for process in self._pool(pool).processes.values()
         )
@@ -135,7 +135,7 @@ class ProcessPools:
 
     @property
     def due_s(self) -> float | None:
-        """When ``TimePassed`` has something to do next."""
+        """Time when ``TimePassed`` has something to do next."""
         waits = (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.STOPPING)
         return min(
             (process.due_s for process in self._all() if process.phase in waits and not process.killed), default=None

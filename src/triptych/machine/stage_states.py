@@ -155,8 +155,8 @@ class StageStates:
     def told(self) -> tuple[ClosedStage, ...]:
         """Of the stages that could be opened and are not: what that takes, where there is something to tell."""
         closed = (stage for stage in Stage if stage in self._widest.stages - self.open)
-        all_closed = (ClosedStage(stage, self._opens_s[stage], self._faults.get(stage, "")) for stage in closed)
-        return tuple(stage for stage in all_closed if stage.opens_s or stage.fault)
+        found = (ClosedStage(stage, self._opens_s[stage], self._faults.get(stage, "")) for stage in closed)
+        return tuple(one for one in found if one.opens_s or one.fault)
 
     @property
     def widest(self) -> Role:
@@ -167,7 +167,7 @@ class StageStates:
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def _in(self, state: StageState) -> frozenset[Stage]:
-        return frozenset([stage for stage, current in self._states.items() if current is state])
+        return frozenset([stage for stage, one in self._states.items() if one is state])
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

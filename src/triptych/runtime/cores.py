@@ -1,7 +1,7 @@
 """CPU cores and NUMA nodes of this process (ModServe, section 4.4).
 
 An item is decoded by one thread. On a machine with several NUMA nodes each thread of a pool is pinned to the cores of
-one node, so that what it decodes lies in local memory.
+one node. So what it decodes lies in local memory.
 """
 
 import os

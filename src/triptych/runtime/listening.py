@@ -1,4 +1,4 @@
-"""Whether a port can be listened on."""
+"""Check that a port can be listened on."""
 
 import socket
 

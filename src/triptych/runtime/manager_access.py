@@ -1,4 +1,4 @@
-"""How a process reaches the pool managers."""
+"""Access of a process to the pool managers."""
 
 from dataclasses import dataclass
 

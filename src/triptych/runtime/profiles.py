@@ -69,8 +69,8 @@ class KnownProfiles:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Those of a directory or file; none without a path. Raises BadProfile if a file is not a valid profile, or there is
-        none.
+        """Read the profiles of a directory or file; none without a path. Raises BadProfile if a file is not a valid
+        profile, or there is none.
         """
         profiles, faults = ([], []) if path is None else read_profiles(path)
         if faults:
@@ -83,12 +83,12 @@ class KnownProfiles:
         return bool(self.own or self._others)
 
     def learn(self, others: Iterable[Profile]) -> None:
-        """These are the profiles of others now."""
+        """Replace the profiles that others have."""
         self._others = tuple(others)
         self._chosen.clear()
 
     def costs(self, wanted: ProfileIdentity) -> Costs | None:
-        """Of the profile that fits best; None if there is none of this part, dtype and tensor-parallel degree."""
+        """Costs of the profile that fits best. None if there is none of this part, dtype and tensor-parallel degree."""
         key = wanted.key
         if key not in self._chosen:
             if len(self._chosen) >= _MAX_CHOSEN:

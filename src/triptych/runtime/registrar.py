@@ -19,7 +19,7 @@ from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
-"""How long the end of a process waits for pool managers that do not read."""
+"""Longest wait of an ending process for pool managers that do not read, seconds."""
 _SOONEST = 0.25
 """A change of the load is reported after this share of the heartbeat's interval."""
 
@@ -47,7 +47,7 @@ SetStages = Callable[[frozenset[Stage], int], None]
 
 
 class _Stream:
-    """One stream to one pool manager."""
+    """Stream to one pool manager."""
 
     def __init__(self) -> None:
         self.register_again = False

@@ -7,9 +7,8 @@ from triptych.ports import EmbeddingInput
 
 
 def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:
-    """One input per item. ``continues`` tells which inputs are further shards of the previous one's item.
-
-    Blocks while it copies shards; whole items are passed on.
+    """Merge shards into one input per item. ``continues`` tells which inputs are further shards of the previous one's
+    item. Blocks while it copies shards; whole items are passed on.
     """
     items: list[list[EmbeddingInput]] = []
     for tensor, goes_on in zip(inputs, continues, strict=True):

@@ -277,7 +277,9 @@ class NixlPeer:
             return self._link
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        """As ``Peer.pull``, but the holder is not asked: only ``slot.verify`` notices a lease that is over."""
+        """Pull like ``Peer.pull``, without a question to the holder. Only ``slot.verify`` notices a lease that has
+        ended.
+        """
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
         self._check_open()

@@ -30,7 +30,7 @@ _INLINE_NBYTES = _MAX_JOINED * _SMALL_NBYTES
 """Most bytes that the event loop reads in one turn, so that it is not blocked for long."""
 _NOT_BEGUN = "given up before it was begun"
 _STUCK_S = 1.0
-"""How long ``stop`` waits, beyond its timeout, for a call into NIXL to return."""
+"""Longest wait of ``stop``, beyond its timeout, for a call into NIXL to return, seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +44,10 @@ class Read:
     remote_address: int
     nbytes: int
     over: "asyncio.Future[str | None]"
-    """None for success, else NIXL's error."""
+    """Outcome of the read: None for success, else NIXL's error."""
     wanted: bool = True
     given_up_s: float | None = None
-    """When the caller gave up before the read ended, on the event loop's clock."""
+    """Time when the caller gave up before the read ended, seconds on the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +137,7 @@ class NixlDriver:
 
     @property
     def hanging_s(self) -> float:
-        """How long the thread has been inside its current call into NIXL; 0 while in none."""
+        """Time for which the thread has been inside its current call into NIXL, seconds; 0 while in none."""
         since_s = self._calling_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s  # noqa: TID251 - the thread's clock
 

@@ -74,7 +74,7 @@ class LiveAgent:
         return max((now_s - read.given_up_s for read in self._reads if read.given_up_s is not None), default=0.0)
 
     def hanging_s(self, now_s: float) -> float:
-        """How long the oldest call into NIXL has been running."""
+        """Time for which the oldest call into NIXL has been running, seconds."""
         return max(self._driver.hanging_s, self._threads.hanging_s(now_s))
 
     def abandoned(self) -> list[tuple[int, int]]:

@@ -79,7 +79,7 @@ class Arrived:
     """A request's embeddings, readable until the request leaves the receiver."""
 
     inputs: tuple[EmbeddingInput, ...]
-    """One per item, in the order of placements; shards are merged."""
+    """Inputs of the items, in the order of placements; shards are merged."""
     reports: tuple[PullReport, ...]
 
 
@@ -158,7 +158,7 @@ class TensorReceiver:
         self._handle(Leave(request_id))
 
     def copies_gone(self, request_id: str) -> None:
-        """All copies of the request's embeddings are freed. Unknown ids are ignored."""
+        """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
         self._handle(CopiesGone(request_id))
 
     async def tick(self) -> None:

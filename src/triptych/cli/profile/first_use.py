@@ -24,7 +24,9 @@ from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _REPEATS_S = 60.0
-"""For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
+"""Longest time for all repeated measurements of one start, seconds. A part whose first measurement took longer than
+what is left is not repeated.
+"""
 _MEASURING = "measuring"
 _DISTURBED = "disturbed"
 """Profiles of parts whose measurement was disturbed, and of the others. They stay, as long as the commands may run that use them:
@@ -145,7 +147,7 @@ def _measured(
 
 
 def _forget(directory: Path) -> None:
-    """All but the newest profiles of a directory."""
+    """Remove all but the newest profiles of a directory."""
     files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in files[:-_MOST_FILES]:
         path.unlink()
@@ -159,7 +161,7 @@ def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then
 
 
 def _describes(profile: Profile, part: ModelPart, digest: str, threads: int) -> bool:
-    """Whether it is a profile of this part that can be used."""
+    """Whether the profile is of this part and can be used."""
     identity = profile.identity
     same = (identity.part, identity.digest, identity.hardware, identity.dtype) == (part, digest, cpu_name(), DType.F32)
     return same and identity.options.get("threads") == str(threads) and not disturbances(profile)

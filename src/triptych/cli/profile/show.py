@@ -13,7 +13,7 @@ _SHOWN = ("encode", "prepare", "prefill", "decode", "transfer", "load", "errors"
 
 
 def summary(profile: Profile) -> str:
-    """One line: what was measured, on what, for how long."""
+    """Line on what was measured, on what, for how long."""
     identity, measured = profile.identity, profile.measured
     rows = sum(len(getattr(profile, name)) for name in TABLES if name != "errors")
     return (
@@ -23,7 +23,7 @@ def summary(profile: Profile) -> str:
 
 
 def tables(profile: Profile) -> Iterator[Table]:
-    """One table per measured table. Times are in milliseconds."""
+    """Tables of a profile, one per measured table. Times are in milliseconds."""
     for name in _SHOWN:
         rows = sorted(
             getattr(profile, name), key=lambda row: [str(cell) if not _is_number(cell) else cell for cell in row]
@@ -52,7 +52,7 @@ def found(report: Mapping[str, Any], factor: float) -> str:
 
 
 def plot(path: Path, profile: Profile) -> None:
-    """One plot per table, a line per value of its second axis. Raises OSError."""
+    """Draw a plot per table, with a line per value of its second axis. Raises OSError."""
     import matplotlib as mpl
 
     mpl.use("Agg")

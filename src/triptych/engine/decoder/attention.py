@@ -1,12 +1,12 @@
 """Attention over packed sequences, each against its own blocks of the KV cache.
 
 It is registered with transformers under its own name and receives the batch as a keyword argument that decoder layers
-pass through: no global state, so several engines can live in one process.
+pass through. There is no global state, so several engines can live in one process.
 
-On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer; short or
+On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer. Short or
 fragmented sequences are gathered and padded instead (docs/engine.md). Prompts are computed by torch's attention, or by
-products (``engine/product_attention.py``) where that is faster. Fused decoders do neither (``fused_layers``). On CUDA one paged
-kernel handles everything, where available (``engine/decoder/paged_attention.py``).
+products (``engine/product_attention.py``) where that is faster. Fused decoders do neither (``fused_layers``). On CUDA
+one paged kernel handles everything, where available (``engine/decoder/paged_attention.py``).
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer passes to its attention function beside tensors."""
+    """Arguments that a layer passes to its attention function beside tensors."""
 
     scaling: float | None
     window: int | None
@@ -168,9 +168,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` are where each row's key and value go.
+    """Batch of one pass: the rows of ``decodes``, then those of ``chunks``. ``slots`` are where each row's key and
+    value go.
 
-    If ``paged`` is set, a paged kernel uses it instead of the other two. If ``rows`` is set, fused layers compute it instead of ``decodes``.
+    If ``paged`` is set, a paged kernel uses it instead of the other two. If ``rows`` is set, fused layers compute it
+    instead of ``decodes``.
     """
 
     cache: KvCache
@@ -180,7 +182,7 @@ class PackedBatch:
     paged: PagedLayout | None = None
     rows: DecodeRows | None = None
     calls: dict[int, AttentionCall] | None = None
-    """By layer, filled by ``packed_attention`` if there is one."""
+    """Calls by layer, filled by ``packed_attention`` if there is one."""
 
 
 def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _FEW = (1, 2, 4)
 _STEP = 8
 _MIXED = (16, 32, 64, 128, 256, 512)
-"""With more rows, kernels take longer than their launches."""
+"""Numbers of rows of passes with prompts. With more rows, kernels take longer than their launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class PassGraphs:
         buffer.copy_(values, non_blocking=True)
 
     def _most_tiles(self, rows: int) -> int:
-        """Of a pass with prompts: a sequence's last tile may have a single row."""
+        """Most tiles of a pass with prompts: a sequence's last tile may have a single row."""
         return rows // self._step(rows) + self._sequences
 
     def _step(self, rows: int) -> int:
@@ -210,7 +210,7 @@ class PassGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Of a graph: passes of up to ``rows`` rows, each of a sequence of its own if ``decodes``."""
+    """Kind of graph: passes of up to ``rows`` rows, each of a sequence of its own if ``decodes``."""
 
     rows: int
     decodes: bool
@@ -221,8 +221,8 @@ def _integers(values: Sequence[Any]) -> torch.Tensor:
 
 
 def _compiled(decoder: torch.nn.Module) -> Any:
-    """With what lies between the matrix products fused, and attention called as it is. The code is for any number of rows, but for a few
-    that are compiled on their own.
+    """Compile a pass: what lies between the matrix products is fused, and attention is called as it is. The code is for
+    any number of rows, but for a few that are compiled on their own.
     """
     import torch._inductor.config as inductor
 

@@ -1,11 +1,11 @@
-"""A decoder with few, compiled operations between its matrix products (``cpu_kernels``): float32 on a CPU.
+"""Decoder with few, compiled operations between its matrix products (``cpu_kernels``): float32 on a CPU.
 
-It stands in for transformers' decoders of Llama's structure: token embeddings, layers, a last normalization and rotary positions; in each layer two
-root mean square normalizations, attention, whose heads may be normalized, and a gated MLP with SiLU. A structure does not say what is computed,
-so passes are compared before they are used.
+It stands in for transformers' decoders of Llama's structure: token embeddings, layers, a last normalization and rotary
+positions. Each layer has two root mean square normalizations, attention, whose heads may be normalized, and a gated MLP
+with SiLU. A structure does not say what is computed, so passes are compared before they are used.
 
-A pass of few rows is short, so what Python does between products counts: a layer makes four calls of kernels and four of products, in memory
-that the pass allocates once.
+A pass of few rows is short, so what Python does between products counts. A layer makes four calls of kernels and four
+of products, in memory that the pass allocates once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,10 @@ def can_fuse(decoder: nn.Module) -> bool:
 def fuse(
     decoder: Any, cache: KvCache, calls: Mapping[int, AttentionCall], threads: WorkerThreads
 ) -> list[JoinedLinear]:
-    """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
+    """Fuse a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now on.
+    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now
+    on.
     """
     layers = [_FusedLayer(layer, cache, calls[layer.self_attn.layer_idx], threads) for layer in decoder.layers]
     for layer, fused in zip(decoder.layers, layers, strict=True):
@@ -75,7 +76,7 @@ def unfuse(decoder: Any) -> None:
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """As ``model_runner.best_tokens``, in one reading."""
+    """Best tokens like ``model_runner.best_tokens``, in one reading."""
     tokens, are_finite = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
     cpu_kernels.best_tokens(logits.contiguous().numpy(), tokens, are_finite)
     return tokens.tolist(), are_finite.tolist()
@@ -115,13 +116,13 @@ class _Prompt:
 
     rows: slice
     slots: Integers
-    """Of all positions that they attend to."""
+    """Slots of all positions that they attend to."""
     ends: Sequence[int]
-    """Where the units of its attention are divided among threads."""
+    """Ends at which the units of its attention are divided among threads."""
 
 
 class _Pass:
-    """What the layers of one pass share: its positions, its rows, and memory between two products."""
+    """State that the layers of one pass share: its positions, its rows, and memory between two products."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class _Pass:
         return self._memory[key]
 
     def ends(self, width: int) -> list[int]:
-        """Where the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
+        """Ends at which the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
         if width not in self._ends:
             self._ends[width] = self._divided(self.rows.lengths * width)
         return self._ends[width]
@@ -226,7 +227,7 @@ class _FusedLayer:
         self._plain = layer.forward
         attention = layer.self_attn
         self.heads, self.gate_and_up = (JoinedLinear([_part(layer, name) for name in names]) for names in _JOINED)
-        """Of queries, keys and values; and of the MLP's two branches."""
+        """Joined layers of queries, keys and values, and of the MLP's two branches."""
         self._out, self._down = attention.o_proj, layer.mlp.down_proj
         self._first_norm, self._second_norm = (_norm(getattr(layer, name)) for name in _NORMS)
         self._query_norm, epsilon = _norm(getattr(attention, "q_norm", None))
@@ -292,7 +293,7 @@ class _FusedLayer:
         return attended.view(len(normed), -1)
 
     def _attend(self, query: Floats, attended: Floats, shared: _Pass) -> None:
-        """Of the rows that are decoded, divided among threads where there is much to do."""
+        """Attend for the rows that are decoded, divided among threads where there is much to do."""
         keys, values = self._memory
         rows, window = shared.rows, self._window or 0
 

@@ -30,7 +30,7 @@ class KvMover:
                 give_back(memory.data_ptr(), memory.nbytes)
 
     def run(self, moves: Iterable[Move]) -> None:
-        """In the given order."""
+        """Run the moves in the given order."""
         for move in moves:
             if isinstance(move, CopyOut):
                 self.cache.export(move.blocks, move.segment.first, move.segment.end, self._host[move.offset :])

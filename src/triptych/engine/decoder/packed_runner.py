@@ -56,7 +56,7 @@ class PackedModelRunner:
         self.by_products = False
         """Whether prompts' attention is computed by products (``product_attention``)."""
         self.calls: dict[int, AttentionCall] | None = None
-        """By layer, filled by passes if there is one."""
+        """Calls by layer, filled by passes if there is one."""
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
@@ -65,7 +65,7 @@ class PackedModelRunner:
         self._group = head_group(adapter.decoder.config)
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        """One pass over all inputs; if it fails, one per input, so that only the culprit fails."""
+        """Run one pass over all inputs. If it fails, run one per input, so that only the culprit fails."""
         try:
             return self._forward(inputs)
         except Exception:
@@ -76,10 +76,10 @@ class PackedModelRunner:
             return [EngineFailure("the engine failed on this request")]
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
-        """Nothing to do: all state is in the blocks."""
+        """Do nothing: all state is in the blocks."""
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """Nothing to do: all state is in the blocks."""
+        """Do nothing: all state is in the blocks."""
 
     def weights_moved(self) -> None:
         """Graphs have addresses in them. Where they cannot be captured again, passes run eagerly from now on."""
@@ -174,7 +174,7 @@ class PackedModelRunner:
         return hidden
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        """On the device; copied from pinned memory on CUDA, so that nothing waits for the transfer."""
+        """Tensor on the device; copied from pinned memory on CUDA, so that nothing waits for the transfer."""
         if self._device.type != "cuda":
             return torch.tensor(values, device=self._device)
         return torch.tensor(values, pin_memory=True).to(self._device, non_blocking=True)

@@ -74,7 +74,7 @@ def _is_usable(device: torch.device) -> bool:
 
 
 def head_group(config: Any) -> int:
-    """How many of a decoder's heads share a key head."""
+    """Number of a decoder's heads that share a key head."""
     return int(config.num_attention_heads // config.num_key_value_heads)
 
 

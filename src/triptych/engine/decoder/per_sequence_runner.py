@@ -67,7 +67,7 @@ class PerSequenceModelRunner:
             self._caches.pop(sequence_id, None)
 
     def weights_moved(self) -> None:
-        """Nothing to do: no address is kept."""
+        """Do nothing: no address is kept."""
 
     @torch.inference_mode()
     def _forward(self, entry: ForwardInput) -> ForwardOutput | None:

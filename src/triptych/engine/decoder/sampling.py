@@ -341,7 +341,7 @@ def _best(raw: torch.Tensor, count: int, totals: torch.Tensor) -> tuple[list[lis
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Some columns of each row, ascending and concatenated in ``columns``; row i starts at ``starts[i]``."""
+    """Candidates of each row: some columns, ascending and concatenated in ``columns``. Row i starts at ``starts[i]``."""
 
     columns: torch.Tensor
     starts: torch.Tensor

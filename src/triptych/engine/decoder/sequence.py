@@ -19,7 +19,7 @@ from triptych.ports import EngineRequest, TokenGrammar
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EngineSequence(Scheduled):
-    """One choice of a request: its scheduling state, inputs, and sampling state."""
+    """Choice of a request: its scheduling state, inputs, and sampling state."""
 
     plan: PromptPlan
     sampling: SamplingParams
@@ -29,7 +29,7 @@ class EngineSequence(Scheduled):
     """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
     grammar: TokenGrammar | None = None
     beginnings: Beginnings | None = None
-    """None if an item has no identity."""
+    """Prefix hashes; None if an item has no identity."""
 
     @property
     def is_early(self) -> bool:
@@ -129,7 +129,7 @@ def accept(
 def _identity(
     request: EngineRequest, items: Sequence[PlacedItem], *, looks_ahead: bool
 ) -> tuple[list[KeyedItem] | None, bytes]:
-    """What hashes of its beginnings cover beside tokens: its items, None if one of them has no identity, and a salt."""
+    """Identity that its prefix hashes cover beside tokens: its items, None if one of them has no identity, and a salt."""
     keys = [given.key for given in request.embeddings]
     if not all(keys):
         return None, b""

@@ -52,7 +52,7 @@ class DecoderSetup:
     block_tokens: int
     contiguous: bool
     cache: KvCache | None = None
-    """None: each sequence has a cache of its own, and blocks are only counted."""
+    """Cache of the keys and values. None: each sequence has a cache of its own, and blocks are only counted."""
     fixed_blocks: int = 0
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
@@ -183,8 +183,8 @@ def _fuse(
 
 
 def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: int) -> torch.Tensor | None:
-    """[6, vocabulary] of a prompt, and of a pass over the token after it and another prompt; then of the same at the end of the longest context, as what
-    is computed may depend on positions. None if a pass fails.
+    """Logits [6, vocabulary] of a prompt, and of a pass over the token after it and another prompt. Then of the same at
+    the end of the longest context, as what is computed may depend on positions. None if a pass fails.
     """
     tokens, last = range(_PROBE_TOKENS), _PROBE_TOKENS - 1
     blocks = -(-_PROBE_TOKENS // block_tokens)
@@ -214,7 +214,9 @@ def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: in
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> PassGraphs | None:
-    """Not compiled, with a logged warning, if that fails; None if the decoder's pass cannot be captured."""
+    """Capture graphs; not compiled, with a logged warning, if that fails. None if the decoder's pass cannot be
+    captured.
+    """
     try:
         return PassGraphs(adapter, cache, options, capture=cuda_graph_capture(cache.keys.device))
     except Exception:  # transformers' decoders, compilers and CUDA raise many types

@@ -87,7 +87,7 @@ class TransformersTextEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None
-        """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
+        """Weights where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
         threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
@@ -152,7 +152,7 @@ class TransformersTextEngine:
             self.after_load()
 
     def _give_back(self, computing: nn.Module) -> None:
-        """What else is in memory for the language model."""
+        """Give back what else is in memory for the language model."""
         unload_copies(computing)
         if self._mover is not None:
             self._mover.give_back()
@@ -207,8 +207,8 @@ class TransformersTextEngine:
         )
 
     def _chosen_budget(self, options: EngineOptions) -> PrefillBudget:
-        """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin; without one as many
-        as are worth computing together, and fewer beside answers.
+        """Budget of prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin.
+        Without an objective it is as many as are worth computing together, and fewer beside answers.
         """
         most = min(options.most_step_tokens, self._longest - 1)
         if options.tpot_slo_s is not None:
@@ -393,17 +393,17 @@ class TransformersTextEngine:
         return True
 
     def arrived(self, request_id: str) -> None:
-        """What has not arrived is computed."""
+        """Note that the rest has not arrived: it is computed."""
         self._batch.end_arrival(request_id)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def decode_step(self) -> list[EngineOutput]:
-        """As ``step``, but for decoding sequences only: prompts wait."""
+        """Run a step like ``step``, but for decoding sequences only: prompts wait."""
         return self._run(self._batch.plan(prefill=False))
 
     def step(self) -> list[EngineOutput]:
-        """One pass. Returns the choices that got a token (end-of-sequence tokens included) and the failures."""
+        """Run one pass. Returns the choices that got a token (end-of-sequence tokens included) and the failures."""
         return self._run(self._batch.plan())
 
     def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
@@ -480,7 +480,7 @@ class TransformersTextEngine:
     def _sample_batch(
         self, sequences: Sequence[EngineSequence], logits: Sequence[torch.Tensor]
     ) -> list[Sampled | Exception]:
-        """One batch; if it fails, row by row, so that only the culprit fails."""
+        """Sample one batch. If it fails, sample row by row, so that only the culprit fails."""
         try:
             return sample(torch.stack(list(logits)), sequences)
         except Exception as error:

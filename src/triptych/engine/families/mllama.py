@@ -111,7 +111,7 @@ class MllamaDecoder:
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """No: the states that a position attends to are looked up in every pass."""
+        """False: the states that a position attends to are looked up in every pass."""
         return False
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
@@ -138,8 +138,7 @@ class MllamaDecoder:
 
 
 def _zones(places: Sequence[int], ends: Sequence[int]) -> Iterator[Zone]:
-    """What text attends to after each image, as in transformers' ``get_cross_attention_token_mask``: that image.
-
+    """Zones of text: after each image it attends to that image, as in transformers' ``get_cross_attention_token_mask``.
     Text after adjacent images attends to all of them. ``ends`` are the ends of the images' states.
     """
     begin = 0

@@ -31,7 +31,7 @@ class VoxtralEncoder:
         return self._extractor.settings
 
     def prepare(self, item: MediaItem) -> Features:
-        """One spectrum over the whole clip, whose maximum normalizes all of it, then cut into windows."""
+        """Prepare one spectrum over the whole clip, whose maximum normalizes all of it, then cut it into windows."""
         window = self._family.window
         features = self._extractor.extract(item, padding=True, truncation=False, pad_to_multiple_of=window.samples)
         spectrum = features["input_features"]

@@ -24,7 +24,7 @@ _READERS = {
     "ogg": ("ogg", "opus,libopus,vorbis,libvorbis"),
     "m4a": ("mov", "aac,alac,flac,opus,libopus"),
 }
-"""By format: the demuxer, and the allowed decoders."""
+"""Demuxer and allowed decoders by format."""
 
 _SLACK_S = 0.2
 """Largest difference between a lossy codec's output and the header's duration, from packets and decoder delay."""

@@ -72,7 +72,7 @@ class DecodeLimits:
 
 
 class _Decoder:
-    """One process. Any thread may call ``kill``; the other methods are for one thread at a time."""
+    """Process that decodes. Any thread may call ``kill``; the other methods are for one thread at a time."""
 
     def __init__(self, limits: DecodeLimits, cores: Cores) -> None:
         self._link, theirs = socket.socketpair()

@@ -29,7 +29,9 @@ _UNSUPPORTED_MATRICES = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
-"""By their number in ISO/IEC 23091-2. The others are converted by their coefficients; unspecified means BT.601."""
+"""Matrices that are not supported, by their number in ISO/IEC 23091-2. The others are converted by their coefficients;
+unspecified means BT.601.
+"""
 MAX_LOST_SHARE = 0.25
 """Most of a video or of audio that may fail to decode. A clip that was cut out of a video lacks the frames before its
 first key frame.

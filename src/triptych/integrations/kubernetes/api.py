@@ -21,7 +21,7 @@ _EXPIRED = 410
 _MERGE = "application/merge-patch+json"
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Of the ready pods of a ReplicaSet, the one with the lowest cost is deleted first."""
+"""Annotation by which the ready pod with the lowest cost of a ReplicaSet is deleted first."""
 
 _TEMPLATE_HASH = "pod-template-hash"
 """Label by which a Deployment tells the pods of one template from those of another."""
@@ -35,7 +35,7 @@ class Scale:
     observed: int
     """Pods that the controllers know of."""
     selector: str
-    """Of its pods."""
+    """Selector of its pods."""
     version: str
 
 
@@ -54,7 +54,9 @@ class Pod:
 
 
 class KubernetesApi:
-    """Every method raises Unavailable, PermissionDenied (naming the right that is missing), or what it says."""
+    """Kubernetes API. Every method raises Unavailable, PermissionDenied (naming the right that is missing), or what it
+    says.
+    """
 
     def __init__(self, settings: KubernetesSettings) -> None:
         """Raises ValueError when the file of CA certificates cannot be used."""
@@ -96,7 +98,7 @@ class KubernetesApi:
         await self._call("patch deployments/scale", "PATCH", f"{self._deployments}/{deployment}/scale", body=body)
 
     async def pods(self, selector: str) -> list[Pod]:
-        """All pods with these labels."""
+        """Pods with these labels."""
         for _ in range(_MAX_LISTINGS):
             if (listing := await self._listing(selector)) is not None:
                 return listing
@@ -124,7 +126,7 @@ class KubernetesApi:
     # --- how ---
 
     async def _listing(self, selector: str) -> list[Pod] | None:
-        """None if the list became too old between two pages: it must be read from the beginning."""
+        """Read a listing. None if the list became too old between two pages: it must be read from the beginning."""
         pods: list[Pod] = []
         page = {"labelSelector": selector, "limit": str(_PAGE)}
         while True:

@@ -67,7 +67,7 @@ _COSTLESS = frozenset(
         "use_tqdm_on_load",
     }
 )
-"""Those that can be set and do not."""
+"""Options that cost nothing."""
 
 ACCEPTED = _COSTLY | _COSTLESS
 
@@ -212,7 +212,7 @@ def engine_args(
 
 
 def _handing(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is set where keys and values are handed over. Raises CannotStart for what they cannot be handed over with."""
+    """Settings for KV transfer. Raises CannotStart for what excludes it."""
     if not current_platform.is_cpu():
         raise CannotStart("engine vllm serves roles P and D on CPUs only: on this device it serves role PD")
     for name, kept in (("tensor_parallel_size", 1), ("kv_cache_dtype", "auto")):

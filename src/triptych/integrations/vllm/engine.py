@@ -44,25 +44,25 @@ _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": Fin
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One choice of a request: to vLLM a request of its own."""
+    """Choice of a request: to vLLM a request of its own."""
 
     request_id: str
     number: int
     name: str
-    """Its id outside of vLLM."""
+    """Id outside of vLLM."""
     vllm_id: str
-    """Its id in vLLM."""
+    """Id in vLLM."""
     alternatives: int | None
-    """How many log-probabilities to return per token."""
+    """Number of log-probabilities to return per token."""
     beginnings: Beginnings | None
-    """None if an item has no identity."""
+    """Prefix hashes; None if an item has no identity."""
     pauses: bool
-    """It pauses after its first token, which is not the last that it may have."""
+    """Whether it pauses after its first token, which is not the last that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Handing:
-    """What hands keys and values over."""
+    """Parts that export keys and values (KV transfer)."""
 
     connector: KvConnector
     cache: VllmKvCache
@@ -254,7 +254,9 @@ class VllmTextEngine:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Its prefix cache may be off, and finds what its own blocks end with: routers send it whole prompts."""
+        """Whether the engine finds prefixes of prompts. Its prefix cache may be off, and finds what its own blocks end
+        with: routers send it whole prompts.
+        """
         return False
 
     @property
@@ -316,8 +318,8 @@ class VllmTextEngine:
         placed: Sequence[PlacedItem],
         items: Sequence[KeyedItem] | None,
     ) -> None:
-        """What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only what follows. ``items``
-        is None if one has no identity.
+        """Add a choice. What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only
+        what follows. ``items`` is None if one has no identity.
         """
         name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
@@ -410,7 +412,7 @@ class VllmTextEngine:
         return {(choice.request_id, choice.number) for choice in self._choices.values() if choice.vllm_id in arriving}
 
     def pause(self, request_id: str) -> None:
-        """To vLLM its choices end here; their blocks stay."""
+        """Pause a request. To vLLM its choices end here; their blocks stay."""
         if self._handing is None:
             return
         choices = [
@@ -467,7 +469,7 @@ class VllmTextEngine:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        """One step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
+        """Run one step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
         if self._has_failed:
             raise InstanceLost("the engine has failed")
         try:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item's embedding, [tokens, width], in the memory of the host."""
+    """Embedding of one item, [tokens, width], in the memory of the host."""
 
     identifier: str
     """Equal identifiers mean equal embeddings."""
@@ -25,7 +25,7 @@ class ItemsLost(Exception):
 
 
 class ItemSource(Protocol):
-    """Where the connector gets a request's items. Called by the engine's thread only."""
+    """Source from which the connector gets a request's items. Called by the engine's thread only."""
 
     @property
     def waits(self) -> bool:
@@ -104,10 +104,10 @@ class HeldItems:
         return None if held is None else held.item
 
     def settle(self, timeout_s: float) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no item is on its way."""
 
     def close(self) -> None:
-        """Nothing is held anywhere else."""
+        """Do nothing: no item is held anywhere else."""
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from triptych.engine.checkpoint import DTYPES
 from triptych.runtime.process import CannotStart
 
 _DIGIT_BITS = 8
-"""Every data type has the numbers of so many bits."""
+"""Bits of a digit: every data type has the numbers of so many bits."""
 
 
 class VllmKvCache:
@@ -80,7 +80,7 @@ class VllmKvCache:
 
     @torch.inference_mode()
     def _found_order(self, layer: Any) -> torch.Tensor:
-        """Where each number of [2, positions, heads, head size] is in a block: each is written there, digit by digit."""
+        """Order of the numbers of [2, positions, heads, head size] in a block: each is written there, digit by digit."""
         numbers = torch.arange(2 * self._block_tokens * self._shape[1] * self._shape[2]).view(2, *self._shape)
         slots = torch.arange(self._block_tokens)
         seen_order = torch.zeros(numbers.numel(), dtype=torch.long)

@@ -32,7 +32,7 @@ class PullOptions:
     model: str = ""
     """The model's name at the routers; empty: the only one that they serve."""
     timeout_s: PositiveSeconds = 30.0
-    """How long a request waits for its items; then it fails."""
+    """Time that a request waits for its items before it fails, seconds."""
     image_cache_bytes: Annotated[int, Between(_MIB)] = 256 * _MIB
     allow_network: bool = False
     """Whether embeddings may be pulled from other addresses than loopback. Under TLS they may."""
@@ -60,7 +60,7 @@ class PullOptions:
 
 
 def parse(given: Mapping[str, Any]) -> PullOptions:
-    """From flat keys, those of groups included. Raises ValueError, naming the key."""
+    """Parse flat keys, those of groups included. Raises ValueError, naming the key."""
     left = dict(given)
     nested: dict[str, Any] = {name: _taken(cls, left) for name, cls in _GROUPS.items()}
     nested |= _taken(PullOptions, left)

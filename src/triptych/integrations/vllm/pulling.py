@@ -66,15 +66,15 @@ _THREADS = 2
 """Threads that verify and copy embeddings."""
 _SWEEP_S = 1.0
 _ASK_S = 10.0
-"""How often routers are asked for their models."""
+"""Interval at which routers are asked for their models, seconds."""
 _GRACE_S = 2.0
-"""How much later than its time limit a fetch that has not ended is given up."""
+"""Time after its limit at which a fetch that has not ended is given up, seconds."""
 _CLOSE_S = 5.0
-"""How long the puller may take to end."""
+"""Longest time that the puller may take to end, seconds."""
 
 
 class PullingConnector(ItemConnector):
-    """For ``ec_connector`` and, with this module, ``ec_connector_module_path`` of ``vllm serve``."""
+    """Connector for ``ec_connector`` and, with this module, ``ec_connector_module_path`` of ``vllm serve``."""
 
     items: "PulledItems"
 
@@ -111,11 +111,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What one request lacks; a request may have several fetches, one after the other."""
+    """Fetch of what one request lacks. A request may have several fetches, one after the other."""
 
     name: str
     rows: Mapping[str, int]
-    """By identifier."""
+    """Rows by identifier."""
     end_s: float
 
 
@@ -151,11 +151,11 @@ class PulledItems:
         self._held = HeldItems()
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, str] = {}
-        """By running fetch: its request."""
+        """Requests of the running fetches."""
         self._fetched_by: dict[str, str] = {}
-        """By identifier that is held: its fetch."""
+        """Fetches of the identifiers that are held."""
         self._copies: dict[str, set[str]] = {}
-        """By fetch: those identifiers."""
+        """Identifiers of each fetch that are copies."""
         self._numbers = count()
         self._arrivals: deque[Arrival] = deque()
         self._arrived = threading.Event()
@@ -264,7 +264,7 @@ class Puller:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._arrivals = count()
         self._checked: dict[ModelInfo, TriptychError | None] = {}
-        """By model that routers have named: why it is not the one of this vLLM."""
+        """Reason, by model that routers have named, why it is not the one of this vLLM."""
         self._checking = asyncio.Lock()
         self._group: asyncio.TaskGroup
         self._routers: Routers
@@ -435,7 +435,7 @@ class Puller:
                 self._receiver.leave(fetch.name)
 
     def _check(self, identifier: str, key: bytes, rows: int, ticket: Ticket) -> None:
-        """Before anything is pulled. Raises InvalidRequest."""
+        """Check a request before anything is pulled. Raises InvalidRequest."""
         if ticket.key != key:
             raise InvalidRequest(f"the router returned a ticket of another embedding for item {identifier}")
         if ticket.tokens != rows:

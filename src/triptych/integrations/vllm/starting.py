@@ -1,4 +1,4 @@
-"""How vLLM starts in this process, as text engine or encoder, and what it is then."""
+"""Start of vLLM in this process, as text engine or encoder, and its identity."""
 
 import importlib
 import logging
@@ -42,7 +42,7 @@ class Started:
     identity: ProfileIdentity
     eos_ids: frozenset[int]
     totals: SchedulerTotals
-    """Of the engine's steps."""
+    """Totals of the engine's steps."""
     rendezvous: str
     """The file by which workers on a CPU find each other; their shared memory is named after it. Empty elsewhere."""
 
@@ -131,7 +131,7 @@ def _rendezvous(worker: Any) -> str:  # noqa: ARG001
 
 
 def _environment(compute: ComputeOptions) -> Mapping[str, str]:
-    """What vLLM reads of its workers, where the operator has not set it."""
+    """Variables that vLLM reads of its workers, where the operator has not set them."""
     # This process has threads, which a forked worker would lack.
     variables = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if current_platform.is_cpu():

@@ -21,7 +21,7 @@ class DecisionLog:
         self._number = 0
 
     def next_number(self) -> int:
-        """Of the next decision or order."""
+        """Number of the next decision or order."""
         self._number += 1
         return self._number
 
@@ -29,7 +29,7 @@ class DecisionLog:
         self._entries.append(_Entry(now_s, record))
 
     def close(self, number: int, outcome: DecisionOutcome, detail: str) -> DecisionRecord | None:
-        """What came of a decision; None if that is known already, or the decision is not."""
+        """Record the outcome of a decision. None if that is known already, or the decision is not."""
         for entry in self._entries:
             open_ = entry.record.outcome in (DecisionOutcome.PENDING, DecisionOutcome.TIMED_OUT)
             if entry.record.number == number and open_:

@@ -14,7 +14,7 @@ class LoadHistory:
         self._capacity_per_s = kept.capacity_per_s
 
     def observe(self, view: PoolView, hour: int) -> None:
-        """What a decision was made from."""
+        """Observe the view that a decision was made from."""
         if view.facts.capacity_per_s is not None:
             self._capacity_per_s = view.facts.capacity_per_s
         if view.load is None:
@@ -25,7 +25,7 @@ class LoadHistory:
 
     @property
     def capacity_per_s(self) -> float | None:
-        """Of one replica, when it was known last."""
+        """Capacity of one replica when it was known last, tokens per second."""
         return self._capacity_per_s
 
     def same_hour(self, hour: int) -> tuple[float, ...]:

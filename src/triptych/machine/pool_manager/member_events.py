@@ -103,11 +103,11 @@ class SwitchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SwitchEnded:
-    """What came of an order to switch, so long after it."""
+    """Outcome of an order to switch. ``after_s`` counts from the order."""
 
     model: str
     source: Role
-    """What it served when the order came."""
+    """Role that the member served when the order came."""
     target: Role
     outcome: SwitchOutcome
     after_s: float
@@ -115,7 +115,7 @@ class SwitchEnded:
 
 @dataclass(frozen=True, slots=True)
 class SwitchServed:
-    """Each stage that an order has opened has served something, so long after the order."""
+    """First work of all stages that an order has opened. ``after_s`` counts from the order."""
 
     after_s: float
 

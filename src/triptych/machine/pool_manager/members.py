@@ -61,7 +61,9 @@ class MemberLimits:
     remove_s: PositiveSeconds = 10.0
     """A member that sends nothing for this long is removed."""
     tick_s: PositiveSeconds = 0.5
-    """How often silence is checked. If this process itself was stopped for longer, the members are not to blame."""
+    """Interval of the checks for silence, seconds. If this process itself was stopped for longer, the members are not
+    to blame.
+    """
     max_departures: Positive = 4096
     """Departures that are remembered for watchers; one that has missed more gets the whole list."""
 
@@ -76,7 +78,7 @@ class _Switch:
     """The last order to switch."""
 
     source: Role
-    """What the member served then."""
+    """Role that the member served then."""
     role: Role
     reason: str
     since_s: float
@@ -84,9 +86,9 @@ class _Switch:
     """0 until it is sent: the member's last version must be known."""
     obeyed: bool = False
     served_s: float | None = None
-    """From the order until each stage that it opened had served something; None before."""
+    """Time from the order until each stage that it opened had served something, seconds; None before."""
     waits_since_s: float | None = None
-    """Since then a stage that it opened has had work, and has served nothing."""
+    """Time since which a stage that it opened has had work, and has served nothing."""
 
     @property
     def opened(self) -> frozenset[Stage]:
@@ -99,17 +101,17 @@ class _Member:
     session: int | None
     heard_s: float
     since_s: float
-    """Of its condition."""
+    """Time since which the condition holds."""
     version: int = 0
     """The list's version at its last change."""
     condition: MemberCondition = MemberCondition.ACTIVE
     suspected: bool = False
     ordered: bool = False
-    """It was told to drain."""
+    """Whether the member was ordered to drain."""
     sequence: int = -1
     load: InstanceLoad = _NO_LOAD
     open_since_s: float = 0.0
-    """Of the open stages."""
+    """Time since which the open stages are open."""
     switch: _Switch | None = None
 
     @property
@@ -152,7 +154,7 @@ class MembersMachine:
         self.incarnation = incarnation
         self._limits = limits
         self._members: dict[str, _Member] = {}
-        """By instance id, those that changed last at the end."""
+        """Members by instance id, those that changed last at the end."""
         self._by_address: dict[str, str] = {}
         self._by_session: dict[int, str] = {}
         """The instance id of each session that is its member's current one."""
@@ -183,7 +185,9 @@ class MembersMachine:
         return len(self._by_session)
 
     def has_session(self, session: int) -> bool:
-        """Whether the session belongs to a member: it has registered one, which is still listed and has no newer session."""
+        """Whether the session belongs to a member: it has registered one, which is still listed and has no newer
+        session.
+        """
         return session in self._by_session
 
     def router_of(self, session: int) -> Registration | None:
@@ -193,7 +197,7 @@ class MembersMachine:
         return registration if registration is not None and registration.kind is MemberKind.ROUTER else None
 
     def since(self, watch: Watch) -> MembershipDelta:
-        """What a watcher does not know yet."""
+        """Changes that a watcher does not know yet."""
         known = watch.version
         if watch.incarnation != self.incarnation or not self._forgotten <= known <= self._version:
             listed = tuple(member.listed for member in self._wanted(watch, 0))
@@ -214,7 +218,7 @@ class MembersMachine:
         )
 
     def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
-        """All members by model and role."""
+        """Members by model and role."""
         pools: dict[tuple[str, str], list[MemberStatus]] = {}
         for member in self._members.values():
             registration = member.registration
@@ -239,11 +243,15 @@ class MembersMachine:
         )
 
     def switches_pending_s(self, now_s: float) -> dict[str, float]:
-        """By model, how old the oldest order to switch is that is not obeyed; 0 without one. Models of which no member can switch are left out."""
+        """Age of the oldest order to switch that is not obeyed by model, seconds; 0 without one. Models of which no
+        member can switch are left out.
+        """
         return self._longest_s(now_s, lambda member: None if member.pending is None else member.pending.since_s)
 
     def switches_unserved_s(self, now_s: float) -> dict[str, float]:
-        """By model, for how long at most a stage that an order has opened has had work and served nothing. Models as above."""
+        """Longest time, by model, that a stage which an order has opened has had work and served nothing, seconds.
+        Models as above.
+        """
         return self._longest_s(now_s, lambda member: None if member.switch is None else member.switch.waits_since_s)
 
     def _longest_s(self, now_s: float, since_s: Callable[[_Member], float | None]) -> dict[str, float]:
@@ -394,7 +402,7 @@ class MembersMachine:
         return [*effects, MemberLogged(name, f"left: {reason}" if reason else "left")]
 
     def _session_ended(self, session: int) -> list[MemberEffect]:
-        """Not a departure yet: the member may open another stream."""
+        """End a session. That is not a departure yet: the member may open another stream."""
         name = self._by_session.pop(session, None)
         if name is None:
             return []
@@ -428,7 +436,7 @@ class MembersMachine:
         return effects
 
     def _send_switch(self, member: _Member, switch: _Switch) -> list[MemberEffect]:
-        """With a version above all that it knows."""
+        """Send an order to switch, with a version above all that the member knows."""
         switch.version = max(switch.version, member.load.stages_version) + 1
         if member.session is None:
             return []
@@ -503,7 +511,7 @@ def _verified(member: _Member, switch: _Switch, now_s: float) -> list[MemberEffe
 
 
 def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[MemberEffect]:
-    """What came of the order to switch that is pending; nothing without one."""
+    """End the order to switch that is pending; nothing without one."""
     if (switch := member.pending) is None:
         return []
     after_s = max(0.0, now_s - switch.since_s)

@@ -1,7 +1,7 @@
-"""One pool: which size was decided, what was ordered, and what came of it.
+"""State of one pool: which size was decided, what was ordered, and the outcome. ``handle`` is the only mutator.
 
-``handle`` is the only mutator. The pool decides at each tick (``policy.scaling``), and orders sizes, not instances: the
-scaler keeps the size, and replaces an instance that died.
+The pool decides at each tick (``policy.scaling``), and orders sizes, not instances. The scaler keeps the size, and
+replaces an instance that died.
 """
 
 from collections import deque
@@ -67,8 +67,9 @@ class PoolLimits:
     """Instances that end in a row before they are ready, after which the pool is given up: until one starts after all, or
     a person sets its size."""
     lost_s: PositiveSeconds = 90.0
-    """An instance whose process runs, but that has not been heard of for this long, is stopped and replaced, unless that
-    concerns half of all members: then rather this manager is cut off."""
+    """Silence after which an instance whose process runs is stopped and replaced, seconds. If half of all members are
+    silent, none is: rather this manager is cut off.
+    """
     surplus_s: PositiveSeconds = 30.0
     """Time after which instances that nobody ordered count as wanted; they then go as the load permits."""
     max_records: Positive = 64
@@ -100,7 +101,7 @@ class _Order:
 
 
 class PoolMachine:
-    """What ``acting`` does not order is recorded only."""
+    """Machine of one pool. It records, but does not order, what ``acting`` excludes."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class PoolMachine:
         self._surplus_since_s: float | None = None
         self._cut_off = False
         self._view: PoolView | None = None
-        """What the last decision was made from."""
+        """View that the last decision was made from."""
         self._decision: Decision | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -437,11 +438,11 @@ class PoolMachine:
 
     @property
     def view(self) -> PoolView | None:
-        """What the last decision was made from; None before the first."""
+        """View that the last decision was made from; None before the first."""
         return self._view
 
     def kept(self, now_s: float) -> KeptPool:
-        """What the next leader needs to know."""
+        """State that the next leader needs."""
         ages = tuple(now_s - at_s for at_s in self._changes)
         decisions = tuple((record.number, record.age_s) for record in self.records(now_s))
         return KeptPool(self._wanted, self._override(now_s), self._given_up, ages, decisions)
@@ -486,5 +487,5 @@ class PoolMachine:
 
 
 def _news(decision: Decision) -> tuple[object, ...]:
-    """What is worth a record when nothing is ordered."""
+    """Change that is worth a record when nothing is ordered."""
     return decision.target, decision.why, decision.breach, decision.saturated, decision.sick, decision.missing != ()

@@ -37,7 +37,7 @@ class Dropped(StrEnum):
 class _Router:
     epoch: int
     since_s: float
-    """When its first window began, of this process and since it was gone last."""
+    """Start of its first window, of this process and since it was gone last."""
     heard_s: float
     latest: WindowReport
     highest: int = 0
@@ -46,7 +46,7 @@ class _Router:
     covered: dict[int, float] = field(default_factory=dict)
     """Seconds of each bucket that its reports cover: no more than have passed, whatever it says."""
     gone: bool = False
-    """It is not there any more. It is remembered for as long as what it has counted, should it come back."""
+    """Whether the router has left. It is remembered for as long as what it has counted, should it come back."""
 
     def due_s(self, first_s: float, now_s: float) -> float:
         """Time since ``first_s`` that its reports should cover."""
@@ -93,7 +93,7 @@ class RouterReports:
         self.dropped: Counter[Dropped] = Counter()
         """Reports that were not counted."""
         self._since_s = math.inf
-        """When the first window of any router began."""
+        """Start of the first window of any router."""
         self._oldest = 0
         """Buckets before this one are forgotten."""
         self._routers: dict[str, _Router] = {}
@@ -109,7 +109,7 @@ class RouterReports:
         return dropped
 
     def retain(self, routers: Container[str]) -> None:
-        """Only these are still there. What the others have counted stays."""
+        """Keep these routers only. Counts of the others stay."""
         for name, router in self._routers.items():
             router.gone = router.gone or name not in routers
 
@@ -147,7 +147,7 @@ class RouterReports:
         return None
 
     def _has_room(self) -> bool:
-        """For one more router; one that is gone makes room for it."""
+        """Whether there is room for one more router. One that has left makes room for it."""
         if len(self._routers) >= MAX_ROUTERS:
             oldest_gone = min(
                 (name for name, router in self._routers.items() if router.gone), key=self._heard_s, default=None
@@ -190,7 +190,7 @@ class RouterReports:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def age_s(self, now_s: float) -> float | None:
-        """Since the end of the newest window of any router; None without routers."""
+        """Time since the end of the newest window of any router, seconds; None without routers."""
         return min((now_s - router.heard_s for router in self._present()), default=None)
 
     def classes(self, window_s: float, now_s: float) -> dict[str, ClassWindow]:
@@ -292,5 +292,5 @@ def _index(at_s: float) -> int:
 
 
 def _begin_s(window_s: float, now_s: float) -> float:
-    """Where a window begins, in whole buckets."""
+    """Start of a window, in whole buckets."""
     return _BUCKET_S * _index(now_s - window_s)

@@ -1,4 +1,4 @@
-"""What decisions on switches are made from: the members of one model by the stages that they serve, and what is known of its pools."""
+"""Views that decisions on switches are made from: members of one model by stage, and what is known of its pools."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,13 +16,15 @@ _BURST = 1.5
 
 
 def switched(role: Role, members: Iterable[MemberStatus]) -> int:
-    """How many more instances serve all stages of a role, and no others, than have registered with it."""
+    """Number of instances that serve all stages of a role, and no others, beyond those that have registered with it."""
     return sum((member.open == role.stages) - (member.registration.role is role) for member in members)
 
 
 def stage_views(members: Sequence[MemberStatus], pools: Mapping[Role, PoolView]) -> list[StageView]:
-    """Of the members of one model that are there. What is known of a stage comes from the pool with the role of that stage alone;
-    a stage without is left out: it neither gives instances nor gets any.
+    """Views of the stages of one model, by its usable members.
+
+    Facts of a stage come from the pool with the role of that stage alone. A stage without such a pool is left out: it
+    neither gives instances nor gets any.
     """
     usable = [member for member in members if member.condition is MemberCondition.ACTIVE and not member.suspected]
     views = (_view(stage, usable, pools[role]) for stage, role in _ALONE.items() if role in pools)
@@ -53,8 +55,11 @@ def _view(stage: Stage, usable: Sequence[MemberStatus], known: PoolView) -> Stag
 
 
 def _movable(stage: Stage, serving: Sequence[MemberStatus], held: Sequence[float]) -> tuple[Movable, ...]:
-    """Those that serve this stage alone, as another would lose two, and that are not switching already. What one could not open when
-    that was ordered last counts as what it cannot serve, until a person has it open that.
+    """Instances that may switch to another stage: they serve this stage alone, as others would lose two, and are not
+    switching already.
+
+    A stage that an instance could not open on its last order counts as one that it cannot serve, until a person has it
+    open that.
     """
     return tuple(
         Movable(

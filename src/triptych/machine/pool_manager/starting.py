@@ -22,14 +22,14 @@ class _Known:
     one: ScaledInstance
     member: bool
     since_s: float
-    """Of this attempt to start it."""
+    """Start of this attempt to start it."""
     ended_s: float | None
-    """When its process was last seen to have ended."""
+    """Time when its process was last seen to have ended."""
     counted_s: float
     silent_s: float | None
-    """Since when it runs without being a member."""
+    """Time since which it runs without being a member."""
     registered: bool
-    """It was a member once, so its name is its instance id."""
+    """Whether it was a member once. If so, its name is its instance id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,11 @@ class StartingInstances:
         self._known: dict[str, _Known] = {}
 
     def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
-        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting. Later it is lost if it had
-        registered before, and does not count otherwise. As many of those as there are members that the scaler does not know
-        do not count either: they may be the same ones under other names.
+        """Instances that exist now.
+
+        Starting is what is ordered, starts, or runs and has not registered yet. Later it is lost if it had registered
+        before, and does not count otherwise. As many of those as there are members that the scaler does not know do not
+        count either: they may be the same ones under other names.
 
         A member whose process has ended counts as what the scaler says of it, although nobody has missed it yet.
         """
@@ -113,12 +115,12 @@ def _is_failed_start(instance: ScaledInstance, before: _Known | None, now_s: flo
 
 
 def _is_down(instance: ScaledInstance) -> bool:
-    """Its process has ended: it waits for its next attempt, or gets none."""
+    """Whether its process has ended. It waits for its next attempt, or gets none."""
     return instance.phase is ProcessPhase.FAILED or (instance.phase is ProcessPhase.ORDERED and bool(instance.reason))
 
 
 def _as_scaled(member: PoolInstance, known: _Known | None) -> PoolInstance:
-    """One that is being stopped drains, whatever it said last."""
+    """Member with the phase that the scaler says: one that is being stopped drains, whatever it reported last."""
     if known is None or known.one.phase is not ProcessPhase.STOPPING or member.phase is not InstancePhase.READY:
         return member
     return replace(member, phase=InstancePhase.DRAINING)
