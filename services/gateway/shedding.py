@@ -128,10 +128,10 @@ class Shedding:
         self._note(self.delay_s, self._asked_s)
         return self._sustained.behind or self._asked_s < self._refuses_until_s
 
-    def let_in(self, sender: Tenant) -> None:
+    def admit(self, sender: Tenant) -> None:
         """Count a request that is not refused here."""
         now_s = self._clock()
-        self._arrivals.let_in(sender.name, sender.weight, now_s)
+        self._arrivals.admit(sender.name, sender.weight, now_s)
         self._turnover.free(1, now_s)
 
     def refused(self, key: str, error: Overloaded, took_s: Seconds) -> None:

@@ -75,7 +75,7 @@ class Capacities:
         self._objectives: dict[str, tuple[tuple[str, ...], bool]] = {}
         """The commonest objectives of each model's routers, and whether they are the only ones."""
 
-    def seen(self, pools: Sequence[PoolStatus]) -> None:
+    def observe(self, pools: Sequence[PoolStatus]) -> None:
         """The members now."""
         for pool in pools:
             if not pool.members:

@@ -268,7 +268,7 @@ class Control:
             clock=self._clock,
         )
         pool = self.pools[name] = ControlledPool(name, machine, orders, now_s, now_s)
-        self.leading.found(name)
+        self.leading.pool_found(name)
         self._scope.spawn(orders.run(), name=f"orders {name}", vital=True, may_end=True)
 
     def _reports_of(self, model: str) -> RouterReports:
@@ -277,7 +277,7 @@ class Control:
     def _look(self, pool: ControlledPool, members: Sequence[MemberStatus], now_s: float) -> tuple[PoolInstance, ...]:
         """The instances of a pool, those included that are no members."""
         scaled = self.scaled.instances(pool.name)
-        seen = pool.starting.seen(tuple(map(_instance, members)), scaled, now_s)
+        seen = pool.starting.observe(tuple(map(_instance, members)), scaled, now_s)
         for reason in seen.failures:
             pool.start_failures += 1
             logger.warning("pool %s: an instance did not start: %s", pool.name, reason)

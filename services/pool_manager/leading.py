@@ -115,7 +115,7 @@ class Leading:
             return f"this manager begins to lead, and reads what was decided before{fault}"
         return ""
 
-    def found(self, name: PoolName) -> None:
+    def pool_found(self, name: PoolName) -> None:
         """A pool was just found: it goes on from what was left of it."""
         left, records = self._left.pop(str(name), None), self._records.pop(str(name), ())
         if left is not None:

@@ -397,7 +397,7 @@ class PoolManagerService:
             if self._clock() - decided_s >= _DECIDE_S:
                 decided_s = self._clock()
                 pools = self._machine.pools(decided_s)
-                self._capacities.seen(pools)
+                self._capacities.observe(pools)
                 self.control.tick(pools)
 
     def _feed(self, event: MemberEvent) -> None:

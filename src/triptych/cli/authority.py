@@ -61,7 +61,7 @@ class Issued:
     issuer: x509.Name
 
     @classmethod
-    def found(cls, folder: Path) -> Self | None:
+    def read(cls, folder: Path) -> Self | None:
         """Read an identity from its folder; None if there is none. Raises CliError for half of one."""
         present = [name for name in (CERTIFICATE, KEY) if (folder / name).exists()]
         if not present:
@@ -95,7 +95,9 @@ class Authority:
         return self.trusted[0].not_valid_after_utc
 
     @classmethod
-    def made(cls, folder: Path, lifetime: timedelta, now: datetime, *, beside: Sequence[x509.Certificate] = ()) -> Self:
+    def create(
+        cls, folder: Path, lifetime: timedelta, now: datetime, *, beside: Sequence[x509.Certificate] = ()
+    ) -> Self:
         """A new one that replaces what is in ``folder``; those in ``beside`` are still trusted."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _called(f"triptych authority {os.urandom(4).hex()}")  # unlike that of others, which tells them apart
@@ -113,7 +115,7 @@ class Authority:
         return authority
 
     @classmethod
-    def found(cls, folder: Path) -> Self | None:
+    def read(cls, folder: Path) -> Self | None:
         """The one that is there; None if there is none. Raises CliError for half of one."""
         key_file, file = folder / _AUTHORITY_KEY, folder / TRUSTED
         if not key_file.exists() and not file.exists():
@@ -175,7 +177,7 @@ class Authority:
 
 def identities(folder: Path) -> tuple[Issued, ...]:
     """All identities in ``folder``."""
-    identities_found = (Issued.found(path) for path in sorted(folder.iterdir()) if path.is_dir())
+    identities_found = (Issued.read(path) for path in sorted(folder.iterdir()) if path.is_dir())
     return tuple(identity for identity in identities_found if identity is not None)
 
 

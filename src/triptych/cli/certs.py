@@ -102,17 +102,17 @@ def _write(
         raise CliError(str(error), caller=True) from None
     now = datetime.now(UTC).replace(microsecond=0)
     with sole_writer(folder):
-        authority = ca.Authority.found(folder)
+        authority = ca.Authority.read(folder)
         wanted = ca.expected(name, hosts, users if users is not None else [] if authority else ["user"])
         issued = {identity.wanted.folder: identity for identity in ca.identities(folder)}
         if authority is None:
             if issued:
                 raise CliError(f"{folder} has certificates, but no ca.pem and ca.key", caller=True)
-            authority = ca.Authority.made(folder, lifetimes[1], now)
+            authority = ca.Authority.create(folder, lifetimes[1], now)
             typer.echo(f"made    {folder}/ca.pem, ca.key: until {_day(authority.ends)}")
         elif new_authority:
             living = [certificate for certificate in authority.trusted if certificate.not_valid_after_utc > now]
-            authority = ca.Authority.made(folder, lifetimes[1], now, beside=living)
+            authority = ca.Authority.create(folder, lifetimes[1], now, beside=living)
             typer.echo(f"made    {folder}/ca.pem, ca.key: until {_day(authority.ends)}; {len(living)} older trusted")
         elif drop:
             authority.trust_only_itself(issued.values())

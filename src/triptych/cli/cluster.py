@@ -124,7 +124,7 @@ class LocalCluster:
         models = Model.all_named([model] if isinstance(model, str | Path) else model)
         self._threads = threads
         self._options = options
-        self._plan = ClusterPlan.made(
+        self._plan = ClusterPlan.make(
             models,
             scaled=restart or autoscale,
             autoscale=autoscale,

@@ -8,7 +8,7 @@ from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.plan import service_of
 from triptych.cli.presets import Preset
-from triptych.cli.service_options import Flags, loaded, without_those_of_instances
+from triptych.cli.service_options import Flags, loaded, without_instance_flags
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.profile import BadProfile
 from triptych.domain.scaling import PoolName
@@ -70,7 +70,7 @@ class ClusterSettings:
         return {
             **self.given,
             "text": of_text,
-            "mounted_encoder": without_those_of_instances(self.given["encoder"]),
+            "mounted_encoder": without_instance_flags(self.given["encoder"]),
             "router": (*profiled, *pulling, *of_router),
             "pool_manager": (*profiled, f"--max-instances={most}", *self.given["pool_manager"]),
         }

@@ -101,7 +101,7 @@ class ClusterPlan:
     """Port of the scaler for the pool manager. None: the cluster has no scaler."""
 
     @classmethod
-    def made(
+    def make(
         cls,
         models: Sequence[Model],
         *,

@@ -113,7 +113,7 @@ def usual_rows() -> Iterator[tuple[str, str]]:
         yield flag, " ".join((option.declared.description or "").replace("``", "").split())
 
 
-def without_those_of_instances(flags: Sequence[str]) -> tuple[str, ...]:
+def without_instance_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Flags of an encoder without those that it shares with the instance which it is mounted in."""
     shared = InstanceSettings.declared()
     names = [flag.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_") for flag in flags]

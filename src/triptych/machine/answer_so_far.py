@@ -21,7 +21,7 @@ class AnswerSoFar:
         """Tokens of the choices that have ended."""
         self._left_out_tokens = 0
         """Tokens of choices that had ended when the request was last sent: its router does not know them."""
-        self.over = False
+        self.is_complete = False
 
     @property
     def begun(self) -> bool:
@@ -52,8 +52,8 @@ class AnswerSoFar:
                     self._ended_tokens += len(self._tokens(choice))
                     del self._running[choice]
                 case ChatFinished():
-                    self.over = True
-        if not (self.over and self._left_out_tokens):
+                    self.is_complete = True
+        if not (self.is_complete and self._left_out_tokens):
             return events
         return [self._whole(event) if isinstance(event, ChatFinished) else event for event in events]
 

@@ -90,7 +90,7 @@ class Arrivals:
         """Weights of the keys in either."""
         self._let_in = self._let_in_before = 0
 
-    def let_in(self, key: str, weight: float, now_s: Seconds) -> None:
+    def admit(self, key: str, weight: float, now_s: Seconds) -> None:
         """Count a request that came and was not refused."""
         self._count(key, weight, now_s)
         self._let_in += 1

@@ -98,7 +98,7 @@ class Multiplexer:
         start = calls_pb2.StartCall(method=method, request=request, timeout_s=timeout_s, metadata=dict(metadata))
         _check(start)  # the server would end the whole stream
         stream = self._stream
-        if stream is None or stream.over:
+        if stream is None or stream.ended:
             stream = self._stream = _Stream(self._stub.Exchange)
             self._scope.spawn(stream.run(), name="stream")
         return stream.start(start)
@@ -108,7 +108,7 @@ class _Stream:
     """One stream with its calls. Of each call at most one request waits to be sent, so memory is bounded by them."""
 
     def __init__(self, open_: "Callable[[], _GrpcStream]") -> None:
-        self.over = False
+        self.ended = False
         self._open = open_
         self._calls: dict[int, _Call] = {}
         self._last = 0
@@ -148,10 +148,10 @@ class _Stream:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(self._write(stream))
                 fail = await self._read(stream)
-                self.over = True
+                self.ended = True
                 writing.cancel()
         finally:
-            self.over = True
+            self.ended = True
             stream.cancel()
             self._unsent.clear()
             for call in self._calls.values():
@@ -190,7 +190,7 @@ class _Stream:
         call.take(answer.messages, has_ended=has_ended, error=error)
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
-        if not self.over:
+        if not self.ended:
             self._unsent[request.call] = request
             self._wanted.set()
 

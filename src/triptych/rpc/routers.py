@@ -292,11 +292,11 @@ class Routers:
                         attempts.progressed()
                         job.begun = True
                         yield reply
-                if job.answer is None or job.answer.over:
+                if job.answer is None or job.answer.is_complete:
                     return
                 lost: TriptychError = InstanceLost("the answer's stream ended early")
             except TriptychError as error:
-                if job.answer is not None and job.answer.over:
+                if job.answer is not None and job.answer.is_complete:
                     return
                 lost = _of_router(error)
             finally:

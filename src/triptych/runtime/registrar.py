@@ -51,7 +51,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self.register_again = False
-        self.over = False
+        self.ended = False
 
 
 class Registrar:
@@ -115,7 +115,7 @@ class Registrar:
                 except TriptychError as error:
                     reason = f"{error.code}: {error.message}"
                 finally:
-                    stream.over = True
+                    stream.ended = True
                     self._registered.discard(address)
                     self._load.notify()
                 if not self._leaving:
@@ -155,7 +155,7 @@ class Registrar:
         sequence = window = 0
         async with aclosing(self._load.watch()) as loads:
             async for load in loads:
-                if stream.over:
+                if stream.ended:
                     return
                 if stream.register_again:
                     stream.register_again = False

@@ -210,13 +210,13 @@ class TlsIdentity:
         given.
         """
         admits = (lambda names: self.admits(names, kinds)) if kinds else _anyone
-        return _Listening.made(lambda: self.current.listener, admits)
+        return _Listening.make(lambda: self.current.listener, admits)
 
     def calling(self, kind: str) -> ssl.SSLContext:
         """Context for connections to services of this kind. Each uses the files of its time, and checks ``name_of`` the
         kind.
         """
-        return _Calling.made(lambda: self.current.caller, self.name_of(kind))
+        return _Calling.make(lambda: self.current.caller, self.name_of(kind))
 
 
 def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
@@ -237,7 +237,7 @@ def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ss
 
     files = [file for file in (authority, certificate, key) if file is not None]
     following = Reloaded(files, make)
-    return _Calling.made(lambda: following.current)
+    return _Calling.make(lambda: following.current)
 
 
 class ServerCertificate:
@@ -261,7 +261,7 @@ class ServerCertificate:
 
     def listening(self) -> ssl.SSLContext:
         """Context whose connections each use the files of their time."""
-        return _Listening.made(lambda: self._made.current[0])
+        return _Listening.make(lambda: self._made.current[0])
 
 
 class _Calling(ssl.SSLContext):
@@ -271,7 +271,7 @@ class _Calling(ssl.SSLContext):
     name: str | None
 
     @classmethod
-    def made(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
+    def make(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
         """``name``, if given, is checked instead of the host."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.source, context.name = source, name
@@ -296,7 +296,7 @@ class _Listening(ssl.SSLContext):
     refusals: BoundedWarnings
 
     @classmethod
-    def made(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
+    def make(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
         """``admits`` decides by the domain names in the caller's certificate."""
         context = cls(ssl.PROTOCOL_TLS_SERVER)
         context.source, context.admits, context.refusals = source, admits, BoundedWarnings(logger)

@@ -165,7 +165,7 @@ class NixlTransport:
             if self._arena.read(at, PROBE_NBYTES) != theirs.probe:
                 raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
         finally:
-            live.when_over(at, lambda: self._arena.give_scratch(at))
+            live.when_read(at, lambda: self._arena.give_scratch(at))
 
     def remove(self, peer: "NixlPeer") -> None:
         self._peers.discard(peer)

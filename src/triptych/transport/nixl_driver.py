@@ -43,7 +43,7 @@ class Read:
     local_address: int
     remote_address: int
     nbytes: int
-    over: "asyncio.Future[str | None]"
+    outcome: "asyncio.Future[str | None]"
     """Outcome of the read: None for success, else NIXL's error."""
     wanted: bool = True
     given_up_s: float | None = None
@@ -63,7 +63,7 @@ class _Transfer:
 
 
 OnEnd = Callable[[Sequence[Read], str | None], None]
-"""Called in the event loop with the reads of a transfer and their outcome (as ``Read.over``)."""
+"""Called in the event loop with the reads of a transfer and their outcome (as ``Read.outcome``)."""
 
 
 class NixlDriver:
@@ -241,8 +241,8 @@ class NixlDriver:
     def _report(self, reads: Sequence[Read], error: str | None) -> None:
         self._under_way -= len(reads)
         for read in reads:
-            if not read.over.done():
-                read.over.set_result(error)
+            if not read.outcome.done():
+                read.outcome.set_result(error)
         self._on_end(reads, error)
 
 

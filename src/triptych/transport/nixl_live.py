@@ -154,28 +154,28 @@ class LiveAgent:
                 await asyncio.sleep(0)  # let others join this turn
             finally:
                 self._post()  # whoever resumes first posts for all
-            if read.over.done():
-                error = read.over.result()
+            if read.outcome.done():
+                error = read.outcome.result()
             else:
                 async with asyncio.timeout(within_s):
-                    error = await asyncio.shield(read.over)
+                    error = await asyncio.shield(read.outcome)
         except TimeoutError:
             raise TransferFailed(f"{nbytes} bytes did not arrive within {within_s} s") from None
         finally:
             read.wanted = False
-            if not read.over.done():
+            if not read.outcome.done():
                 read.given_up_s = loop.time()
         if error is not None:
             raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
 
-    def when_over(self, offset: int, then: Callable[[], None]) -> None:
+    def when_read(self, offset: int, then: Callable[[], None]) -> None:
         """Call ``then`` once nothing can write to this offset: now, if nothing does."""
         address = self._base + offset
         late = next((read for read in self._reads if read.local_address == address), None)
         if late is None:
             then()
         else:
-            late.over.add_done_callback(lambda _: then())
+            late.outcome.add_done_callback(lambda _: then())
 
     def _add_read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
         self._open_agent()
@@ -190,7 +190,7 @@ class LiveAgent:
     def _post(self) -> None:
         if not self._unposted:
             return
-        reads, self._unposted = [read for read in self._unposted if not read.over.done()], []
+        reads, self._unposted = [read for read in self._unposted if not read.outcome.done()], []
         if self._agent is None:
             for read in reads:
                 read.wanted = False
@@ -247,6 +247,6 @@ class LiveAgent:
 
     def _end_reads(self, why: str) -> None:
         for read in list(self._reads):
-            if not read.over.done():
-                read.over.set_result(why)
+            if not read.outcome.done():
+                read.outcome.set_result(why)
         self._reads.clear()

@@ -43,7 +43,7 @@ def started(preset: Preset, profiles: Path, slo: str | None = None) -> list[tupl
     given = parse([f"--profiles={profiles}", *(() if slo is None else (f"--slo={slo}",))])
     sizes, switches = placed(preset.roles), preset.switching
     options = ClusterSettings(DEMO, sizes, given, preset, switch_roles=switches).flags()
-    made = ClusterPlan.made(
+    made = ClusterPlan.make(
         DEMO, scaled=False, autoscale=False, threads=1, options=options, roles=preset.roles, switch_roles=switches
     )
     flags = {"--role", "--switchable", "--switch-roles"}

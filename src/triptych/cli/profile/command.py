@@ -80,7 +80,7 @@ def profile(job: Job, console: Console) -> bool:
         for table in show.tables(measured):
             console.print(table)
         if run.found:
-            console.print(show.found(run.found, job.slo_factor), soft_wrap=True)
+            console.print(show.search_result(run.found, job.slo_factor), soft_wrap=True)
         console.print(f"profile written to {path}", soft_wrap=True)
         if job.plot:
             show.plot(path.with_suffix(".png"), measured)

@@ -40,7 +40,7 @@ def tables(profile: Profile) -> Iterator[Table]:
         yield table
 
 
-def found(report: Mapping[str, Any], factor: float) -> str:
+def search_result(report: Mapping[str, Any], factor: float) -> str:
     """The largest load and batch within the objectives."""
     objectives = ", ".join(f"{stage} {1000 * seconds:.3g} ms" for stage, seconds in report["objectives"].items())
     if not report["tokens_per_s"]:

@@ -36,7 +36,7 @@ class Demand:
         """The last facts with a capacity."""
         self._peak_per_s = 0.0
 
-    def seen(self, view: PoolView, now_s: float) -> PoolView:
+    def observe(self, view: PoolView, now_s: float) -> PoolView:
         """The view with what is known of load, capacity and attainment; ``start_s`` stays where no profile says it."""
         reports = self._reports
         facts = self._facts(now_s)

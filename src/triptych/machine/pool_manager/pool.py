@@ -323,7 +323,7 @@ class PoolMachine:
             switched=self._roles.switched,
             since_switch_s=self._roles.since_switch_s,
         )
-        view = self._demand.seen(view, now_s)
+        view = self._demand.observe(view, now_s)
         self._judge_growth(view)
         return replace(view, futile_growths=self._futile)
 

@@ -45,7 +45,7 @@ class StartingInstances:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
+    def observe(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
         """Instances that exist now.
 
         Starting is what is ordered, starts, or runs and has not registered yet. Later it is lost if it had registered

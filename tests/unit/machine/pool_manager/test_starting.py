@@ -19,7 +19,7 @@ class Pool:
         members = tuple(
             PoolInstance(name, phase, age_s=at_s - since_s) for name, (phase, since_s) in self.members.items()
         )
-        seen = self.starting.seen(members, [ScaledInstance(*one) for one in scaled], at_s)
+        seen = self.starting.observe(members, [ScaledInstance(*one) for one in scaled], at_s)
         self.failures += seen.failures
         return {one.instance_id: (one.phase, one.age_s) for one in seen.instances}
 
