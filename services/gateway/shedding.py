@@ -5,12 +5,12 @@ capacity that is more than there is. Requests then wait unread, those that could
 refused when they have given up. A request that is refused here costs a fraction. There are two reasons:
 
 - **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses
-them, for longer than a single pause (``SustainedDelay``). Then a request is refused if the delay is more than a part of
-its timeout. Keys that send less than their share of what is let in are not refused, so one that floods harms itself.
-
+  them, for longer than a single pause (``SustainedDelay``). Then a request is refused if the delay is more than a part
+  of its timeout. Keys that send less than their share of what is let in are not refused, so one that floods harms
+  itself.
 - **The router refuses the key**, and the gateway is late, if only by a little; or the router refuses late, or not even
-before the deadline. Then it is asked about some requests only. A key that the router has not refused lately is never
-refused for this reason.
+  before the deadline. Then it is asked about some requests only. A key that the router has not refused lately is never
+  refused for this reason.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from triptych.ports import Clock
 logger = logging.getLogger(__name__)
 
 TARGET_S = 0.05
-"""Delay from which on the gateway is behind, if it lasts ..."""
+"""Delay from which on the gateway is behind, if it lasts for ``INTERVAL_S``, seconds."""
 INTERVAL_S = 0.25
-"""Shortest time for which the delay lasts, seconds."""
+"""Time for which the delay must last, seconds."""
 URGENT_S = 30.0
 """Timeout below which a request is urgent."""
 URGENT_BEARS, OTHERS_BEAR = 1 / 40, 1 / 8

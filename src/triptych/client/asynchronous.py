@@ -47,7 +47,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 120.0
 QUERY_TIMEOUT_S = 10.0
 _ASK_S = 10.0
-"""How often each of several routers is asked for its models."""
+"""Interval at which each of several routers is asked for its models, seconds."""
 _TARGET = re.compile(r"[^/\s]+:\d{1,5}")
 _MESSAGE_MARGIN_NBYTES = 1 << 20
 """Size allowed for a request without its media."""
@@ -67,7 +67,7 @@ class ChatStream:
         self.model = request.model
         self.usage: Usage | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
-        """By choice."""
+        """Finish reasons by choice."""
         self._calls: dict[int, list[ToolCall]] = {}
         self._first: ChatEvent | None = first
         self._rest = rest
@@ -75,12 +75,12 @@ class ChatStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first choice; None until it ends."""
+        """Finish reason of the first choice; None until it ends."""
         return self.finish_reasons.get(0)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Of the first choice, so far."""
+        """Tool calls of the first choice, so far."""
         return self.tool_calls_of(0)
 
     def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
@@ -300,7 +300,7 @@ class AsyncClient:
         return await self._query(lambda router: router.readiness(), timeout_s)
 
     async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
-        """Where a request ran, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
+        """Timeline of a request, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
         name = checks.text("request_id", request_id)
         return await self._query(lambda router: router.timeline(name), timeout_s)
 

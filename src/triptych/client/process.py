@@ -37,7 +37,7 @@ def forked() -> InvalidRequest:
 
 
 def _keep_inherited() -> None:
-    """In a child, keep the parent's channels and calls for ever: gRPC crashes when it destroys them without its threads.
+    """Keep the parent's channels and calls for ever in a child: gRPC crashes when it destroys them without its threads.
 
     Some are only reachable by the garbage collector, which would destroy them at the exit of the interpreter.
     """

@@ -27,7 +27,7 @@ class ProcessPhase(StrEnum):
     STOPPING = "stopping"
     """The process was told to end and finishes what runs."""
     FAILED = "failed"
-    """It is not started any more, until a size is declared again."""
+    """The process is not started any more, until a size is declared again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ CLASSES = (
     TEXT,
     *(f"{modality.value}-{bound}" for modality in Modality for bound in (*MEDIA_TOKEN_BUCKETS, "more")),
 )
-"""All request classes. A request without media is ``text``; others go by their largest modality and their media tokens."""
+"""Request classes. A request without media is ``text``; others go by their largest modality and their media tokens."""
 
 MAX_OBJECTIVES = 64
 """Most objectives of one router."""
@@ -60,10 +60,10 @@ class Isolated:
     """Latencies in seconds of a request that has the system to itself, by stage. 0 for a stage that it does not have."""
 
     prepare_s: float
-    """At the router."""
+    """Time at the router, seconds."""
     encode_s: float
     prefill_s: float
-    """From the last embedding to the first token: pull and prefill."""
+    """Time from the last embedding to the first token, seconds: pull and prefill."""
     tbt_s: float
 
     @property
@@ -137,7 +137,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is expected of a prepared request; None where it is unknown."""
+    """Expectations of a prepared request; None where they are unknown."""
 
     ttft_limit_s: float | None = None
     """The TTFT objective of its class, in seconds."""
@@ -148,7 +148,7 @@ NOTHING_EXPECTED = Expected()
 
 
 class ChargedStage(StrEnum):
-    """What a missed TTFT is charged to."""
+    """Stage that a missed TTFT is charged to."""
 
     PREPARE = "prepare"
     ENCODE = "encode"

@@ -336,7 +336,7 @@ class DelayTextEngine:
             - arriving
         )
 
-    # --- hand-over: the choices of a request have one state -------------------------------------------------------------
+    # --- KV transfer: the choices of a request have one state -----------------------------------------------------------
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:

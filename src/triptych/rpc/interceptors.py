@@ -37,7 +37,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._observer = observer
         self._authorization = authorization
         self._wrapped: dict[str, Handler] = {}
-        """By rpc path, of the methods that the server has."""
+        """Wrapped handlers by rpc path, of the methods that the server has."""
 
     async def intercept_service(
         self,

@@ -105,7 +105,7 @@ class Multiplexer:
 
 
 class _Stream:
-    """One stream with its calls. Of each call at most one request waits to be sent, so memory is bounded by them."""
+    """Stream with its calls. Of each call at most one request waits to be sent, so memory is bounded by them."""
 
     def __init__(self, open_: "Callable[[], _GrpcStream]") -> None:
         self.ended = False
@@ -214,7 +214,7 @@ class _Stream:
 
 
 class _Call:
-    """One call at the client: the stream writes, one reader reads."""
+    """Call at the client: the stream writes, one reader reads."""
 
     def __init__(self, stream: _Stream, number: int, timeout_s: float) -> None:
         self.number = number

@@ -67,7 +67,7 @@ class _Timed:
         self._by_code: dict[str, Histogram] = {}
 
     def begin(self) -> None:
-        """Nothing is counted before the end."""
+        """Do nothing: no call is counted before its end."""
 
     def end(self, code: str, seconds: float) -> None:
         child = self._by_code.get(code)
@@ -93,7 +93,7 @@ class _Lasting:
 
 
 class Call:
-    """One running call. Its code stays CANCELLED unless another is set."""
+    """Running call. Its code stays CANCELLED unless another is set."""
 
     __slots__ = ("_began_s", "_measured", "_span", "code")
 

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASK_S = 1.0
-"""How often routers that do not answer are asked for their models, and how long an answer may take."""
+"""Interval at which routers that do not answer are asked for their models, and longest wait for an answer, seconds."""
 _MODELS_NAMED = 8
-"""In the error for a model that is not served."""
+"""Most models named in the error for a model that is not served."""
 _INTRODUCTION_S = 2.0
-"""How long a refused request waits for a router that has not named its models: it is asked in this time."""
+"""Time that a refused request waits for a router that has not named its models, seconds: it is asked in this time."""
 ROUTER_LOST = "the connection to the router was lost"
-"""Of a broken connection, without more that is known of it."""
+"""Text on a broken connection, without more that is known of it."""
 NO_ROUTER = "what answers is no router, but another service"
 
 
@@ -50,7 +50,7 @@ class RouterClient(Router, Protocol):
 
     @property
     def continues(self) -> bool:
-        """Whether it goes on with answers that another router began."""
+        """Whether the router goes on with answers that another router began."""
         ...
 
     async def close(self) -> None: ...
@@ -61,7 +61,7 @@ class _Router:
     address: str
     client: RouterClient
     models: tuple[ModelInfo, ...] = ()
-    """Those that it named last."""
+    """Models that the router named last."""
     answers: bool = False
     leaving: bool = False
     running: int = 0
@@ -72,7 +72,7 @@ class _Router:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What is asked of a router."""
+    """Job for a router."""
 
     request_id: str
     model: str
@@ -81,7 +81,7 @@ class _Job:
     asks_all: bool = False
     """A router that does not know what is asked for says nothing about the others."""
     begun: bool = False
-    """Some of the answer has come."""
+    """Whether some of the answer has come."""
 
     @property
     def goes_on(self) -> bool:
@@ -90,11 +90,11 @@ class _Job:
 
 
 class Routers:
-    """Sends each request to a router of its model: one that answers, with the fewest calls of this process.
+    """Routers to which requests are sent: each to one of its model that answers, with the fewest calls of this process.
 
-    A request that a router refuses as unavailable, or that could not be sent, goes to the next one, which may be one that
-    was added just now: it is waited for. One whose router is lost goes to another one too, or to the same when it is back,
-    and a chat goes on there after the tokens that were passed on (docs/adr/0036).
+    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. That may be one
+    that was added just now: it is waited for. A request whose router is lost goes to another one too, or to the same
+    when it is back. A chat goes on there after the tokens that were passed on (docs/adr/0036).
     """
 
     def __init__(self, connect: Callable[[str], RouterClient], rng: Rng | None = None) -> None:
@@ -145,7 +145,7 @@ class Routers:
 
     @property
     def unreached(self) -> bool:
-        """Whether none is there, as far as known."""
+        """Whether no router is there, as far as known."""
         return self._only.client.refused if self._only is not None else not self.reached
 
     @property
@@ -225,7 +225,7 @@ class Routers:
                 yield items
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """All models, each once, in alphabetical order."""
+        """Models of all routers, each once, in alphabetical order."""
         if self._only is not None:
             return await _answered(self._only.client.models())
         models = {model.model_id: model for router in self._routers.values() for model in router.models}
@@ -277,7 +277,7 @@ class Routers:
     # --- private -----------------------------------------------------------------------------------------------------
 
     async def _at_any(self, job: "_Job", send: Callable[[RouterClient, float], AsyncGenerator[T]]) -> AsyncGenerator[T]:
-        """What a router answers; and what others answer to what is missing, if it is lost."""
+        """Answers of a router; and those of others to what is missing, if it is lost."""
         loop = asyncio.get_running_loop()
         attempts = RouterAttempts(loop.time() + job.timeout_s)
         while True:
@@ -338,7 +338,7 @@ class Routers:
             await asyncio.sleep(pause_s)
 
     async def _has_other(self, job: "_Job", tried: set[str]) -> bool:
-        """Whether there is another router. Waits, while there is none, for those that have not named their models yet."""
+        """Whether there is another router. While there is none, waits for those that have not named their models yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_INTRODUCTION_S):
                 while not self._candidates(job, tried) and not self._all_named:
@@ -397,7 +397,7 @@ class Routers:
 
 
 async def _answered(query: Awaitable[T]) -> T:
-    """What a router answers that is asked once. Raises Unavailable if it does not."""
+    """Answer of a router that is asked once. Raises Unavailable if it does not answer."""
     try:
         return await query
     except TriptychError as error:

@@ -50,11 +50,11 @@ class Processes(Protocol):
     def kill(self, process: str) -> None: ...
 
     async def serves(self, processes: Sequence[str]) -> list[str]:
-        """Those of them that have finished starting."""
+        """Names of the processes that have finished starting."""
         ...
 
     async def answered(self, processes: Sequence[str]) -> list[str]:
-        """Those of them that have done what they are for at least once."""
+        """Names of the processes that have done what they are for at least once."""
         ...
 
 
@@ -127,7 +127,7 @@ class ProcessScaler:
         self._handle(ProcessEnded(process, reason))
 
     def phase(self, process: str) -> ProcessPhase | None:
-        """None if it belongs to no pool (any more)."""
+        """Phase of a process. None if it belongs to no pool (any more)."""
         return next((state.phase for state in self._machine.all_processes() if state.name == process), None)
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class ProcessScaler:
                     await self._news.wait()
 
     def _refuse_before_it_begins(self) -> None:
-        """What runs is not adopted yet: an answer would be wrong."""
+        """Refuse until it runs. Running processes are not adopted yet, so an answer would be wrong."""
         if not self._begun:
             raise Unavailable("the processes of the cluster are starting")
 

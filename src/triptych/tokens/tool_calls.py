@@ -20,7 +20,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OTHER_TAGGED = ("<function=", "<arg_key>")
 """Templates that put something other than JSON between the same tags."""
 _GUIDANCE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-"""How arguments are written under a grammar: like templates write them, without optional white space."""
+"""Form of arguments under a grammar: as templates write them, without optional white space."""
 
 
 class CallSyntax(Enum):
@@ -128,10 +128,10 @@ class CallReader:
         """A call has been read, and its closing tag may follow."""
         self._after_call = False
         self._plain = False
-        """Nothing more can be a call."""
+        """Whether no more of the text can be a call."""
 
     def feed(self, text: str) -> list[str | Call]:
-        """What this piece completes, in order."""
+        """Parts that this piece completes, in order."""
         self._held += text
         out: list[str | Call] = []
         while self._step(out):

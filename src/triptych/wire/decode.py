@@ -127,4 +127,4 @@ REQUESTS: Mapping[str, Decode] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-"""By rpc path."""
+"""Decoders of requests by rpc path."""

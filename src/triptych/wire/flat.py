@@ -128,7 +128,7 @@ class Pair(Generic[DomainT, MessageT]):
         return to_wire, from_wire
 
     def _value(self, name: str, kind: Any) -> tuple[Callable[[str], str], Callable[[str], str]]:
-        """How to convert one value each way: functions from an expression to an expression."""
+        """Conversions of one value each way: functions from an expression to an expression."""
         field = self.message.DESCRIPTOR.fields_by_name[name]
         if kind in _SCALARS:
             if _scalar(field.cpp_type, field.type) is not kind:

@@ -7,7 +7,7 @@ from triptych.wire.flat import Pair
 
 MAX_POOLS = 1024
 MAX_INSTANCES = 4096
-"""Of one pool."""
+"""Most instances of one pool."""
 _MAX_NAME = 512
 _MAX_REASON = 4096
 

@@ -16,7 +16,9 @@ _MAX_ITEMS_NAMED = 512
 _TREE = errors.tree()
 _TLS_FAULT = re.compile(r"handshake failed.{0,200}OPENSSL_internal:([A-Z0-9_]{1,80})(?:: ([a-z ]{1,80}))?", re.ASCII)
 _BROKEN = re.compile("Internal error from Core|RST_STREAM|Stream removed", re.ASCII)
-"""What gRPC says with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its connection."""
+"""Details that gRPC gives with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its
+connection.
+"""
 LOST = "the connection to the instance was lost"
 _FAILED = "the call failed with {}"
 NOT_SERVED = _FAILED.format("UNIMPLEMENTED")

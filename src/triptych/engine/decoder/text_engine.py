@@ -346,7 +346,7 @@ class TransformersTextEngine:
         """Give a request that has not begun another turn."""
         self._batch.reorder(request_id, turn)
 
-    # --- hand-over ---------------------------------------------------------------------------------------------------
+    # --- KV transfer -------------------------------------------------------------------------------------------------
 
     @property
     def kv_kind(self) -> KvKind | None:

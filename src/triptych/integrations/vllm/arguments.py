@@ -67,7 +67,7 @@ _COSTLESS = frozenset(
         "use_tqdm_on_load",
     }
 )
-"""Options that cost nothing."""
+"""Options that can be set and leave costs as they are."""
 
 ACCEPTED = _COSTLY | _COSTLESS
 
