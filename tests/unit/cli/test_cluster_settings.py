@@ -261,9 +261,9 @@ def test_profiles_are_read_before_anything_starts(tmp_path: Path, profiles: Path
     with pytest.raises(CliError, match=f"--delay-profile {tmp_path}: .*0 profiles of a model's encoder, not one"):
         flags_of(DEMO, sizes(), f"--delay-profile={tmp_path}")
     twice = tmp_path / "twice"
-    for one in synthetic_profiles(MODEL_DIR):
+    for profile in synthetic_profiles(MODEL_DIR):
         for hardware in ("a", "b"):
-            other = replace(one, identity=replace(one.identity, hardware=hardware))
+            other = replace(profile, identity=replace(profile.identity, hardware=hardware))
             write_profile(twice / other.file_name, other)
     with pytest.raises(CliError, match="2 profiles of a model's encoder, not one"):
         flags_of(DEMO, sizes(), f"--delay-profile={twice}", f"--profiles={profiles}")

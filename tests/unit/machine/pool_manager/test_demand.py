@@ -40,7 +40,7 @@ def told(sequence: int, *, arrivals: int = 10, missed: int = 0) -> WindowReport:
 
 def facts(classes: Mapping[str, ClassWindow]) -> PoolFacts:
     """Known under load only."""
-    return PoolFacts(500.0, 1.0, start_s=20.0) if any(one.arrivals for one in classes.values()) else PoolFacts()
+    return PoolFacts(500.0, 1.0, start_s=20.0) if any(window.arrivals for window in classes.values()) else PoolFacts()
 
 
 def load(view: PoolView) -> PoolLoad:

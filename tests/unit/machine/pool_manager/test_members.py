@@ -82,12 +82,12 @@ class Manager:
 
     @property
     def listed(self) -> dict[str, Member]:
-        return {one.address: one for one in self.machine.since(Watch()).members}
+        return {member.address: member for member in self.machine.since(Watch()).members}
 
     @property
     def conditions(self) -> dict[str, MemberCondition]:
         pools = self.machine.pools(self.now_s)
-        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+        return {member.registration.instance_id: member.condition for pool in pools for member in pool.members}
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def manager() -> Manager:
 
 
 def orders(effects: list[Any]) -> list[tuple[int, OrderKind]]:
-    return [(one.session, one.order.kind) for one in effects if isinstance(one, SendOrder)]
+    return [(effect.session, effect.order.kind) for effect in effects if isinstance(effect, SendOrder)]
 
 
 def ended(effects: list[Any]) -> list[int]:
-    return [one.session for one in effects if isinstance(one, EndSession)]
+    return [effect.session for effect in effects if isinstance(effect, EndSession)]
 
 
 def test_one_that_registers_is_listed_and_told_so(manager: Manager) -> None:
@@ -293,14 +293,14 @@ def told(*stages: Stage, version: int = 0) -> InstanceLoad:
 
 def switches(effects: list[Any]) -> list[tuple[Role | None, int]]:
     return [
-        (one.order.role, one.order.version)
-        for one in effects
-        if isinstance(one, SendOrder) and one.order.kind is OrderKind.SWITCH
+        (effect.order.role, effect.order.version)
+        for effect in effects
+        if isinstance(effect, SendOrder) and effect.order.kind is OrderKind.SWITCH
     ]
 
 
 def switches_ended(effects: list[Any]) -> list[SwitchEnded]:
-    return [one for one in effects if isinstance(one, SwitchEnded)]
+    return [effect for effect in effects if isinstance(effect, SwitchEnded)]
 
 
 def switching(manager: Manager) -> None:
@@ -395,7 +395,7 @@ def test_an_order_is_verified_by_the_first_that_each_opened_stage_serves(manager
     def reports(sequence: int, prefill: StageLoad, decode: StageLoad) -> list[SwitchServed]:
         load = InstanceLoad({Stage.PREFILL: prefill, Stage.DECODE: decode}, stages_version=1)
         effects = manager.handle(HeartbeatReceived(1, Heartbeat(sequence, load)))
-        return [one for one in effects if isinstance(one, SwitchServed)]
+        return [effect for effect in effects if isinstance(effect, SwitchServed)]
 
     def unserved_s() -> float:
         return manager.machine.switches_unserved_s(manager.now_s)["m"]
@@ -577,7 +577,7 @@ class Watched(RuleBasedStateMachine):
     @rule()
     def watch(self) -> None:
         self.view.handle(self.manager.machine.since(Watch(*self.view.known)), self.manager.now_s)
-        told = {one.address: one for one in self.view.snapshot.members if not one.suspected}
+        told = {member.address: member for member in self.view.snapshot.members if not member.suspected}
         assert told == {address: one for address, one in self.manager.listed.items() if not one.suspected}
 
     @invariant()

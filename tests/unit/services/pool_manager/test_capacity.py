@@ -282,7 +282,8 @@ def test_members_that_all_differ_cost_no_more_than_equal_ones() -> None:
     """Comparing each with each once took the manager 3 s of every second with 4096 members."""
     members = [member(f"t{number}", Role.PD, DECODER_PART) for number in range(1000)]
     different = [
-        replace(one, registration=replace(one.registration, kv_tokens=number)) for number, one in enumerate(members)
+        replace(member, registration=replace(member.registration, kv_tokens=number))
+        for number, member in enumerate(members)
     ]
     counted = [calls_of(partial(Capacities(KnownProfiles()).observe, (pool(*of),))) for of in (members, different)]
     assert counted[1] <= 1.1 * counted[0]
