@@ -16,7 +16,9 @@ _MAX_CANDIDATES = 16384
 _FIELDS = (b'"url"', b'"data"')
 """Fields that hold media, as JSON libraries write them."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"))
-"""Of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash behind."""
+"""Escapes of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash
+behind.
+"""
 _RAW_WHITE_SPACE = (b"\n", b"\r", b"\t", b"\f", b"\v")
 """Not valid in a JSON string unless escaped, but skipped in base64."""
 _TO_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*"')

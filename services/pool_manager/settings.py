@@ -67,7 +67,7 @@ class PoolManagerSettings(RpcServiceSettings):
     store: RedisSettings = RedisSettings()
     """Redis, if several managers share what they decide."""
     lease: LeaseTimes = LeaseTimes()
-    """Which of them leads."""
+    """Times of the lease by which one of them leads."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Access to Kubernetes, for the scaler kubernetes."""
     deployments: Strings = ()

@@ -398,7 +398,7 @@ class VllmTextEngine:
         """Has no effect: vLLM orders requests of one priority by their arrival."""
         del request_id, turn
 
-    # --- hand-over ---------------------------------------------------------------------------------------------------
+    # --- KV transfer -------------------------------------------------------------------------------------------------
 
     @property
     def kv_kind(self) -> KvKind | None:

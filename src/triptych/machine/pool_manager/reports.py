@@ -162,13 +162,13 @@ class RouterReports:
 
     @staticmethod
     def _count(report: WindowReport, bucket: _Bucket) -> None:
-        for one in report.classes:
-            if one.name not in CLASSES:
+        for named_window in report.classes:
+            if named_window.name not in CLASSES:
                 continue
-            window = one.window
+            window = named_window.window
             if window.cached_tokens > window.finished_media_tokens:  # else one router would hide the load of the others
                 window = replace(window, cached_tokens=window.finished_media_tokens)
-            add_to(bucket.classes, one.name, window)
+            add_to(bucket.classes, named_window.name, window)
         for named in report.instances:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)
