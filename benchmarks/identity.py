@@ -18,7 +18,7 @@ def certificate() -> Iterator[Path]:
     """The folder of one that fits every kind of service; it goes with the context."""
     with TemporaryDirectory(prefix="triptych-") as name:
         now = datetime.now(UTC).replace(microsecond=0)
-        Authority.made(Path(name), _LIFETIME, now).issue(Wanted("own", (f"*.{DOMAIN}",)), _LIFETIME, now)
+        Authority.create(Path(name), _LIFETIME, now).issue(Wanted("own", (f"*.{DOMAIN}",)), _LIFETIME, now)
         yield Path(name) / "own"
 
 

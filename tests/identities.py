@@ -16,7 +16,7 @@ def now() -> datetime:
 
 def authority(folder: Path, lifetime: timedelta = _DAY) -> Authority:
     folder.mkdir(exist_ok=True)
-    return Authority.made(folder, lifetime, now())
+    return Authority.create(folder, lifetime, now())
 
 
 def cluster(folder: Path, *users: str) -> Authority:
@@ -47,6 +47,6 @@ def flags(folder: Path, name: str = DOMAIN) -> tuple[str, ...]:
 
 def names(folder: Path) -> tuple[tuple[str, ...], bool]:
     """The names in a certificate, and whether it is for servers as well."""
-    found = Issued.found(folder)
+    found = Issued.read(folder)
     assert found is not None
     return found.wanted.names, found.wanted.serves

@@ -21,8 +21,9 @@ def _app(settings: GatewaySettings, telemetry: Telemetry) -> AbstractAsyncContex
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a parsing thread may hold the GIL while the event loop waits for it, which it does after every system call.
-With Python's default of 5 ms, ``/health`` can take a tenth of a second."""
+"""Longest time that a parsing thread may hold the GIL while the event loop waits for it, seconds. It waits after every
+system call. With Python's default of 5 ms, ``/health`` can take a tenth of a second.
+"""
 
 if __name__ == "__main__":
     sys.setswitchinterval(SWITCH_INTERVAL_S)

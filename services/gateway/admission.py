@@ -16,7 +16,7 @@ class Admission:
     """Limits running requests and the bytes of their bodies."""
 
     def __init__(self, max_requests: int, max_bytes: int, clock: Clock, *, keys: int = 0) -> None:
-        """With several ``keys`` none takes the last eighth of the requests."""
+        """Make the limits. With several ``keys`` none takes the last eighth of the requests."""
         self._max_requests = max_requests
         self._max_of_key = max_requests if keys < 2 else most_of_one(max_requests)
         self._of_key: Counter[str] = Counter()
@@ -24,7 +24,7 @@ class Admission:
         self._bytes = 0
         self._clock = clock
         self._places, self._room = Turnover(), Turnover()
-        """Of requests, and of bytes."""
+        """Turnover of requests, and of bytes."""
         self._running: dict[str, RequestLifetime] = {}
         self._closed: TriptychError | None = None
 

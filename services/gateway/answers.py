@@ -32,8 +32,8 @@ _SERVER_ERROR = 500
 
 
 def error_body(error: TriptychError) -> api.Error:
-    other: api.ErrorType = "server_error" if error.http_status >= _SERVER_ERROR else "invalid_request_error"
-    kind = _TYPES.get(error.http_status, other)
+    default_type: api.ErrorType = "server_error" if error.http_status >= _SERVER_ERROR else "invalid_request_error"
+    kind = _TYPES.get(error.http_status, default_type)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 

@@ -38,10 +38,10 @@ from .settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 _ABORT_S = 2.0
-"""How long answers may take to report that the shutdown ended them."""
+"""Time that answers may take to report that the shutdown ended them, seconds."""
 _BACKLOG = 2048
 _LISTED_S = 3.0
-"""How long the start waits for a pool manager's list of routers."""
+"""Longest wait of the start for a pool manager's list of routers, seconds."""
 _OTHER_FILES = 128
 """Files that are open beside clients' connections, at most."""
 
@@ -244,7 +244,7 @@ def _certificate(settings: GatewaySettings) -> ServerCertificate | None:
 
 
 def remote_media(settings: GatewaySettings) -> RemoteMedia:
-    """What fetches items, as the settings have it."""
+    """Fetcher of items, as the settings have it."""
     fetcher = (
         Fetcher(settings.fetch_rules, settings.fetch_limits, max_bytes=settings.max_item_bytes)
         if settings.fetch

@@ -16,7 +16,9 @@ _MAX_CANDIDATES = 16384
 _FIELDS = (b'"url"', b'"data"')
 """Fields that hold media, as JSON libraries write them."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"))
-"""Of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash behind."""
+"""Escapes of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash
+behind.
+"""
 _RAW_WHITE_SPACE = (b"\n", b"\r", b"\t", b"\f", b"\v")
 """Not valid in a JSON string unless escaped, but skipped in base64."""
 _TO_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*"')
@@ -86,7 +88,7 @@ def _spans(body: bytes | bytearray) -> list[tuple[int, int]]:
 
 def _strings(body: bytes | bytearray, name: bytes, begin: int, end: int) -> list[tuple[int, int]]:
     """The spans of a field's large strings between two offsets, without their quotes."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     at = begin
     for _ in range(_MAX_CANDIDATES):
         at = body.find(name, at, end)
@@ -98,6 +100,6 @@ def _strings(body: bytes | bytearray, name: bytes, begin: int, end: int) -> list
             continue
         closing = body.find(b'"', opening.end(), end)
         if closing - opening.end() >= MIN_BLOB_BYTES:
-            found.append((opening.end(), closing))
+            spans.append((opening.end(), closing))
             at = closing
-    return found
+    return spans

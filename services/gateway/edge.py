@@ -157,7 +157,7 @@ class AuthMiddleware:
             caller = self._keys.caller(scope["state"]["headers"].getlist("authorization"), source)
             scope["state"]["caller"] = caller
             if scope["path"] not in _PROBES:
-                self._shedding.let_in(caller.tenant)
+                self._shedding.admit(caller.tenant)
         await self._app(scope, receive, send)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _CHECK_S = 0.025
-"""How often a connection is checked, first as long after its end."""
+"""Interval of the checks of a connection, seconds; the first is as long after its end."""
 _PROBE_S = 10.0
 """Time between probes."""
 _UNPROBED_S = 2.0
-"""How long an answer is waited for that cannot be probed before it begins: to HTTP/1.0."""
+"""Longest wait for an answer that cannot be probed before it begins, to HTTP/1.0, seconds."""
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Ignored by clients that did not ask for it (RFC 9110, 15.2.1)."""
 FILLER = "filler"
@@ -58,7 +58,7 @@ class HalfClosed:
 
 
 def _filler(cycle: RequestResponseCycle) -> bytes:
-    """What may be written now without a change of the answer; empty if nothing may."""
+    """Bytes that may be written now without a change of the answer; empty if nothing may."""
     if cycle.response_complete:
         return b""
     if not cycle.response_started:

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
+"""HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
 
 import asyncio
 import socket
@@ -29,15 +29,16 @@ SPARE_CONNECTIONS = 64
 _CHUNK_BYTES = 16
 """Framing bytes allowed per chunk of a body without being counted."""
 _LINGER_S = 2.0
-"""How long data from a refused client is read and dropped; closing at once could reset the connection before the client
-reads the answer."""
+"""Time that data from a refused client is read and dropped, seconds. Closing at once could reset the connection before
+the client reads the answer.
+"""
 REFUSAL = "refusal"
 """Key in ``scope["state"]`` of the error with which the application must refuse the request."""
 ARRIVED_S = "arrived_s"
 """Key in ``scope["state"]`` of the time at which the request's head was there to be read, which may be long before it was."""
 _TCP_INFO_BYTES = 60
 _LAST_DATA_AT = 52
-"""Where ``tcp_info`` has the milliseconds since the kernel received the last data (linux/tcp.h)."""
+"""Offset in ``tcp_info`` of the milliseconds since the kernel received the last data (linux/tcp.h)."""
 
 
 class BoundedHttp(HttpToolsProtocol):

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _BUSY_RETRY_S = 1.0
 """Least Retry-After when too many requests of a key run."""
 _NEWEST = 0.1
-"""Of the newest request in the mean time of a key's requests."""
+"""Weight of the newest request in the mean time of a key's requests."""
 
 
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
@@ -74,7 +74,7 @@ class Bucket:
         self._level = float(per_minute)
         self._at_s = clock()
         self._told_s = 0.0
-        """When the one that was refused last was told to come back."""
+        """Time that the last refused request was given to come back."""
 
     @property
     def left(self) -> int:
@@ -93,7 +93,7 @@ class Bucket:
         return max(0.0, (count - self._level) * 60 / self.per_minute)
 
     def refuse_s(self, count: int = 1) -> float:
-        """When to come back for ``count`` tokens: one that was refused before comes back first, within a minute."""
+        """Wait for ``count`` tokens, seconds. A request that was refused before comes back first, within a minute."""
         now_s, takes_s = self._clock(), count * 60 / self.per_minute
         wait_s = self.wait_s(count)
         self._told_s = max(now_s + wait_s, min(self._told_s + takes_s, now_s + wait_s + 60.0))
@@ -120,17 +120,17 @@ class Caller:
         self._concurrent = entry.concurrent if entry else None
         self._least_priority = entry.least_priority if entry else None
         self._buckets: dict[str, Bucket] = {}
-        """By what they limit."""
+        """Buckets by the unit that they limit."""
         if entry is not None:
             limits = {
                 "tokens": entry.tokens_per_minute,
                 "requests": entry.requests_per_minute,
                 "items": entry.items_per_minute,
             }
-            self._buckets = {what: Bucket(limit, clock) for what, limit in limits.items() if limit is not None}
+            self._buckets = {unit: Bucket(limit, clock) for unit, limit in limits.items() if limit is not None}
         self._running = 0
         self._mean_s = 0.0
-        """That its requests take."""
+        """Mean time that its requests take, seconds."""
 
     @contextmanager
     def request(self) -> Generator[None]:
@@ -140,8 +140,8 @@ class Caller:
                 f"{self._running} requests of this key are running, the limit is {self._concurrent}",
                 retry_after_s=max(_BUSY_RETRY_S, self._mean_s / self._running),
             )
-        for what in ("tokens", "requests"):
-            self._check(what, 1)
+        for unit in ("tokens", "requests"):
+            self._check(unit, 1)
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1)
         self._running += 1
@@ -152,10 +152,10 @@ class Caller:
             self._running -= 1
             self._mean_s += _NEWEST * (self._clock() - began_s - self._mean_s)
 
-    def _check(self, what: str, count: int) -> None:
-        bucket = self._buckets.get(what)
+    def _check(self, unit: str, count: int) -> None:
+        bucket = self._buckets.get(unit)
         if bucket is not None and bucket.wait_s(count) > 0:
-            raise RateLimited(f"this key has no {what} left in this minute", retry_after_s=bucket.refuse_s(count))
+            raise RateLimited(f"this key has no {unit} left in this minute", retry_after_s=bucket.refuse_s(count))
 
     def take_items(self, count: int) -> None:
         """Charge a request's images, videos and audio. Raises RateLimited, or InvalidRequest if it can never be allowed."""
@@ -187,11 +187,11 @@ class Caller:
             bucket.take(tokens)
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """What is left of its limits per minute, as OpenAI's headers name it."""
-        for what, bucket in self._buckets.items():
-            yield f"x-ratelimit-limit-{what}", str(bucket.per_minute)
-            yield f"x-ratelimit-remaining-{what}", str(bucket.left)
-            yield f"x-ratelimit-reset-{what}", f"{bucket.full_in_s:.3f}s"
+        """Headers on what is left of its limits per minute, as OpenAI names them."""
+        for unit, bucket in self._buckets.items():
+            yield f"x-ratelimit-limit-{unit}", str(bucket.per_minute)
+            yield f"x-ratelimit-remaining-{unit}", str(bucket.left)
+            yield f"x-ratelimit-reset-{unit}", f"{bucket.full_in_s:.3f}s"
 
 
 class Failures:
@@ -215,7 +215,7 @@ class Failures:
 
 
 class KeyRing:
-    """All keys and their callers. Without entries every request comes from one caller without limits."""
+    """Keys and their callers. Without entries every request comes from one caller without limits."""
 
     def __init__(self, entries: dict[str, KeyEntry], clock: Clock) -> None:
         self._callers = [(bytes.fromhex(entry.sha256), Caller(name, entry, clock)) for name, entry in entries.items()]
@@ -254,11 +254,11 @@ class KeyRing:
         if scheme.lower() != "bearer":
             return None
         given = key_digest(key.strip())
-        found = None
+        caller_found = None
         for digest, caller in self._callers:  # compare all: the time must not depend on the position
             if hmac.compare_digest(digest, given):
-                found = caller
-        return found
+                caller_found = caller
+        return caller_found
 
 
 def key_digest(key: str) -> bytes:

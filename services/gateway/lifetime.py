@@ -9,7 +9,9 @@ from triptych.errors import Cancelled, DeadlineExceeded, TriptychError
 from triptych.ports import Clock
 
 GRACE_S = 0.5
-"""How long after the deadline the body is ended: who works for it enforces the deadline, this only backs it up."""
+"""Time after the deadline at which the body is ended, seconds. Whoever works for it enforces the deadline; this only
+backs it up.
+"""
 
 
 class RequestLifetime:
@@ -56,11 +58,11 @@ class RequestLifetime:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def ended_by(self, gone: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    async def ended_by(self, disconnected: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
         """End the lifetime when ``gone`` returns, which means that the client has left."""
 
         async def watch() -> None:
-            await gone()
+            await disconnected()
             self.end(Cancelled("the client closed the connection"))
 
         failure: Exception | None = None

@@ -44,7 +44,7 @@ class GatewayWithRouter:
 
     async def failed(self) -> str:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one.failed()) for one in (self._gateway, self._router)]
+            tasks = [group.create_task(service.failed()) for service in (self._gateway, self._router)]
             done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()

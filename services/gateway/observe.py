@@ -109,7 +109,7 @@ class MetricsEndpoint:
 
 
 class Admitted(Protocol):
-    """What the gateway holds at the moment."""
+    """Requests and bytes that the gateway holds at the moment."""
 
     @property
     def requests(self) -> int: ...
@@ -119,7 +119,7 @@ class Admitted(Protocol):
 
 
 class Shed(Protocol):
-    """What the gateway has refused by itself."""
+    """Requests that the gateway has refused by itself."""
 
     @property
     def count(self) -> int: ...

@@ -22,7 +22,7 @@ from .openai_api import ParsedRequest
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice as collected so far. ``logprobs`` has one entry per token if requested."""
+    """Choice as collected so far. ``logprobs`` has one entry per token if requested."""
 
     texts: list[str] = field(default_factory=list)
     reason: FinishReason = FinishReason.STOP
@@ -53,7 +53,9 @@ class OpenAnswer:
         await self._rest.aclose()
 
     async def events(self) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """All events up to ChatFinished, batched as they arrived. Raises InstanceLost when the stream ends without it."""
+        """Yield events up to ChatFinished, batched as they arrived. Raises InstanceLost when the stream ends without
+        it.
+        """
         events = self._first
         while True:
             for event in events:

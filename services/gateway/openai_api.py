@@ -78,14 +78,14 @@ class ParsedRequest:
     priority: int = 0
     remote: tuple[Remote, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
-    """For each media part, the field that holds it: the router's errors name only the part."""
+    """Fields that hold the media parts, by part: the router's errors name only the part."""
     return_token_strs: bool = False
     """Whether ``/tokenize`` also returns each token's string in the vocabulary."""
 
-    def with_media(self, found: Sequence[bytes]) -> "ParsedRequest":
-        """This request with the media fetched for ``remote``, in the same order."""
+    def with_media(self, media: Sequence[bytes]) -> "ParsedRequest":
+        """Request with the media fetched for ``remote``, in the same order."""
         messages = list(self.messages)
-        for remote, data in zip(self.remote, found, strict=True):
+        for remote, data in zip(self.remote, media, strict=True):
             parts = list(messages[remote.message].parts)
             parts[remote.part] = MediaPart(remote.modality, data)
             messages[remote.message] = replace(messages[remote.message], parts=tuple(parts))
@@ -242,11 +242,11 @@ def _messages(
                 continue
             place_name = f"messages[{index}].content[{place}]"
             fields[place_name] = f"{place_name}.{part.type}." + ("data" if isinstance(part, ApiAudioPart) else "url")
-            found = _part(part, index, place, fields[place_name], max_item_bytes, extracted)
-            if isinstance(found, Remote):
-                remote.append(found)
-                found = MediaPart(found.modality, b"")
-            parts.append(found)
+            read_part = _part(part, index, place, fields[place_name], max_item_bytes, extracted)
+            if isinstance(read_part, Remote):
+                remote.append(read_part)
+                read_part = MediaPart(read_part.modality, b"")
+            parts.append(read_part)
         tool_calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in calls])
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
         messages.append(Message(role, tuple(parts), tool_calls, answered))

@@ -62,7 +62,7 @@ def _role_tag(value: Any) -> str:
 
 
 def _check_message(value: object) -> object:
-    """One clear error for a value that is not a message, instead of one per class of the union."""
+    """Raise one clear error for a value that is not a message, instead of one per class of the union."""
     if not isinstance(value, dict):
         raise PydanticCustomError("part_type", "must be an object, not {got}", {"got": shown(value)})
     return value
@@ -106,7 +106,7 @@ class ResponseFormatSchema(Api):
 
 
 def _check_format_type(value: object) -> object:
-    """One clear error about the type, instead of one per class of the union."""
+    """Raise one clear error about the type, instead of one per class of the union."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("text", "json_object", "json_schema"):
         message = "must be an object of type 'text', 'json_object' or 'json_schema', not {got}"
@@ -173,7 +173,7 @@ _OWN_FORM = frozenset({"logprobs", "response_format"})
 if TYPE_CHECKING:
 
     class SamplingFields(Api):
-        """One field per row of ``domain.sampling``, except ``_OWN_FORM``."""
+        """Fields of sampling, one per row of ``domain.sampling``, except ``_OWN_FORM``."""
 
         max_tokens: int | None
         n: int | None

@@ -143,7 +143,7 @@ class Endpoints:
 
 @dataclass(slots=True)
 class Exchange:
-    """One POST request while it is answered."""
+    """POST request while it is answered."""
 
     request_id: str
     caller: Caller

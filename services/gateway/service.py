@@ -37,7 +37,7 @@ from .shedding import Shedding
 logger = logging.getLogger(__name__)
 
 _TIMELINE_S = 1.0
-"""How long a cancelled request may wait for the router to report its cost."""
+"""Longest wait of a cancelled request for the router to report its cost, seconds."""
 
 Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""

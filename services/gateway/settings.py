@@ -29,7 +29,7 @@ class RestTls:
     """Certificate of the REST port (PEM). With it and rest_tls_key, the port takes https only. Files that are replaced are used
     for new connections."""
     rest_tls_key: Path | None = None
-    """Its private key (PEM)."""
+    """Private key of the certificate (PEM)."""
 
     def __post_init__(self) -> None:
         if (self.rest_tls_cert is None) != (self.rest_tls_key is None):

@@ -1,15 +1,16 @@
 """Requests that the gateway refuses by itself, before their bodies are read.
 
-Each request that is read, parsed and passed on costs gateway and router some milliseconds. At several times the capacity that is more than there is: requests
-then wait unread, those that could be answered among them, and clients are refused when they have given up. A request that is refused here costs a fraction.
-There are two reasons:
+Each request that is read, parsed and passed on costs gateway and router some milliseconds. At several times the
+capacity that is more than there is. Requests then wait unread, those that could be answered among them, and clients are
+refused when they have given up. A request that is refused here costs a fraction. There are two reasons:
 
-- **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses them, for longer than a single pause
-  (``SustainedDelay``). Then a request is refused if the delay is more than a part of its timeout. Keys that send less than their share of what
-  is let in are not refused, so one that floods harms itself.
-- **The router refuses the key**, and the gateway is late, if only by a little; or the router refuses late, or not even before the deadline: then it is
-  asked about some requests only.
-  A key that the router has not refused lately is never refused for this reason.
+- **The gateway is behind**, whatever the router says. Its event loop is late, or bodies wait for a thread that parses
+  them, for longer than a single pause (``SustainedDelay``). Then a request is refused if the delay is more than a part
+  of its timeout. Keys that send less than their share of what is let in are not refused, so one that floods harms
+  itself.
+- **The router refuses the key**, and the gateway is late, if only by a little; or the router refuses late, or not even
+  before the deadline. Then it is asked about some requests only. A key that the router has not refused lately is never
+  refused for this reason.
 """
 
 import asyncio
@@ -30,14 +31,15 @@ from triptych.ports import Clock
 logger = logging.getLogger(__name__)
 
 TARGET_S = 0.05
-"""Delay from which on the gateway is behind, if it lasts ..."""
+"""Delay from which on the gateway is behind, if it lasts for ``INTERVAL_S``, seconds."""
 INTERVAL_S = 0.25
-"""... for so long."""
+"""Time for which the delay must last, seconds."""
 URGENT_S = 30.0
 """Timeout below which a request is urgent."""
 URGENT_BEARS, OTHERS_BEAR = 1 / 40, 1 / 8
-"""Part of a request's timeout that the delay may take. A request has several such delays on its way; the refusals of urgent ones are to be
-quick, while the others can wait until a burst has been worked off."""
+"""Part of a request's timeout that the delay may take. A request has several such delays on its way. Refusals of urgent
+ones are to be quick, while the others can wait until a burst has been worked off.
+"""
 SHARE_WINDOW_S = 1.0
 """Time over which keys are compared."""
 BEHIND_S, BEHIND_FOR_S = 0.01, 0.05
@@ -45,9 +47,13 @@ BEHIND_S, BEHIND_FOR_S = 0.01, 0.05
 LATE_S = 0.02
 """Time after which a refusal of the router is late."""
 RECENT_S = 1.0
-"""How long a refusal of the router counts that was not late, and how long the delay is measured after the last request."""
+"""Time for which a refusal of the router counts that was not late, seconds. The delay is measured for as long after the
+last request.
+"""
 LATE_COUNT, LATE_RECENT_S = 10, 5.0
-"""How many late ones within how long say that a router is behind: a few deadlines may have been too short for any router."""
+"""Number of late refusals, and the seconds within which they say that a router is behind. A few deadlines may have been
+too short for any router.
+"""
 LEAST_ASKED = 10.0
 """Requests of a key per second that a router is asked about whose refusals are late, at least ..."""
 ASKED = 2.0
@@ -75,7 +81,7 @@ class Unbegun:
 
     since_s: Seconds
     begun: bool = False
-    """It has begun, or never will."""
+    """Whether the measurement has begun, or never will."""
 
 
 class Shedding:
@@ -87,18 +93,20 @@ class Shedding:
         self._last: dict[str, _Refusal] = {}
         """The router's refusals by key, of which there are as many as the settings name."""
         self._late_at_s: dict[str, deque[Seconds]] = {}
-        """When the router lately said of a key too late that it refuses, or nothing, since it last refused in time."""
+        """Times when the router lately said of a key too late that it refuses, or nothing, since it last refused in
+        time.
+        """
         self._probing: dict[str, Probing] = {}
-        """By key too."""
+        """Probing by key."""
         self._let_in_anyway = Probing(LET_IN, LEAST_LET_IN, PROBED_S, remembers=True)
         self._refuses_until_s = float("-inf")
-        """How long the router's refusals count."""
+        """Time until which the router's refusals count."""
         self._asked_s = 0.0
-        """When the last request came."""
+        """Time of the last request."""
         self._delay_s = 0.0
         """The last one measured."""
         self._due_s = float("inf")
-        """When the next measurement is due; infinite if nothing is measured."""
+        """Time when the next measurement is due; infinite if nothing is measured."""
         self._sustained = SustainedDelay(TARGET_S, INTERVAL_S)
         self._a_little = SustainedDelay(BEHIND_S, BEHIND_FOR_S)
         self._arrivals = Arrivals(SHARE_WINDOW_S)
@@ -109,7 +117,7 @@ class Shedding:
 
     @property
     def delay_s(self) -> Seconds:
-        """How late the gateway is: the delay measured last, or that of a measurement that is overdue."""
+        """Delay of the gateway, seconds: the one measured last, or that of a measurement that is overdue."""
         return max(self._delay_s, self._clock() - self._due_s)
 
     def came(self) -> bool:
@@ -120,10 +128,10 @@ class Shedding:
         self._note(self.delay_s, self._asked_s)
         return self._sustained.behind or self._asked_s < self._refuses_until_s
 
-    def let_in(self, sender: Tenant) -> None:
+    def admit(self, sender: Tenant) -> None:
         """Count a request that is not refused here."""
         now_s = self._clock()
-        self._arrivals.let_in(sender.name, sender.weight, now_s)
+        self._arrivals.admit(sender.name, sender.weight, now_s)
         self._turnover.free(1, now_s)
 
     def refused(self, key: str, error: Overloaded, took_s: Seconds) -> None:

@@ -1,4 +1,6 @@
-"""What profiles say of each pool: the load that one instance bears, how long a queue may be, and how long a start takes."""
+"""Facts of each pool by its profiles: the load that one instance bears, how long a queue may be, and how long a start
+takes.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -37,24 +39,24 @@ _DEGREES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What instances of one kind run."""
+    """Kind of instance: the models' parts that it runs."""
 
     encoder: ServedPart | None = None
     decoder: ServedPart | None = None
     kv_tokens: int = 0
 
     @classmethod
-    def of(cls, told: Registration) -> "_Kind":
-        parts = {part.identity.part: part for part in told.parts}
-        return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), told.kv_tokens)
+    def of(cls, registration: Registration) -> "_Kind":
+        parts = {part.identity.part: part for part in registration.parts}
+        return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), registration.kv_tokens)
 
     @property
     def key(self) -> Hashable:
         """The same for equal kinds only."""
         parts = (self.encoder, self.decoder)
         return self.kv_tokens, *(
-            None if one is None else (one.identity.key, one.max_batch, one.token_budget, one.prepare_cores)
-            for one in parts
+            None if part is None else (part.identity.key, part.max_batch, part.token_budget, part.prepare_cores)
+            for part in parts
         )
 
 
@@ -73,21 +75,21 @@ class Capacities:
         self._objectives: dict[str, tuple[tuple[str, ...], bool]] = {}
         """The commonest objectives of each model's routers, and whether they are the only ones."""
 
-    def seen(self, pools: Sequence[PoolStatus]) -> None:
+    def observe(self, pools: Sequence[PoolStatus]) -> None:
         """The members now."""
         for pool in pools:
             if not pool.members:
                 continue
             if pool.role is None:
-                self._objectives[pool.model] = _commonest([one.registration.slo for one in pool.members], tuple)
+                self._objectives[pool.model] = _commonest([member.registration.slo for member in pool.members], tuple)
             else:
-                kinds = [_Kind.of(one.registration) for one in pool.members]
+                kinds = [_Kind.of(member.registration) for member in pool.members]
                 self._kinds[PoolName(pool.model, pool.role)] = _commonest(kinds, lambda kind: kind.key)
         _forget_oldest(self._kinds)
         _forget_oldest(self._objectives)
 
     def facts(self, name: PoolName) -> Facts:
-        """What is known of a pool, given the mix of a window. Missing facts are named, also why they are."""
+        """Facts of a pool, given the mix of a window. Missing facts are named, also why they are."""
         return partial(self._facts, name)
 
     def _facts(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> PoolFacts:
@@ -98,10 +100,10 @@ class Capacities:
         profiles = Profiles(self._costs(encoder), self._costs(decoder))
         slo, agreed = self._objectives.get(name.model, ((), True))
         try:
-            found = _known(name.role, profiles, _parsed(slo), classes, kind)
+            facts = _known(name.role, profiles, _parsed(slo), classes, kind)
         except ValueError as error:  # a profile without the tables that this mix needs
-            found = PoolFacts(missing=(str(error),))
-        missing = found.missing
+            facts = PoolFacts(missing=(str(error),))
+        missing = facts.missing
         if self._profiles and ((encodes and encoder is None) or (generates and decoder is None)):
             missing += ("parts of the model: the instances do not say which they run",)
         if not alike:
@@ -111,11 +113,13 @@ class Capacities:
         starts = _start_s(
             profiles, encoder=encodes or kind.encoder is not None, text=generates or kind.decoder is not None
         )
-        return replace(found, missing=missing, start_s=starts)
+        return replace(facts, missing=missing, start_s=starts)
 
     def advice(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> tuple[str, ...]:
-        """The best batch and tensor-parallel degree of the pool's instances under this mix, and how hosts are filled (ModServe
-        sections 4.2 and 4.3), as far as profiles tell. Nothing for roles but E and PD.
+        """Advice on the best batch and tensor-parallel degree of the pool's instances under this mix, and on how hosts
+        are filled.
+
+        It follows ModServe (sections 4.2 and 4.3), as far as profiles tell. There is none for roles but E and PD.
         """
         kind, _ = self._kinds.get(name, (_Kind(), True))
         encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
@@ -128,45 +132,45 @@ class Capacities:
         try:
             if name.role is Role.E:
                 most = max((row.items for row in _tables(degrees, ModelPart.ENCODER, "encode")), default=1)
-                found = encoder_sizing(degrees, slo, classes, limits=items, most=most)
+                sizing = encoder_sizing(degrees, slo, classes, limits=items, most=most)
                 now = items.max_items
             else:
                 most = max((row.batch for row in _tables(degrees, ModelPart.DECODER, "decode")), default=1)
-                found = text_sizing(degrees, slo, classes, limits=text, most=most)
+                sizing = text_sizing(degrees, slo, classes, limits=text, most=most)
                 now = text.max_sequences
         except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
             return ()
-        if found is None:
+        if sizing is None:
             return ()
         best = (
-            f"best size: tensor-parallel degree {found.tensor_parallel}, {found.reason}; now batches have up to {now}"
+            f"best size: tensor-parallel degree {sizing.tensor_parallel}, {sizing.reason}; now batches have up to {now}"
         )
         return (best, *self._hosts(encoder, decoder))
 
     def _hosts(self, encoder: ServedPart | None, decoder: ServedPart | None) -> tuple[str, ...]:
         if not self._host_devices or encoder is None or decoder is None:
             return ()
-        found = colocation(
+        hosts = colocation(
             text_devices=decoder.identity.tensor_parallel,
             encoder_devices=encoder.identity.tensor_parallel,
             host_devices=self._host_devices,
         )
-        if found is None:
+        if hosts is None:
             return ()
         return (
-            f"a host of {self._host_devices} devices holds {found.text} text instance and {found.encoders} encoders",
+            f"a host of {self._host_devices} devices holds {hosts.text} text instance and {hosts.encoders} encoders",
         )
 
     def _other(self, model: str, part: ModelPart) -> ServedPart | None:
         """The part as another pool of the model runs it: an objective is divided between both parts."""
         for name, (kind, _) in self._kinds.items():
-            found = kind.encoder if part is ModelPart.ENCODER else kind.decoder
-            if name.model == model and found is not None:
-                return found
+            identity = kind.encoder if part is ModelPart.ENCODER else kind.decoder
+            if name.model == model and identity is not None:
+                return identity
         return None
 
     def _costs(self, part: ServedPart | None, degree: int = 0) -> Costs | None:
-        """With the tensor-parallel ``degree``, or its own."""
+        """Costs with the tensor-parallel ``degree``, or its own."""
         if part is None:
             return None
         identity = part.identity
@@ -200,7 +204,9 @@ def _tables(degrees: Mapping[int, Profiles], part: ModelPart, table: str) -> Ite
 
 
 def _start_s(profiles: Profiles, *, encoder: bool, text: bool) -> float | None:
-    """From the start of a process with these parts until it serves: with a second part, that part's weights are loaded as well."""
+    """Time from the start of a process with these parts until it serves, seconds. With a second part, that part's
+    weights are loaded as well.
+    """
     if not text:
         seconds = 0.0 if profiles.encoder is None else profiles.encoder.start_s().value
     else:

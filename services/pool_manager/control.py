@@ -27,13 +27,13 @@ from triptych.machine.pool_manager.pool_events import (
     OverrideEnded,
     OverrideSet,
     PoolEvent,
+    PoolResumed,
+    PoolTick,
     RecordDecision,
     RemoveInstance,
-    Resumed,
     RolesSeen,
     ScaleTo,
     StartFailed,
-    Tick,
 )
 from triptych.machine.pool_manager.reports import LONG_S, RouterReports
 from triptych.machine.pool_manager.stage_views import stage_views, switched
@@ -74,10 +74,10 @@ class ControlledPool:
 
 
 class Control:
-    """One ``PoolMachine`` per pool, over the reports of its model. Only the manager that leads orders anything, under the fence of
-    its lease.
+    """Control of the pools: one ``PoolMachine`` per pool, over the reports of its model.
 
-    Pools are those that have members, and those of which the scaler knows instances. ``acting`` says which sizes are carried out.
+    Only the manager that leads orders anything, under the fence of its lease. Pools are those that have members, and
+    those of which the scaler knows instances. ``acting`` says which sizes are carried out.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class Control:
         )
         self.pools: dict[PoolName, ControlledPool] = {}
         self.reports: dict[str, RouterReports] = {}
-        """Of the routers of each model that has pools."""
+        """Reports of the routers, by each model that has pools."""
         self._switches: dict[str, SwitchMachine] = {}
-        """Of each model that has pools."""
+        """Machines that decide on switches, by each model that has pools."""
         self._full = False
 
     def start(self) -> None:
@@ -143,7 +143,9 @@ class Control:
             reports.accept(router.instance_id, report, self._clock())
 
     async def set_size(self, order: ManualSize) -> None:
-        """As ``ports.PoolManager.set_size``. It takes effect once the store has it, so that no change of leader undoes it."""
+        """Set a size by hand, like ``ports.PoolManager.set_size``. It takes effect once the store has it, so that no
+        change of leader undoes it.
+        """
         async with self.leading.writing() as keep:
             pool, event = self._manual(order)
             override = Override(event.size, event.for_s) if isinstance(event, OverrideSet) else None
@@ -169,30 +171,36 @@ class Control:
     def tick(self, pools: Sequence[PoolStatus]) -> None:
         """Decide, given the members now."""
         now_s = self._clock()
-        there = {PoolName(pool.model, pool.role): pool.members for pool in pools if pool.role is not None}
-        self._find_and_forget(there, now_s)
+        members_of = {PoolName(pool.model, pool.role): pool.members for pool in pools if pool.role is not None}
+        self._find_and_forget(members_of, now_s)
         for model, reports in self.reports.items():
             routers = (pool.members for pool in pools if pool.role is None and pool.model == model)
-            reports.retain({one.registration.instance_id for members in routers for one in members})
-        found = {name: self._look(pool, there.get(name, ()), now_s) for name, pool in self.pools.items()}
+            reports.retain({member.registration.instance_id for members in routers for member in members})
+        instances_of = {name: self._look(pool, members_of.get(name, ()), now_s) for name, pool in self.pools.items()}
         for model in self.reports:
-            self._switch_roles(model, there, now_s)
+            self._switch_roles(model, members_of, now_s)
         heard = sum(len(pool.members) for pool in pools)
-        lost = sum(one.phase is InstancePhase.LOST for instances in found.values() for one in instances)
-        for name, instances in found.items():
+        lost = sum(
+            instance.phase is InstancePhase.LOST for instances in instances_of.values() for instance in instances
+        )
+        for name, instances in instances_of.items():
             pool = self.pools[name]
             self._feed(pool, Frozen(self.leading.why_not() or self._why_not(pool)))
             self._feed(pool, InstancesSeen(instances, cut_off=lost >= heard))
-            self._feed(pool, Tick())
+            self._feed(pool, PoolTick())
             if (view := pool.machine.view) is not None:
                 self.leading.observe(view)
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
-    def _switch_roles(self, model: str, there: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
-        """Before sizes are decided on: a switch shows within seconds, an instance that is started within minutes."""
+    def _switch_roles(self, model: str, members_of: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
+        """Switch roles before sizes are decided on. A switch shows within seconds, an instance that is started within
+        minutes.
+        """
         pools = {name.role: pool for name, pool in self.pools.items() if name.model == model}
-        members = [one for name, found in there.items() if name.model == model for one in found]
+        members = [
+            member for name, pool_members in members_of.items() if name.model == model for member in pool_members
+        ]
         machine = None
         if self._switching is not None:
             machine = self._switches.setdefault(model, SwitchMachine(self._switching))
@@ -200,22 +208,22 @@ class Control:
                 machine.forget()
             else:
                 views = {role: pool.machine.view for role, pool in pools.items() if pool.machine.view is not None}
-                for found in machine.handle(stage_views(members, views), now_s):
-                    for name in found.instances:
-                        self._switch(name, Role.of({found.target}), found.reason)
+                for switch in machine.handle(stage_views(members, views), now_s):
+                    for name in switch.instances:
+                        self._switch(name, Role.of({switch.target}), switch.reason)
         since_s = None if machine is None else machine.since_s(now_s)
         for role, pool in pools.items():
             self._feed(pool, RolesSeen(switched(role, members), since_s))
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
-    def _find_and_forget(self, there: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
-        for name in {*there, *self.scaled.existing()}:
-            self._find(name, there.get(name, ()))
+    def _find_and_forget(self, members_of: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
+        for name in {*members_of, *self.scaled.existing()}:
+            self._find(name, members_of.get(name, ()))
             if name in self.pools:
                 self.pools[name].seen_s = now_s
         for name, pool in list(self.pools.items()):
-            if now_s - pool.seen_s >= (0.0 if self.acting is Acting.NONE else _GONE_S) and name not in there:
+            if now_s - pool.seen_s >= (0.0 if self.acting is Acting.NONE else _GONE_S) and name not in members_of:
                 pool.orders.close()
                 del self.pools[name]
         for model in self.reports.keys() - {name.model for name in self.pools}:
@@ -260,7 +268,7 @@ class Control:
             clock=self._clock,
         )
         pool = self.pools[name] = ControlledPool(name, machine, orders, now_s, now_s)
-        self.leading.found(name)
+        self.leading.pool_found(name)
         self._scope.spawn(orders.run(), name=f"orders {name}", vital=True, may_end=True)
 
     def _reports_of(self, model: str) -> RouterReports:
@@ -269,7 +277,7 @@ class Control:
     def _look(self, pool: ControlledPool, members: Sequence[MemberStatus], now_s: float) -> tuple[PoolInstance, ...]:
         """The instances of a pool, those included that are no members."""
         scaled = self.scaled.instances(pool.name)
-        seen = pool.starting.seen(tuple(map(_instance, members)), scaled, now_s)
+        seen = pool.starting.observe(tuple(map(_instance, members)), scaled, now_s)
         for reason in seen.failures:
             pool.start_failures += 1
             logger.warning("pool %s: an instance did not start: %s", pool.name, reason)
@@ -282,8 +290,8 @@ class Control:
             return ""
         if not self.scaled.answered:
             return f"waiting for the first answer of the scaler{f' ({self.scaled.fault})' if self.scaled.fault else ''}"
-        found = self._clock() - pool.found_s < self._limits.adopt_s
-        return "the pool was just found: its members may still register" if found and not self.acting.advisory else ""
+        is_new = self._clock() - pool.found_s < self._limits.adopt_s
+        return "the pool was just found: its members may still register" if is_new and not self.acting.advisory else ""
 
     def _feed(self, pool: ControlledPool, event: PoolEvent) -> None:
         for effect in pool.machine.handle(event, self._clock()):
@@ -306,7 +314,7 @@ class Control:
         return {name: pool.machine.kept(now_s) for name, pool in self.pools.items()}
 
     def resume(self, name: PoolName, kept: KeptPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
-        self._feed(self.pools[name], Resumed(kept, records))
+        self._feed(self.pools[name], PoolResumed(kept, records))
 
     async def look(self) -> None:
         await self.scaled.ask()
@@ -331,7 +339,9 @@ class Control:
         return () if pool is None else pool.machine.records(self._clock())
 
     def pressures(self) -> dict[tuple[str, ...], float]:
-        """By model and stage, as ``SwitchMachine.pressures``; empty where this manager decides on no switches."""
+        """Pressures by model and stage, as in ``SwitchMachine.pressures``; empty where this manager decides on no
+        switches.
+        """
         return {
             (model, stage.value): pressure
             for model, machine in self._switches.items()
@@ -346,7 +356,7 @@ class Control:
         """The size of each pool."""
         mixes = {model: reports.classes(LONG_S, self._clock()) for model, reports in self.reports.items()}
         return {
-            name: replace(one, advice=self._advice_of(name, mixes[name.model])) for name, one in self.sizes().items()
+            name: replace(size, advice=self._advice_of(name, mixes[name.model])) for name, size in self.sizes().items()
         }
 
 
@@ -363,7 +373,7 @@ def _instance(member: MemberStatus) -> PoolInstance:
 
 def _log(record: DecisionRecord) -> None:
     view, decision = record.view, record.decision
-    reasons = "; ".join(f"{one.why}: {one.text}" for one in decision.reasons)
+    reasons = "; ".join(f"{reason.why}: {reason.text}" for reason in decision.reasons)
     missing = f"; missing: {', '.join(decision.missing)}" if decision.missing else ""
     detail = f" ({record.detail})" if record.detail else ""
     logger.info(

@@ -91,22 +91,22 @@ def _stages(state: State) -> Iterable[Metric]:
 
 
 def _sizes(control: Control) -> Iterable[Metric]:
-    found = {(name.model, name.role.value): one for name, one in control.sizes().items()}
+    sizes = {(name.model, name.role.value): size for name, size in control.sizes().items()}
     wanted: dict[tuple[str, ...], float] = {
-        name: one.decisions[-1].target if control.acting.advisory and one.decisions else one.wanted
-        for name, one in found.items()
+        name: size.decisions[-1].target if control.acting.advisory and size.decisions else size.wanted
+        for name, size in sizes.items()
     }
     yield gauge("triptych_pool_wanted_instances", "Size that the pool should have", wanted, _POOL)
     yield gauge(
         "triptych_pool_attainment",
         "Share of requests without a missed TTFT that the pool is charged with, over the attainment window",
-        {name: share for name, one in found.items() if (share := one.attainment.attainment) is not None},
+        {name: share for name, size in sizes.items() if (share := size.attainment.attainment) is not None},
         _POOL,
     )
     yield gauge(
         "triptych_pool_state",
         "1 for the pool's state",
-        {(*name, state.value): float(one.state is state) for name, one in found.items() for state in PoolState},
+        {(*name, state.value): float(size.state is state) for name, size in sizes.items() for state in PoolState},
         (*_POOL, "state"),
     )
 
@@ -116,7 +116,7 @@ def _counts(control: Control) -> Iterable[Metric]:
     yield total(
         "triptych_pool_orders",
         "Orders that were sent to the scaler",
-        {(*name, *what): float(number) for name, pool in pools for what, number in pool.orders.sent.items()},
+        {(*name, *labels): float(number) for name, pool in pools for labels, number in pool.orders.sent.items()},
         (*_POOL, "kind", "outcome"),
     )
     yield total(

@@ -23,7 +23,7 @@ _KEPT = TypeAdapter(KeptHistory)
 
 
 class Histories:
-    """One ``LoadHistory`` per pool. ``hour`` is the time in hours since the beginning of 1970, UTC.
+    """Histories of the pools, one ``LoadHistory`` each. ``hour`` is the time in hours since the beginning of 1970, UTC.
 
     ``read`` and ``write`` raise StoreUnavailable and StoreCorrupt; ``write`` also Deposed.
     """
@@ -49,7 +49,7 @@ class Histories:
     async def read(self) -> None:
         """Take over what an earlier leader has kept."""
         kept = await self._table.read()
-        self._pools |= {name: LoadHistory(one) for name, one in kept.items()}
+        self._pools |= {name: LoadHistory(history) for name, history in kept.items()}
         self._written |= kept
 
     async def write(self, fence: Fence) -> None:

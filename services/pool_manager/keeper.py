@@ -1,4 +1,6 @@
-"""What the leading manager keeps in the store, so that the next one goes on: wanted sizes, manual sizes, decisions."""
+"""State that the leading manager keeps in the store, so that the next one goes on: wanted sizes, manual sizes,
+decisions.
+"""
 
 import logging
 from collections import deque
@@ -21,7 +23,7 @@ _POOLS, _DECISIONS = "pools", "decisions"
 _KEEP_RECORDS = 512
 _MAX_WAITING_RECORDS = 256
 _REFRESH_S = 5.0
-"""How often times are written; they count on from there when another manager takes over."""
+"""Interval at which times are written, seconds. They count on from there when another manager takes over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,17 @@ class Table(Generic[T]):
         """Keys whose entries could not be used when they were last read."""
 
     async def read(self) -> dict[str, T]:
-        found: dict[str, T] = {}
+        table: dict[str, T] = {}
         skipped: set[str] = set()
         for entry in await self._store.entries(self._name):
             try:
-                found[entry.key] = self._kind.validate_json(entry.value)
+                table[entry.key] = self._kind.validate_json(entry.value)
             except ValidationError:
                 skipped.add(entry.key)
         for key in sorted(skipped - self._skipped):
             logger.warning("the store's entry of %s in %s cannot be used", key, self._name)
         self._skipped = skipped
-        return found
+        return table
 
 
 _LEFT = TypeAdapter(Left)
@@ -79,7 +81,9 @@ _RECORD = TypeAdapter(DecisionRecord)
 
 
 class Keeper:
-    """Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes. Times are durations only."""
+    """Keeper of the leader's state. Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes.
+    Times are durations only.
+    """
 
     def __init__(self, store: Store, clock: Clock, owner: str) -> None:
         """``owner`` names this manager."""
@@ -91,19 +95,19 @@ class Keeper:
         self._records: deque[bytes] = deque(maxlen=_MAX_WAITING_RECORDS)
 
     async def read(self) -> dict[str, Left]:
-        """All pools."""
+        """Read all pools."""
         return await self._pools.read()
 
     async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
         """The last decisions by pool, oldest first."""
-        found: dict[str, dict[int, DecisionRecord]] = {}
+        decisions: dict[str, dict[int, DecisionRecord]] = {}
         for entry in await self._store.tail(_DECISIONS, _KEEP_RECORDS):
             try:
                 record = _RECORD.validate_json(entry.value)
             except ValidationError:
                 continue  # of another version
-            found.setdefault(record.view.pool, {})[record.number] = record
-        return {pool: tuple(records[number] for number in sorted(records)) for pool, records in found.items()}
+            decisions.setdefault(record.view.pool, {})[record.number] = record
+        return {pool: tuple(records[number] for number in sorted(records)) for pool, records in decisions.items()}
 
     def note(self, record: DecisionRecord) -> None:
         """Write this decision with the next ``write``; the oldest ones are dropped while the store is away for long."""
@@ -153,6 +157,6 @@ class Keeper:
 
 
 def _what(pool: KeptPool) -> tuple[object, ...]:
-    """What is written as soon as it changes."""
+    """Part that is written as soon as it changes."""
     size = None if pool.override is None else pool.override.size
     return pool.wanted, size, pool.given_up, len(pool.changes_s)

@@ -1,4 +1,6 @@
-"""Whether this manager leads, what the leader before it has left, and what the next one needs to know."""
+"""Leadership of this manager: whether it leads, what the leader before it has left, and what the next one needs to
+know.
+"""
 
 import asyncio
 import logging
@@ -23,9 +25,9 @@ logger = logging.getLogger(__name__)
 _LEASE = "pool-manager"
 _KEEP_S = 0.5
 _FOLLOW_S = 5.0
-"""How often a manager that does not lead looks at what the leader keeps."""
+"""Interval at which a manager that does not lead looks at what the leader keeps, seconds."""
 _GONE_S = 60.0
-"""What the leader before has left of a pool that is not found for this long is forgotten."""
+"""Time after which state that the leader before has left of a pool is forgotten if that pool is not found, seconds."""
 _MAX_WAITING = 8
 """Writers that wait for the store; each takes at most the time of a call."""
 
@@ -34,7 +36,7 @@ class Pools(Protocol):
     """The pools of this manager, by name."""
 
     def kept(self) -> Mapping[PoolName, KeptPool]:
-        """What the next leader needs to know of each."""
+        """State of each pool that the next leader needs."""
         ...
 
     def resume(self, name: PoolName, kept: KeptPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
@@ -69,7 +71,7 @@ class Leading:
         """The fence under which the state of the leader before was taken over."""
         self._leader = ""
         self._left: dict[str, Left] = {}
-        """What the store had when it was last read, of pools that were not found since."""
+        """State in the store when it was last read, of pools that were not found since."""
         self._left_s = 0.0
         self._records: dict[str, tuple[DecisionRecord, ...]] = {}
         """The decisions on these."""
@@ -113,7 +115,7 @@ class Leading:
             return f"this manager begins to lead, and reads what was decided before{fault}"
         return ""
 
-    def found(self, name: PoolName) -> None:
+    def pool_found(self, name: PoolName) -> None:
         """A pool was just found: it goes on from what was left of it."""
         left, records = self._left.pop(str(name), None), self._records.pop(str(name), ())
         if left is not None:
@@ -131,7 +133,7 @@ class Leading:
         self._histories.observe(view)
 
     def initial_size(self, name: PoolName, bounds: Bounds) -> int:
-        """As the load of this hour needed in earlier weeks."""
+        """Size that the load of this hour needed in earlier weeks."""
         return self._histories.initial_size(str(name), bounds)
 
     @asynccontextmanager
@@ -204,9 +206,9 @@ class Leading:
             return
         first, self._taken, self._leader = self._taken is None, fence, self._owner
         for name in self._pools.kept():
-            one, ones = left.pop(str(name), None), records.pop(str(name), ())
-            if one is not None and one.owner != self._owner:
-                self._pools.resume(name, one.pool, ones)
+            kept, decisions = left.pop(str(name), None), records.pop(str(name), ())
+            if kept is not None and kept.owner != self._owner:
+                self._pools.resume(name, kept.pool, decisions)
             else:  # what is known here is newer
-                self._pools.resume(name, self._pools.first(name) if one is None and first else None)
+                self._pools.resume(name, self._pools.first(name) if kept is None and first else None)
         self._left, self._left_s, self._records = left, self._clock(), records

@@ -23,8 +23,9 @@ class ControlLimits:
     adopt_s: Seconds = 10.0
     """A pool that was just found is not changed for this long, so that its members can register."""
     initial_from_history: bool = False
-    """A pool of which the store has no size starts with the size that the load of this hour needed in earlier weeks, or with
-    its largest size if there is no history; otherwise with the instances that it has."""
+    """Whether a pool of which the store has no size starts with the size that the load of this hour needed in earlier
+    weeks. Without a history it starts with its largest size. If false, it starts with the instances that it has.
+    """
     scaler_timeout_s: PositiveSeconds = 10.0
     """Longest time of a call to the scaler."""
 

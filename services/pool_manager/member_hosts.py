@@ -1,4 +1,4 @@
-"""Which members a caller may act for that is a member itself."""
+"""Members that a caller may act for that is a member itself."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ class MemberHosts:
     def __init__(self, tls: TlsIdentity | None) -> None:
         self._authorization = Authorization(tls)
         self._streams = Counter[tuple[str, str]]()
-        """By instance id and host."""
+        """Streams by instance id and host."""
 
     async def noted(self, reports: AsyncGenerator[MemberReport], context: Context) -> AsyncGenerator[MemberReport]:
         """The reports of one stream. Its member is known here until it ends."""

@@ -50,7 +50,7 @@ class Orders:
         self._removals: dict[str, str] = {}
         """Reasons by instance."""
         self._removed: dict[str, float] = {}
-        """When the scaler accepted the removal of an instance."""
+        """Times when the scaler accepted the removal of an instance."""
         self._news = asyncio.Event()
         self._closed = False
         self.sent: Counter[tuple[str, str]] = Counter()
@@ -73,7 +73,7 @@ class Orders:
         self._news.set()
 
     async def run(self) -> None:
-        """Until closed."""
+        """Send orders until closed."""
         failures = 0
         while not self._closed:
             self._news.clear()
@@ -97,7 +97,7 @@ class Orders:
         self._removed.clear()
 
     async def _send_next(self) -> bool:
-        """Whether the next order is done with."""
+        """Send the next order; whether it is done with."""
         if (size := self._size) is not None:
             error = await self._send("scale", f"{size.size} instances, {size.reason}", size.size)
             done = error is None or isinstance(error, Deposed)
@@ -118,7 +118,7 @@ class Orders:
             self._removals[instance] = reason  # the others first
         return done
 
-    async def _send(self, kind: str, what: str, argument: int | str) -> Exception | None:
+    async def _send(self, kind: str, order: str, argument: int | str) -> Exception | None:
         fence = self._fence()
         if fence is None:
             return Deposed("this manager no longer leads")
@@ -137,8 +137,8 @@ class Orders:
             error = InternalError("it has a defect")
         else:
             self.sent[kind, "accepted"] += 1
-            logger.info("pool %s: ordered: %s", self._pool, what)
+            logger.info("pool %s: ordered: %s", self._pool, order)
             return None
         self.sent[kind, "failed"] += 1
-        logger.warning("pool %s: not ordered: %s: %s", self._pool, what, error)
+        logger.warning("pool %s: not ordered: %s: %s", self._pool, order, error)
         return error

@@ -1,4 +1,4 @@
-"""What the scaler says of pools: asked once per second by the manager that leads, now and then by others."""
+"""View of the scaler's pools, which the manager that leads asks for once per second, and others now and then."""
 
 import asyncio
 import logging
@@ -12,15 +12,16 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _FOLLOW_S = 5.0
-"""How often a manager asks that does not lead: a scaler may ask others itself, for each pool. It is less than the time after which
-an instance that stays failed counts once more (``machine.pool_manager.starting``)."""
+"""Interval of a manager that does not lead, seconds: a scaler may ask others itself, for each pool. It is less than the
+time after which an instance that stays failed counts once more (``machine.pool_manager.starting``).
+"""
 
 
 class ScalerView:
     """The scaler's last answer, and why there is no newer one."""
 
     def __init__(self, scaler: Scaler, *, at: str, timeout_s: float, leads: Callable[[], bool], clock: Clock) -> None:
-        """``at`` is where it is, for the log; ``leads`` is whether this manager leads."""
+        """Make a view. ``at`` is the scaler's address, for the log; ``leads`` is whether this manager leads."""
         self._scaler = scaler
         self._at = at
         self._timeout_s = timeout_s
@@ -28,7 +29,7 @@ class ScalerView:
         self._clock = clock
         self._pools: dict[PoolName, ScaledPool] = {}
         self.answered = False
-        """It has answered once."""
+        """Whether the scaler has answered once."""
         self.fault = ""
         """Why it did not answer last; empty if it did."""
 
@@ -50,7 +51,7 @@ class ScalerView:
         return () if pool is None else pool.instances
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ask the scaler until cancelled."""
         asked_s = self._clock() - _FOLLOW_S
         while True:
             if self._leads() or self._clock() - asked_s >= _FOLLOW_S:
@@ -70,7 +71,7 @@ class ScalerView:
     async def _ask(self) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._scaler.pools()
+                scaled_pools = await self._scaler.pools()
         except TimeoutError:
             return f"it did not answer within {self._timeout_s:g} s"
         except TriptychError as error:
@@ -78,6 +79,6 @@ class ScalerView:
         except Exception:
             logger.exception("the scaler has a defect")
             return "it has a defect"
-        self._pools = {pool.name: pool for pool in found}
+        self._pools = {pool.name: pool for pool in scaled_pools}
         self.answered = True
         return ""

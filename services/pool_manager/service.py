@@ -33,16 +33,16 @@ from triptych.machine.pool_manager.member_events import (
     EndSession,
     FarewellReceived,
     HeartbeatReceived,
-    Logged,
     MemberEvent,
+    MemberLogged,
     MembersChanged,
+    MembersTick,
+    MemberSwitchWanted,
     Registered,
     SendOrder,
     SessionEnded,
     SwitchEnded,
     SwitchServed,
-    SwitchWanted,
-    Tick,
 )
 from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
@@ -64,17 +64,21 @@ from .sharing import SharedProfiles
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_LENGTH = 240
-"""Of an instance or a model: with a role it must be a key of the store, and a line of the log."""
+"""Most characters in the name of an instance or a model. With a role it must be a key of the store, and a line of the
+log.
+"""
 _DECIDE_S = 1.0
 """Between two decisions on the size of pools."""
 _INTERVALS = ReportIntervals(load_min_interval_s=0.05, load_max_interval_s=1.0)
 """Between two deltas to one watcher."""
 _MOST_DELTAS_PER_S = 2000.0
-"""To all watchers together: while the list changes all the time, many of them must not keep members from registering."""
+"""Most deltas to all watchers together, per second. While the list changes all the time, many watchers must not keep
+members from registering.
+"""
 
 
 class _Session:
-    """One stream of a member. Orders of one kind are coalesced, so that a slow member does not grow it."""
+    """Stream of a member. Orders of one kind are coalesced, so that a slow member does not grow it."""
 
     def __init__(self) -> None:
         self.reader: asyncio.Task[object] | None = None
@@ -121,10 +125,11 @@ class PoolManagerService:
         hour: Clock = hours,
         record: Record = NO_RECORD,
     ) -> None:
-        """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
+        """Make a pool manager. Without a store it always leads, and forgets sizes when it ends; without a scaler it
+        only advises.
 
-        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts. ``hour`` is the
-        time in hours since the beginning of 1970.
+        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts.
+        ``hour`` is the time in hours since the beginning of 1970.
         """
         self._settings = settings
         self._record = record
@@ -149,14 +154,14 @@ class PoolManagerService:
             acting=Acting.NONE if scaler is None else Acting.ALL if settings.autoscale else Acting.MANUAL,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
             switching=settings.switching if settings.switch_roles else None,
-            switch=lambda name, role, reason: self._feed(SwitchWanted(name, role, reason)),
+            switch=lambda name, role, reason: self._feed(MemberSwitchWanted(name, role, reason)),
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,
             advice_of=self._capacities.advice,
             hour=hour,
         )
-        """Of the size of pools."""
+        """Control of the pools' sizes."""
         self._sessions: dict[int, _Session] = {}
         self._numbers = count(1)
         self._watchers = 0
@@ -196,32 +201,36 @@ class PoolManagerService:
 
     def members_by_state(self) -> dict[tuple[str, ...], int]:
         """Number of members by role (empty for routers) and condition, or ``suspected``."""
-        found: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
         for pool in self._machine.pools(self._clock()):
             for member in pool.members:
                 state = "suspected" if member.suspected else member.condition.value
                 key = ("" if pool.role is None else pool.role.value, state)
-                found[key] = found.get(key, 0) + 1
-        return found
+                counts[key] = counts.get(key, 0) + 1
+        return counts
 
     def instances_by_stage(self) -> dict[tuple[str, ...], int]:
         """Number of active instances that serve a stage, by model and stage, those that are suspected left out."""
-        found: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
         for pool in self._machine.pools(self._clock()):
             if pool.role is None:
                 continue
             for stage in Stage:
                 key = (pool.model, stage.value)
-                there = (one for one in pool.members if one.condition is MemberCondition.ACTIVE and not one.suspected)
-                found[key] = found.get(key, 0) + sum(stage in one.open for one in there)
-        return found
+                usable = (
+                    member
+                    for member in pool.members
+                    if member.condition is MemberCondition.ACTIVE and not member.suspected
+                )
+                counts[key] = counts.get(key, 0) + sum(stage in member.open for member in usable)
+        return counts
 
     def switches_pending_s(self) -> dict[tuple[str, ...], float]:
-        """By model, the age of the oldest order to switch that is not obeyed; 0 without one."""
+        """Age of the oldest order to switch that is not obeyed, by model, seconds; 0 without one."""
         return {(model,): age_s for model, age_s in self._machine.switches_pending_s(self._clock()).items()}
 
     def switches_unserved_s(self) -> dict[tuple[str, ...], float]:
-        """By model, for how long at most a stage that an order has opened has had work and served nothing."""
+        """Longest time, by model, that a stage which an order has opened has had work and served nothing, seconds."""
         return {(model,): age_s for model, age_s in self._machine.switches_unserved_s(self._clock()).items()}
 
     @property
@@ -271,7 +280,7 @@ class PoolManagerService:
             pool if pool.role is None else replace(pool, scaling=scaling.pop(PoolName(pool.model, pool.role), None))
             for pool in self._machine.pools(now_s)
         ]
-        pools += [PoolStatus(name.model, name.role, (), one) for name, one in scaling.items()]
+        pools += [PoolStatus(name.model, name.role, (), scaling_) for name, scaling_ in scaling.items()]
         up_s = now_s - self._began_s
         return ManagerStatus(
             self._machine.incarnation,
@@ -293,8 +302,8 @@ class PoolManagerService:
 
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
         pools = self._machine.pools(self._clock())
-        members = (one for pool in pools for one in pool.members)
-        member = next((one for one in members if one.registration.instance_id == instance_id), None)
+        members = (member for pool in pools for member in pool.members)
+        member = next((member for member in members if member.registration.instance_id == instance_id), None)
         if member is None:
             raise NotFound("no member has this instance id", param="instance_id")
         widest = member.registration.switchable
@@ -308,7 +317,7 @@ class PoolManagerService:
             raise FailedPrecondition(lost, param="instance_id")
         if self.control.leading.fence is None:
             raise Unavailable(f"roles cannot be ordered here now: {self.control.leading.why_not()}")
-        self._feed(SwitchWanted(instance_id, role, "an operator asked for it"))
+        self._feed(MemberSwitchWanted(instance_id, role, "an operator asked for it"))
 
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
@@ -321,7 +330,9 @@ class PoolManagerService:
             raise Unavailable("the pool manager is shutting down")
 
     def _make_room(self) -> None:
-        """For one more stream. Those of members are as many as members may be; of the others, the oldest one ends."""
+        """Make room for one more stream. Those of members are as many as members may be; of the others, the oldest one
+        ends.
+        """
         most = self._settings.max_unregistered
         if len(self._sessions) - self._machine.sessions < most:
             return
@@ -382,11 +393,11 @@ class PoolManagerService:
         decided_s = self._clock()
         while True:
             await asyncio.sleep(self._settings.members.tick_s)
-            self._feed(Tick())
+            self._feed(MembersTick())
             if self._clock() - decided_s >= _DECIDE_S:
                 decided_s = self._clock()
                 pools = self._machine.pools(decided_s)
-                self._capacities.seen(pools)
+                self._capacities.observe(pools)
                 self.control.tick(pools)
 
     def _feed(self, event: MemberEvent) -> None:
@@ -399,8 +410,8 @@ class PoolManagerService:
                     self._sessions[session].end(Unavailable(reason))
                 case MembersChanged():
                     self._changes.notify()
-                case Logged(instance_id, what):
-                    logger.info("%s %s", instance_id, what)
+                case MemberLogged(instance_id, change):
+                    logger.info("%s %s", instance_id, change)
                 case SwitchEnded():
                     self._record.switch_ended(effect)
                 case SwitchServed():

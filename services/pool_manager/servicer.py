@@ -21,7 +21,7 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
     """Serves any ``ports.PoolManager``."""
 
     def __init__(self, service: PoolManager, tls: TlsIdentity | None = None) -> None:
-        """With ``tls`` that has a ``tls_name``, a member drains members of its own host only."""
+        """Make a servicer. With ``tls`` that has a ``tls_name``, a member drains members of its own host only."""
         self._service = service
         self._hosts = MemberHosts(tls)
 

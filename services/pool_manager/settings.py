@@ -67,7 +67,7 @@ class PoolManagerSettings(RpcServiceSettings):
     store: RedisSettings = RedisSettings()
     """Redis, if several managers share what they decide."""
     lease: LeaseTimes = LeaseTimes()
-    """Which of them leads."""
+    """Times of the lease by which one of them leads."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Access to Kubernetes, for the scaler kubernetes."""
     deployments: Strings = ()
@@ -99,6 +99,6 @@ class PoolManagerSettings(RpcServiceSettings):
 def _deployment(entry: str) -> tuple[PoolName, str]:
     pool, _, deployment = entry.partition("=")
     model, _, role = pool.rpartition("/")
-    if not model or not deployment or role not in {one.value for one in Role}:
+    if not model or not deployment or role not in {role.value for role in Role}:
         raise ValueError(f"deployments {entry!r} is not MODEL/ROLE=DEPLOYMENT")
     return PoolName(model, Role(role)), deployment

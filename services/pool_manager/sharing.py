@@ -25,7 +25,7 @@ class SharedProfiles:
         self._store = store
         self._own = {_key(profile): profile for profile in known.own}
         self._there: dict[str, Profile] = {}
-        """What the store has."""
+        """Profiles that the store has."""
         self._refused: set[str] = set()
         """Own profiles that the store does not take."""
 
@@ -34,8 +34,8 @@ class SharedProfiles:
         while True:
             self._there.clear()
             try:
-                async with aclosing(self._store.watch(_TABLE)) as found:
-                    async for changes in found:
+                async with aclosing(self._store.watch(_TABLE)) as entries:
+                    async for changes in entries:
                         self._learn(changes)
                         await self._share()
             except (StoreUnavailable, StoreCorrupt) as error:
@@ -57,8 +57,8 @@ class SharedProfiles:
 
     async def _share(self) -> None:
         for key, profile in self._own.items():
-            there = self._there.get(key)
-            if key in self._refused or (there is not None and there.measured.at >= profile.measured.at):
+            shared = self._there.get(key)
+            if key in self._refused or (shared is not None and shared.measured.at >= profile.measured.at):
                 continue
             try:
                 await self._store.put(_TABLE, key, dump_profile(profile).encode())

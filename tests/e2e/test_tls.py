@@ -226,7 +226,7 @@ async def new_certificates_lose_no_request(cluster: LocalCluster, made: Authorit
         asking = [Asking(cluster, own) for _ in range(2)]
         for one in asking:
             group.create_task(one.run())
-        new = Authority.made(ca, timedelta(days=1), identities.now(), beside=made.trusted)
+        new = Authority.create(ca, timedelta(days=1), identities.now(), beside=made.trusted)
 
         def share() -> None:
             for name in names:

@@ -60,7 +60,7 @@ TEXTS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
         BadFile,
     ),
     "certificate": (lambda path: TlsIdentity.load(path, path, path), ValueError),
-    "key of the authority": (lambda path: Authority.found(_as("ca.key", path)), CliError),
+    "key of the authority": (lambda path: Authority.read(_as("ca.key", path)), CliError),
     "trace of ServeGen": (
         lambda path: load(_as("chunk-0-trace.csv", path), Span(0.0, 1.0), None, random.Random(0)),
         CliError,

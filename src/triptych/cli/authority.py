@@ -61,8 +61,8 @@ class Issued:
     issuer: x509.Name
 
     @classmethod
-    def found(cls, folder: Path) -> Self | None:
-        """None if there is none. Raises CliError for half of one."""
+    def read(cls, folder: Path) -> Self | None:
+        """Read an identity from its folder; None if there is none. Raises CliError for half of one."""
         present = [name for name in (CERTIFICATE, KEY) if (folder / name).exists()]
         if not present:
             return None
@@ -72,7 +72,7 @@ class Issued:
         names: tuple[str, ...] = ()
         with contextlib.suppress(x509.ExtensionNotFound):
             named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            names = tuple(str(one.value) for one in named)
+            names = tuple(str(name.value) for name in named)
         serves = True  # as one without extended key usages does, if another tool made it
         with contextlib.suppress(x509.ExtensionNotFound):
             usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -95,7 +95,9 @@ class Authority:
         return self.trusted[0].not_valid_after_utc
 
     @classmethod
-    def made(cls, folder: Path, lifetime: timedelta, now: datetime, *, beside: Sequence[x509.Certificate] = ()) -> Self:
+    def create(
+        cls, folder: Path, lifetime: timedelta, now: datetime, *, beside: Sequence[x509.Certificate] = ()
+    ) -> Self:
         """A new one that replaces what is in ``folder``; those in ``beside`` are still trusted."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _called(f"triptych authority {os.urandom(4).hex()}")  # unlike that of others, which tells them apart
@@ -105,33 +107,33 @@ class Authority:
             .add_extension(_usage(signs=True), critical=True)
             .sign(key, hashes.SHA256())
         )
-        made = cls(folder, key, (certificate, *beside))
+        authority = cls(folder, key, (certificate, *beside))
         _write(
-            folder / TRUSTED, made.trusted_pem
+            folder / TRUSTED, authority.trusted_pem
         )  # first, so that the old key still has its certificate if this ends here
         _write(folder / _AUTHORITY_KEY, _private_pem(key), private=True)
-        return made
+        return authority
 
     @classmethod
-    def found(cls, folder: Path) -> Self | None:
+    def read(cls, folder: Path) -> Self | None:
         """The one that is there; None if there is none. Raises CliError for half of one."""
         key_file, file = folder / _AUTHORITY_KEY, folder / TRUSTED
         if not key_file.exists() and not file.exists():
             return None
         trusted = _certificates(file)
         key = _loaded_key(key_file)
-        signing = [one for one in trusted if one.public_key() == key.public_key()]
+        signing = [certificate for certificate in trusted if certificate.public_key() == key.public_key()]
         if not signing:
             raise CliError(f"{key_file} is not the key of a certificate in {file}", caller=True)
-        return cls(folder, key, (*signing, *(one for one in trusted if one not in signing)))
+        return cls(folder, key, (*signing, *(certificate for certificate in trusted if certificate not in signing)))
 
     @property
     def trusted_pem(self) -> bytes:
-        return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in self.trusted)
+        return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in self.trusted)
 
     def trust_only_itself(self, issued: Iterable[Issued]) -> None:
         """Forget authorities that it replaced. Raises CliError if some of ``issued`` need them."""
-        older = [one.wanted.folder for one in issued if one.issuer != self.trusted[0].subject]
+        older = [identity.wanted.folder for identity in issued if identity.issuer != self.trusted[0].subject]
         if older:
             raise CliError(f"an older authority signed {', '.join(older)}: use --renew first", caller=True)
         self.trusted = self.trusted[:1]
@@ -175,8 +177,8 @@ class Authority:
 
 def identities(folder: Path) -> tuple[Issued, ...]:
     """All identities in ``folder``."""
-    found = (Issued.found(one) for one in sorted(folder.iterdir()) if one.is_dir())
-    return tuple(one for one in found if one is not None)
+    identities_found = (Issued.read(path) for path in sorted(folder.iterdir()) if path.is_dir())
+    return tuple(identity for identity in identities_found if identity is not None)
 
 
 def _builder(

@@ -62,7 +62,7 @@ def certs(
             raise CliError("this needs cryptography: install Triptych's extra 'cli'", caller=True)
         if new_authority and (renew or renew_within is not None or drop_old_authorities):
             raise CliError("--new-authority comes first, and the rest once all services have read ca.pem", caller=True)
-        hosts = tuple(_host(one) for one in host or ())
+        hosts = tuple(_host(name) for name in host or ())
         _write(
             folder,
             name,
@@ -102,34 +102,36 @@ def _write(
         raise CliError(str(error), caller=True) from None
     now = datetime.now(UTC).replace(microsecond=0)
     with sole_writer(folder):
-        authority = ca.Authority.found(folder)
+        authority = ca.Authority.read(folder)
         wanted = ca.expected(name, hosts, users if users is not None else [] if authority else ["user"])
-        there = {one.wanted.folder: one for one in ca.identities(folder)}
+        issued = {identity.wanted.folder: identity for identity in ca.identities(folder)}
         if authority is None:
-            if there:
+            if issued:
                 raise CliError(f"{folder} has certificates, but no ca.pem and ca.key", caller=True)
-            authority = ca.Authority.made(folder, lifetimes[1], now)
+            authority = ca.Authority.create(folder, lifetimes[1], now)
             typer.echo(f"made    {folder}/ca.pem, ca.key: until {_day(authority.ends)}")
         elif new_authority:
-            living = [one for one in authority.trusted if one.not_valid_after_utc > now]
-            authority = ca.Authority.made(folder, lifetimes[1], now, beside=living)
+            living = [certificate for certificate in authority.trusted if certificate.not_valid_after_utc > now]
+            authority = ca.Authority.create(folder, lifetimes[1], now, beside=living)
             typer.echo(f"made    {folder}/ca.pem, ca.key: until {_day(authority.ends)}; {len(living)} older trusted")
         elif drop:
-            authority.trust_only_itself(there.values())
-        for one in there.values():
-            extra = tuple(host for at, host in hosts if at == one.wanted.folder and host not in one.wanted.names)
-            if not new_authority and (extra or (within is not None and one.ends - now < within)):
-                again = ca.Wanted(one.wanted.folder, (*one.wanted.names, *extra), one.wanted.serves)
+            authority.trust_only_itself(issued.values())
+        for identity in issued.values():
+            extra = tuple(
+                host for at, host in hosts if at == identity.wanted.folder and host not in identity.wanted.names
+            )
+            if not new_authority and (extra or (within is not None and identity.ends - now < within)):
+                again = ca.Wanted(identity.wanted.folder, (*identity.wanted.names, *extra), identity.wanted.serves)
                 ends = authority.issue(again, lifetimes[0], now)
                 typer.echo(f"renewed {_shown(folder, again.folder, again.names)}: until {_day(ends)}")
             else:
-                shared = authority.share(one.wanted.folder)
+                shared = authority.share(identity.wanted.folder)
                 text = "; ca.pem replaced" if shared else ""
                 typer.echo(
-                    f"kept    {_shown(folder, one.wanted.folder, one.wanted.names)}: until {_day(one.ends)}{text}"
+                    f"kept    {_shown(folder, identity.wanted.folder, identity.wanted.names)}: until {_day(identity.ends)}{text}"
                 )
         for new in wanted:
-            if new.folder not in there:
+            if new.folder not in issued:
                 typer.echo(
                     f"made    {_shown(folder, new.folder, new.names)}: until {_day(authority.issue(new, lifetimes[0], now))}"
                 )

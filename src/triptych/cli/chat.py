@@ -33,7 +33,7 @@ class ChatSettings:
     url: str
     api_key: str | None = None
     model: str | None = None
-    """None: the first model served."""
+    """Model to ask. None: the first one served."""
     max_tokens: int | None = None
     temperature: float = 0.0
     show_timeline: bool = True

@@ -12,7 +12,7 @@ from triptych.runtime.parent import end_with_parent
 
 
 def child_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """What runs a module as a child of this process, to be started from a thread that lives as long as it."""
+    """Command that runs a module as a child of this process. Start it from a thread that lives as long as the child."""
     return (sys.executable, "-m", "triptych.cli.child", str(os.getpid()), module, *arguments)
 
 

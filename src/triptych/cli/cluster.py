@@ -52,7 +52,7 @@ _KILL_MARGIN_S = 4.0
 _LOG_TAIL_LINES = 12
 _LOG_TAIL_NBYTES = 1 << 16
 _ANSWERED = 'triptych_rpc_server_seconds_count{{code="OK",method="{}"}}'
-"""In an instance's metrics, once a call of this method has succeeded."""
+"""Line of an instance's metrics that exists once a call of this method has succeeded."""
 _MAX_PROCESSES = 1024
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -64,7 +64,7 @@ class Exit:
     plan: ProcessPlan
     code: int
     reason: str = ""
-    """What it said last; empty if it could say nothing."""
+    """Last line of the process's log; empty if it wrote none."""
 
     @property
     def name(self) -> str:
@@ -86,22 +86,23 @@ class _Child:
     plan: ProcessPlan
     process: asyncio.subprocess.Process
     logs_from: int
-    """Where its log begins in the file, which has those of earlier processes too."""
+    """Offset at which its log begins in the file. Earlier processes wrote what comes before."""
 
 
 class LocalCluster:
-    """A set of processes, ready when the context is entered and gone when it is left.
+    """Set of processes, ready when the context is entered and gone when it is left.
 
-    ``model`` is one or several. Each gets the same numbers of instances, and a router of its own; there is one gateway.
-    ``shape`` has their numbers and the ports; ``options`` are further flags by service (``{"encoder": ("--transports",
-    "tcp")}``). ``threads`` bounds the compute threads of each torch process.
-    Children die with this process, however it ends.
+    ``model`` is one or several. Each gets the same numbers of instances, and a router of its own. There is one gateway.
+    ``shape`` has the numbers of instances and the ports. ``options`` are further flags by service
+    (``{"encoder": ("--transports", "tcp")}``). ``threads`` bounds the compute threads of each torch process. Children
+    die with this process, however it ends.
 
-    With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
-    times in a row while starting, or ended six times in a row without an answer; and ``scaler`` changes the numbers of instances. It is served to the pool manager on a
-    loopback port, which orders the sizes that were set by hand (``triptych scale``); with ``autoscale``, those that it decides.
+    With ``restart`` a process that ends is started again on the same ports, with growing pauses. That stops after three
+    crashes in a row while starting, or six ends in a row without an answer. ``scaler`` changes the numbers of
+    instances. It is served to the pool manager on a loopback port. The manager orders the sizes that were set by hand
+    (``triptych scale``), and with ``autoscale`` those that it decides.
 
-    Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
+    Foreign processes are never mistaken for the cluster's. Ports are checked before anything starts, and a process
     counts as ready when its own admin port reports the pid that was started here.
     """
 
@@ -123,7 +124,7 @@ class LocalCluster:
         models = Model.all_named([model] if isinstance(model, str | Path) else model)
         self._threads = threads
         self._options = options
-        self._plan = ClusterPlan.made(
+        self._plan = ClusterPlan.make(
             models,
             scaled=restart or autoscale,
             autoscale=autoscale,
@@ -150,7 +151,7 @@ class LocalCluster:
         }
         self.scaler = ProcessScaler(
             self,
-            scaled={pool: name_pattern(*of) for pool, of in self._pools.items()},
+            scaled={pool: name_pattern(*model_and_role) for pool, model_and_role in self._pools.items()},
             others={plan.name: plan.name for plan in self._plan.processes if plan.role is None},
             rules=RestartRules(
                 first_backoff_s=first_backoff_s, start_timeout_s=start_timeout_s, grace_s=drain_s + _KILL_MARGIN_S
@@ -204,7 +205,7 @@ class LocalCluster:
         return frozenset({"gateway", *routers} if len(routers) == 1 else {"gateway"})
 
     def consequence(self, ended: Exit) -> str:
-        """What no longer works after the last process of a kind ended, in one line; empty while others are ready."""
+        """One line on what no longer works after the last process of a kind ended; empty while others are ready."""
         if ended.name == MANAGER:
             return "requests go on; instances that start or leave are noticed when it is back"
         plan = ended.plan
@@ -215,13 +216,13 @@ class LocalCluster:
         if plan.role is None:
             return f"requests fail until the {ended.name} is back"
         left = [
-            one
+            process
             for name in self.processes
-            if (one := self._plans[name]).model == plan.model and one.role is not None and self._is_ready(name)
+            if (process := self._plans[name]).model == plan.model and process.role is not None and self._is_ready(name)
         ]
         if left and self._plan.switches_roles:
             return ""  # they may serve other stages than at first
-        served = {stage for one in left if one.role is not None for stage in one.role.stages}
+        served = {stage for process in left if process.role is not None for stage in process.role.stages}
         lost = without(plan.role.stages - served, of_model)
         return "" if lost is None else f"that was the last {lost[0]}: {lost[1]} until there is one"
 
@@ -357,7 +358,7 @@ class LocalCluster:
             raise ClusterError(f"the scaler: {error.message}") from None
 
     def _keep(self) -> None:
-        """From now on, start again what ends."""
+        """Start again what ends, from now on."""
         pools: dict[str, list[str]] = {}
         for plan in self._plans.values():
             pools.setdefault(str(plan.pool or plan.name), []).append(plan.name)
@@ -383,7 +384,7 @@ class LocalCluster:
 
     def _another(self, pool: str, process: str) -> ProcessPlan:
         """A new instance of a pool."""
-        model, role = next(of for name, of in self._pools.items() if str(name) == pool)
+        model, role = next(model_and_role for name, model_and_role in self._pools.items() if str(name) == pool)
         taken = {port for plan in self._plans.values() for port in (plan.port, plan.admin_port)}
         port, admin_port = ports.free(2, taken)
         return engine(
@@ -415,13 +416,13 @@ class LocalCluster:
 
     def _last_words(self, plan: ProcessPlan) -> str:
         """The reason that a process of services gives as its last line (``runtime.process``)."""
-        said = f"{plan.service}: "
+        prefix = f"{plan.service}: "
         with contextlib.suppress(OSError), (self.log_dir / f"{plan.name}.log").open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._children[plan.name].logs_from, end - _LOG_TAIL_NBYTES))
             lines = log.read(_LOG_TAIL_NBYTES).decode(errors="replace").splitlines()
-            found = next((line for line in reversed(lines) if line.startswith(said)), "")
-            return shown(found.removeprefix(said))
+            line = next((line for line in reversed(lines) if line.startswith(prefix)), "")
+            return shown(line.removeprefix(prefix))
         return ""
 
     def _is_ready(self, name: str) -> bool:
@@ -436,12 +437,12 @@ class LocalCluster:
         return [plan for name, plan in self._plans.items() if self.scaler.phase(name) is not None]
 
     async def serves(self, processes: Sequence[str]) -> list[str]:
-        """Those of the processes that have finished starting."""
+        """Names of the processes that have finished starting."""
         if not processes:
             return []
         async with httpx.AsyncClient(trust_env=False) as client:
-            found = await asyncio.gather(*(self._serves(client, name) for name in processes))
-        return [name for name, serves in zip(processes, found, strict=True) if serves]
+            serving = await asyncio.gather(*(self._serves(client, name) for name in processes))
+        return [name for name, serves in zip(processes, serving, strict=True) if serves]
 
     async def _serves(self, client: httpx.AsyncClient, name: str) -> bool:
         try:
@@ -451,18 +452,20 @@ class LocalCluster:
             return False
 
     async def answered(self, processes: Sequence[str]) -> list[str]:
-        """Those of the processes that have encoded or answered something; processes without an engine do not end by a request."""
+        """Names of the processes that have encoded or answered something. Processes without an engine count: they do
+        not end by a request.
+        """
         engines = [name for name in processes if self._plans[name].service in ENGINES]
-        found = set(processes) - set(engines)
+        answering = set(processes) - set(engines)
         if engines:
             async with httpx.AsyncClient(trust_env=False) as client:
                 answers = await asyncio.gather(*(self._has_answered(client, name) for name in engines))
-            found |= {name for name, answered in zip(engines, answers, strict=True) if answered}
-        return [name for name in processes if name in found]
+            answering |= {name for name, answered in zip(engines, answers, strict=True) if answered}
+        return [name for name in processes if name in answering]
 
     async def _has_answered(self, client: httpx.AsyncClient, name: str) -> bool:
-        """Whether a call has succeeded that ran its last stage: an instance with several may end by the later one. Of an instance that
-        switches roles any stage may be the last.
+        """Whether a call has succeeded that ran the last stage of the process. An instance with several stages may end
+        by the later one. Where roles switch, any stage may be the last.
         """
         encodes = self._plans[name].role is Role.E
         methods = ["Encoder/Encode"] if encodes or self._plan.switches_roles else []
@@ -498,9 +501,8 @@ class LocalCluster:
         raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {lacking}; logs are in {self.log_dir}")
 
     async def _missing(self, client: httpx.AsyncClient, name: str) -> str:
-        """What a process lacks to be ready; empty when it is. Only the pid that was started here counts.
-
-        Raises ClusterError when another process has its admin port.
+        """Facts that a process lacks to be ready; empty when it is. Only the pid that was started here counts. Raises
+        ClusterError when another process has its admin port.
         """
         try:
             answer = await client.get(f"{self.admin_urls[name]}/ready", timeout=_READY_ANSWER_S)

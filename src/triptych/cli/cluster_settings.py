@@ -1,4 +1,4 @@
-"""What ``triptych up`` is told: a placement, and settings of the services. All of it is checked before anything starts."""
+"""Settings of ``triptych up``: a placement, and settings of the services. They are checked before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.plan import service_of
 from triptych.cli.presets import Preset
-from triptych.cli.service_options import Flags, loaded, without_those_of_instances
+from triptych.cli.service_options import Flags, loaded, without_instance_flags
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.profile import BadProfile
 from triptych.domain.scaling import PoolName
@@ -40,10 +40,10 @@ class ClusterSettings:
     switch_roles: bool = False
 
     def flags(self, measure: Callable[[], Path] | None = None, *, reprofile: bool = False) -> Flags:
-        """All flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
+        """Flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
 
-        ``measure`` makes profiles if none are named, once everything else is known to be right; ``reprofile``: it has to. Raises
-        CliError.
+        ``measure`` makes profiles if none are named, once everything else is known to be right. With ``reprofile`` it
+        has to. Raises CliError.
         """
         router: RouterSettings = loaded("router", self.given["router"])
         slo = Slo.parse(router.slo)
@@ -56,7 +56,7 @@ class ClusterSettings:
             raise _cannot_switch(
                 "takes objectives for the time to the first token and between tokens: --slo ttft=5x,tbt=5x"
             )
-        delays = next((one.delay_profile for one in (*texts, encoder) if one.delay_profile), None)
+        delays = next((settings.delay_profile for settings in (*texts, encoder) if settings.delay_profile), None)
         known = _checked(router.profiles, delays)
         if reprofile and (measure is None or known is not None):
             text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
@@ -70,7 +70,7 @@ class ClusterSettings:
         return {
             **self.given,
             "text": of_text,
-            "mounted_encoder": without_those_of_instances(self.given["encoder"]),
+            "mounted_encoder": without_instance_flags(self.given["encoder"]),
             "router": (*profiled, *pulling, *of_router),
             "pool_manager": (*profiled, f"--max-instances={most}", *self.given["pool_manager"]),
         }
@@ -101,9 +101,9 @@ class ClusterSettings:
         names = [parse_bounds(entry)[0] for entry in entries]
         for entry, name in zip(entries, names, strict=True):
             if name not in {text for pool in pools for text in (str(pool), pool.role.value)}:
-                there = ", ".join(map(str, pools))
+                known_pools = ", ".join(map(str, pools))
                 raise CliError(
-                    f"--pool-sizes {entry!r}: there will be no such pool; there will be: {there}", caller=True
+                    f"--pool-sizes {entry!r}: there will be no such pool; there will be: {known_pools}", caller=True
                 )
             if names.count(name) > 1:
                 raise CliError(f"--pool-sizes names {name} more than once", caller=True)
@@ -134,7 +134,7 @@ def _checked(profiles: Path | None, delays: Path | None) -> Path | None:
 
 
 def _check_parts(known: Path | None) -> None:
-    """Whether the pool manager can tell what an instance bears in each stage. Raises CliError."""
+    """Check that the pool manager can tell what an instance bears in each stage. Raises CliError."""
     profiled = {profile.identity.part for profile in KnownProfiles.read(known).own}
     if lacking := [part.value for part in ModelPart if part not in profiled]:
         raise _cannot_switch(

@@ -1,4 +1,4 @@
-"""What the pool manager decides about sizes and roles, as lines for ``triptych up``."""
+"""Decisions of the pool manager about sizes and roles, as lines for ``triptych up``."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,47 +19,49 @@ class Changes:
     def __init__(self) -> None:
         self._incarnation = 0
         self._told: dict[str, tuple[int, bool]] = {}
-        """By pool: the number of its last decision that was told, and whether it was told that it failed."""
+        """Last decision shown of each pool: its number, and whether its failure was shown."""
         self._served: dict[str, frozenset[Stage]] = {}
-        """By instance that can switch: what it was last seen to serve."""
+        """Stages that each switchable instance was last seen to serve."""
 
     def news(self, status: ManagerStatus) -> list[str]:
-        """What has not been told yet."""
+        """Lines on what has not been shown yet."""
         if status.incarnation != self._incarnation:  # another process, which counts from the start
             self._incarnation, self._told = status.incarnation, {}
         sizes = [
             line
             for pool in status.pools
             if pool.scaling is not None
-            for one in pool.scaling.decisions
-            for line in self._of(pool.scaling.name, one)
+            for decision in pool.scaling.decisions
+            for line in self._of(pool.scaling.name, decision)
         ]
-        members = {one.registration.instance_id: one for pool in status.pools for one in pool.members}
-        switchable = {name: one for name, one in members.items() if one.registration.switchable is not None}
+        members = {member.registration.instance_id: member for pool in status.pools for member in pool.members}
+        switchable = {name: member for name, member in members.items() if member.registration.switchable is not None}
         self._served = {name: served for name, served in self._served.items() if name in switchable}
-        return [*sizes, *(line for name, one in switchable.items() for line in self._switched(name, one))]
+        return [*sizes, *(line for name, member in switchable.items() for line in self._switched(name, member))]
 
-    def _switched(self, name: str, one: MemberStatus) -> list[str]:
-        """Not of the time between, when it still closes stages."""
-        if not one.is_as_wanted:
+    def _switched(self, name: str, member: MemberStatus) -> list[str]:
+        """Lines on a switch that has ended. An instance that still closes stages has none."""
+        if not member.is_as_wanted:
             return []
-        first = one.registration.role
+        first = member.registration.role
         before = self._served.get(name, frozenset() if first is None else first.stages)
-        self._served[name] = one.open
-        return [] if one.open == before else [f"{name} serves role {Role.of(one.open).value} now"]
+        self._served[name] = member.open
+        return [] if member.open == before else [f"{name} serves role {Role.of(member.open).value} now"]
 
-    def _of(self, pool: str, one: DecisionSummary) -> list[str]:
-        if one.target == one.wanted or one.outcome is DecisionOutcome.ADVISED:
+    def _of(self, pool: str, decision: DecisionSummary) -> list[str]:
+        if decision.target == decision.wanted or decision.outcome is DecisionOutcome.ADVISED:
             return []
         last, failure_told = self._told.get(pool, (0, False))
         lines: list[str] = []
-        if one.number > last:
-            reasons = "; ".join(reason.text for reason in one.reasons)
-            drains = f", {one.drain} drains" if one.drain else ""
-            lines.append(f"pool {pool}: {one.wanted} -> {one.target} instances{drains}: {reasons}")
-            last, failure_told = one.number, False
-        if one.number == last and one.outcome in _FAILED and not failure_told:
-            lines.append(f"pool {pool}: {one.target} instances are not reached: {one.detail or one.outcome.value}")
+        if decision.number > last:
+            reasons = "; ".join(reason.text for reason in decision.reasons)
+            drains = f", {decision.drain} drains" if decision.drain else ""
+            lines.append(f"pool {pool}: {decision.wanted} -> {decision.target} instances{drains}: {reasons}")
+            last, failure_told = decision.number, False
+        if decision.number == last and decision.outcome in _FAILED and not failure_told:
+            lines.append(
+                f"pool {pool}: {decision.target} instances are not reached: {decision.detail or decision.outcome.value}"
+            )
             failure_told = True
         self._told[pool] = (last, failure_told)
         return lines

@@ -8,7 +8,7 @@ from triptych.cli.outcome import CliError
 from triptych.files import BadFile, check_regular
 
 _URL = re.compile(r"(https?|ftp|file|s3|gs):/+|data:", re.IGNORECASE)
-"""Also with one slash, since ``Path`` collapses two."""
+"""Pattern of an address, also with one slash, since ``Path`` collapses two."""
 
 
 def local_file(named: str | Path) -> Path:

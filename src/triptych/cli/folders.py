@@ -34,7 +34,7 @@ def sole_writer(folder: Path, *, waits: Callable[[], None] = lambda: None) -> Ge
 
 
 def _locked(folder: Path, descriptor: int, how: int = 0) -> bool:
-    """Whether the lock was free. Raises CliError."""
+    """Take the lock; False if another process has it. Raises CliError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | how)
     except BlockingIOError:

@@ -35,7 +35,7 @@ class LiveView:
         self._events.append(line)
 
     async def refresh(self, http: httpx.AsyncClient, since_s: float) -> None:
-        """``since_s`` is the time since the last refresh, for the rate of requests."""
+        """Draw again. ``since_s`` is the time since the last refresh, for the rate of requests."""
         admin = {name: url for name, url in self._cluster.admin_urls.items() if name in self._cluster.processes}
         self._loads = dict(
             zip(admin, await asyncio.gather(*(scrape(http, url) for url in admin.values())), strict=True)

@@ -14,7 +14,9 @@ def _share(samples: Samples, part: str, whole: str) -> float | None:
 
 
 def _attainment(metric: str, samples: Samples) -> float | None:
-    met, missed = (samples.total("triptych_slo_requests", metric=metric, verdict=one) for one in ("met", "missed"))
+    met, missed = (
+        samples.total("triptych_slo_requests", metric=metric, verdict=verdict) for verdict in ("met", "missed")
+    )
     return None if met is None or missed is None else met / (met + missed)
 
 

@@ -32,7 +32,7 @@ class Managers:
         """Empty if none is named and the processes of no local cluster are known. Raises CliError for an invalid one."""
         if self.named is None:
             return (local[MANAGER].address,) if MANAGER in local else ()
-        addresses = tuple(one.strip() for one in self.named.split(","))
+        addresses = tuple(address.strip() for address in self.named.split(","))
         for address in addresses:
             if (reason := why_not_called(address, beyond_loopback=True)) is not None:
                 raise CliError(f"--pool-manager {address!r}: {reason}", caller=True)
@@ -80,10 +80,10 @@ class Managers:
         """
         addresses = self.addresses(local)
         answers = await asyncio.gather(*map(self._status, addresses))
-        found = [(address, status) for address, status in zip(addresses, answers, strict=True) if status is not None]
-        found.sort(key=lambda one: not one[1].leads)
-        if found:
-            return found[0]
+        statuses = [(address, status) for address, status in zip(addresses, answers, strict=True) if status is not None]
+        statuses.sort(key=lambda answer: not answer[1].leads)
+        if statuses:
+            return statuses[0]
         return (", ".join(addresses), None) if addresses or local else None
 
     async def _status(self, address: str) -> ManagerStatus | None:

@@ -14,7 +14,7 @@ _TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One scrape: values by name and labels."""
+    """Values of one scrape, by name and labels."""
 
     values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -33,12 +33,12 @@ class Samples:
     def total(self, name: str, **labels: str) -> float | None:
         """The sum over all samples with this name and these labels; None when there are none."""
         wanted = set(labels.items())
-        found = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
-        return sum(found) if found else None
+        matching = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
+        return sum(matching) if matching else None
 
 
 async def scrape(client: httpx.AsyncClient, admin_url: str) -> Samples | None:
-    """None without an answer in time."""
+    """Read the metrics of a process; None without an answer in time."""
     try:
         response = await client.get(f"{admin_url.rstrip('/')}/metrics", timeout=_TIMEOUT_S)
         response.raise_for_status()

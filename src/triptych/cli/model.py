@@ -40,21 +40,21 @@ class Model:
 
     @classmethod
     def all_named(cls, models: Sequence["str | Path | Model"]) -> tuple["Model", ...]:
-        """At least one, each under another name. Raises ClusterError."""
-        found = [model if isinstance(model, Model) else cls.named(model) for model in models]
-        if not found:
+        """Name at least one model, each under another name. Raises ClusterError."""
+        named = [model if isinstance(model, Model) else cls.named(model) for model in models]
+        if not named:
             raise ClusterError("name at least one model")
-        ids = [one.model_id for one in found]
+        ids = [model.model_id for model in named]
         if twice := next((name for name in ids if ids.count(name) > 1), None):
             raise ClusterError(
                 f"two models would be served as {twice}: a model is served once, under the name of its directory",
                 caller=True,
             )
-        if len(found) == 1:
-            return (found[0],)
+        if len(named) == 1:
+            return (named[0],)
         prefixes: list[str] = []
-        for one in found:
-            short = re.sub(r"[^a-z0-9]+", "-", one.model_id.rsplit("/", 1)[-1].lower())[:40].strip("-") or "model"
+        for model in named:
+            short = re.sub(r"[^a-z0-9]+", "-", model.model_id.rsplit("/", 1)[-1].lower())[:40].strip("-") or "model"
             same = sum(re.fullmatch(rf"{re.escape(short)}(-\d+)?-", prefix) is not None for prefix in prefixes)
             prefixes.append(f"{short}-{same + 1}-" if same else f"{short}-")
-        return tuple(replace(one, prefix=prefix) for one, prefix in zip(found, prefixes, strict=True))
+        return tuple(replace(model, prefix=prefix) for model, prefix in zip(named, prefixes, strict=True))

@@ -44,7 +44,7 @@ class _WithNumbers(TyperCommand):
     """Takes ``-1`` as a number, not as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        negative = next((one for one in args if re.fullmatch(r"-\d+", one)), None)
+        negative = next((argument for argument in args if re.fullmatch(r"-\d+", argument)), None)
         if negative is not None:
             raise typer.BadParameter(f"{negative} is less than no instance", param_hint="size")
         return super().parse_args(ctx, args)

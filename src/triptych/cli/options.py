@@ -1,4 +1,4 @@
-"""What the commands share: their common options, and how a failure ends them. Nothing here takes time to import."""
+"""Common options of the commands, and how a failure ends them. Nothing here takes time to import."""
 
 import asyncio
 import inspect
@@ -74,17 +74,17 @@ def managers(
 
 def of_managers(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is what ``managers`` returns, with the options of ``managers`` after its own."""
-    own = list(inspect.signature(command).parameters.values())[1:]
+    own_parameters = list(inspect.signature(command).parameters.values())[1:]
     shared = list(inspect.signature(managers).parameters.values())
 
     def with_options(**given: Any) -> None:
         with failures():
-            known = managers(**{one.name: given.pop(one.name) for one in shared})
+            known = managers(**{option.name: given.pop(option.name) for option in shared})
         command(known, **given)
 
     with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
     with_options.__annotations__ = {}
-    with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    with_options.__signature__ = inspect.Signature([*own_parameters, *shared])  # type: ignore[attr-defined]
     return with_options
 
 

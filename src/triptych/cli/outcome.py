@@ -2,7 +2,7 @@
 
 
 class CliError(Exception):
-    """One line for the user. ``caller``: whether the user can fix it."""
+    """Failure in one line for the user. ``caller``: whether the user can fix it."""
 
     def __init__(self, message: str, *, caller: bool) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Which roles the instances of a model have, and how many have each, as ``--roles`` says it."""
+"""Roles of a model's instances, and how many have each, as ``--roles`` says it."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NAMES: Mapping[Role, str] = {
     Role.ED: "encode-decode",
     Role.EPD: "hybrid",
 }
-"""What names of instances begin with, by role; also the order in which they start."""
+"""Beginnings of instances' names by role, in the order in which the instances start."""
 _MOST = 64
 """Instances of one role."""
 _COUNT = re.compile("[0-9]{1,3}")
@@ -28,9 +28,9 @@ def placed(roles: str) -> dict[Role, int]:
     sizes: dict[Role, int] = {}
     for entry in roles.split(","):
         letters, _, count = entry.strip().partition(":")
-        role = next((one for one in NAMES if one.value == letters), None)
+        role = next((role for role in NAMES if role.value == letters), None)
         if role is None:
-            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(one.value for one in NAMES)}")
+            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(role.value for role in NAMES)}")
         if not (_COUNT.fullmatch(count) and 1 <= int(count) <= _MOST):
             raise _wrong(roles, f"{entry.strip()!r} is not ROLE:COUNT with a count of 1 to {_MOST}")
         if role in sizes:

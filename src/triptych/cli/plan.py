@@ -23,7 +23,7 @@ _TLS = re.compile("TRIPTYCH_(GATEWAY|ROUTER|POOL_MANAGER|ENCODER|TEXT)_(REST_)?T
 
 
 class ClusterShape(TypedDict, total=False):
-    """Which processes a cluster has, and their ports; 0 takes a free one."""
+    """Numbers of a cluster's processes, and their ports; 0 takes a free one."""
 
     roles: str
     """Instances of each model by role, as ``--roles`` has them: ``E:2,PD:1``."""
@@ -64,7 +64,7 @@ class ProcessPlan:
     role: Role | None = None
     """The stages it serves at first; None for the others."""
     model: Model | None = None
-    """What it serves; None for the gateway and the pool manager."""
+    """Model that the process serves. None for the gateway and the pool manager."""
 
     @property
     def pool(self) -> PoolName | None:
@@ -77,9 +77,9 @@ class ProcessPlan:
         return [package_of(self.service), *self.arguments, *listen, "--drain-s", f"{drain_s:g}", *self.options]
 
     def environment(self) -> dict[str, str]:
-        """This process's environment, with UCX restricted to the loopback device.
+        """Environment of a child: this process's, with UCX restricted to the loopback device.
 
-        By default UCX listens on every interface. The operator's settings are kept, and nothing is restricted when the
+        By default UCX listens on every interface. The operator's settings are kept. Nothing is restricted when the
         options choose another address.
         """
         environment = dict(os.environ)  # noqa: TID251 - passed to the child
@@ -90,18 +90,18 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """All processes in start order. ``mounts_router``: the router's port is in the gateway's process."""
+    """Processes of a cluster in start order. ``mounts_router``: the router's port is in the gateway's process."""
 
     processes: tuple[ProcessPlan, ...]
     router_ports: Mapping[str, int]
-    """By model."""
+    """Routers' ports by model."""
     mounts_router: bool
     switches_roles: bool
     scaler_port: int | None
-    """Where the scaler is served to the pool manager, if it is."""
+    """Port of the scaler for the pool manager. None: the cluster has no scaler."""
 
     @classmethod
-    def made(
+    def make(
         cls,
         models: Sequence[Model],
         *,
@@ -111,13 +111,13 @@ class ClusterPlan:
         options: Mapping[str, Sequence[str]],
         **shape: Unpack[ClusterShape],
     ) -> Self:
-        """From the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an argument that is none."""
+        """Make a plan of the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an unknown argument."""
         if unknown := shape.keys() - _DEFAULT.keys():
             raise TypeError(f"a cluster has no {', '.join(sorted(unknown))}; its shape has {', '.join(_DEFAULT)}")
-        told: ClusterShape = {**_DEFAULT, **shape}
-        port, router_port, admin_port = told["port"], told["router_port"], told["admin_port"]
-        mount_router, switch_roles = told["mount_router"], told["switch_roles"]
-        sizes = placed(told["roles"])
+        choices: ClusterShape = {**_DEFAULT, **shape}
+        port, router_port, admin_port = choices["port"], choices["router_port"], choices["admin_port"]
+        mount_router, switch_roles = choices["mount_router"], choices["switch_roles"]
+        sizes = placed(choices["roles"])
         refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switch_roles)
         roles = [role for role, size in sizes.items() for _ in range(size)]
         processes = len(models) * (len(roles) + 1) + 2
@@ -127,9 +127,9 @@ class ClusterPlan:
         manager_port, scaler_port = next(taking), next(taking)
         at = ports.address(manager_port)
         acting = ("--autoscale",) if autoscale else ()
-        own = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
-        own += ("--switch-roles",) if switch_roles else ()
-        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, own, tuple(options.get("pool_manager", ())))
+        own_flags = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
+        own_flags += ("--switch-roles",) if switch_roles else ()
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, own_flags, tuple(options.get("pool_manager", ())))
         engines = [
             engine(
                 model,
@@ -170,7 +170,7 @@ class ClusterPlan:
         return tuple(lines)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
-        """Every port to listen on; those chosen by flags first."""
+        """Ports to listen on; those chosen by flags first."""
         flags = {"gateway": "--port", "router": "--router-port"}
         for plan in front_first(self.processes):
             yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
@@ -184,9 +184,8 @@ class ClusterPlan:
 
 
 def _flags(service: str, line: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every flag of a command line with its value, under the name of its environment variable.
-
-    Those of a service that runs in the process are among them.
+    """Flags of a command line with their values, under the names of their environment variables. Those of a service
+    that runs in the process are among them.
     """
     for at, flag in enumerate(line):
         if not flag.startswith("--"):
@@ -243,20 +242,20 @@ def engine(
 ) -> ProcessPlan:
     """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
     widest, service = Role.EPD if switches else role, service_of(role, switches=switches)
-    told: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
+    role_flags: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
     if switches:
-        told += ("--switchable", widest.value)
+        role_flags += ("--switchable", widest.value)
     if service == "text" and widest.serves(Stage.ENCODE):
-        told += _mounted(options)
+        role_flags += _mounted(options)
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
-    return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
+    own_flags = ("--instance-id", name, "--pool-manager", manager, *shared, *role_flags)
+    return ProcessPlan(name, service, port, own_flags, tuple(options.get(service, ())), admin_port, role, model)
 
 
 def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The flag with those of the encoder that a text process has in it."""
-    told = options.get("mounted_encoder", ())
-    return (f"--mount-encoder={shlex.join(told)}",) if told else ()
+    encoder_flags = options.get("mounted_encoder", ())
+    return (f"--mount-encoder={shlex.join(encoder_flags)}",) if encoder_flags else ()
 
 
 def name_pattern(model: Model, role: Role) -> str:
@@ -269,7 +268,7 @@ def _name(model: Model, role: Role, number: int) -> str:
 
 
 def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
-    """Each role with its number among those that are the same."""
+    """Roles, each with its number among equal ones."""
     numbers: Counter[Role] = Counter()
     for role in roles:
         numbers[role] += 1
@@ -278,8 +277,17 @@ def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
 
 def _router(model: Model, manager: str, port: int, options: Mapping[str, Sequence[str]]) -> ProcessPlan:
     name = f"{model.prefix}router"
-    own = ("--instance-id", name, "--model", str(model.path), "--model-id", model.model_id, "--pool-manager", manager)
-    return ProcessPlan(name, "router", port, own, tuple(options.get("router", ())), model=model)
+    own_flags = (
+        "--instance-id",
+        name,
+        "--model",
+        str(model.path),
+        "--model-id",
+        model.model_id,
+        "--pool-manager",
+        manager,
+    )
+    return ProcessPlan(name, "router", port, own_flags, tuple(options.get("router", ())), model=model)
 
 
 def _gateway(
@@ -289,14 +297,14 @@ def _gateway(
     if mount_router:
         router = routers[0]
         line = (*router.arguments, "--host", ports.HOST, "--port", str(router.port), *router.options)
-        own: tuple[str, ...] = (f"--mount-router={shlex.join(line)}",)
+        router_flags: tuple[str, ...] = (f"--mount-router={shlex.join(line)}",)
     else:
-        own = ("--router", ",".join(ports.address(router.port) for router in routers))
-    return ProcessPlan("gateway", "gateway", port, own, tuple(options.get("gateway", ())))
+        router_flags = ("--router", ",".join(ports.address(router.port) for router in routers))
+    return ProcessPlan("gateway", "gateway", port, router_flags, tuple(options.get("gateway", ())))
 
 
 def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:
-    """In display order: gateway, routers, pool manager, instances."""
+    """Plans in display order: gateway, routers, pool manager, instances."""
     plans = list(plans)
     engines = [plan for plan in plans if plan.service in ENGINES]
     return [*(plan for plan in reversed(plans) if plan.service not in ENGINES), *engines]

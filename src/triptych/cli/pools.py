@@ -55,16 +55,16 @@ async def drain(
     async def order(manager: PoolManagerStub) -> bool:
         """Whether the pool manager replaces it."""
         pools = (await manager.status()).pools
-        found = next((pool for pool in pools if instance_id in _ids(pool)), None)
-        if found is None:
+        pool_of_instance = next((pool for pool in pools if instance_id in _ids(pool)), None)
+        if pool_of_instance is None:
             raise _unknown(instance_id, pools)
         try:
             await manager.drain_instance(instance_id, force=force)
         except FailedPrecondition as refused:
             raise CliError(f"{refused.message}; --force drains it nevertheless", caller=True) from None
-        told = found.scaling
-        by_hand = told is not None and told.acting is Acting.MANUAL and told.override is not None
-        return by_hand or (told is not None and told.acting is Acting.ALL)
+        scaling = pool_of_instance.scaling
+        by_hand = scaling is not None and scaling.acting is Acting.MANUAL and scaling.override is not None
+        return by_hand or (scaling is not None and scaling.acting is Acting.ALL)
 
     replaced = await managers.call(order)
     console.print(f"{instance_id} gets no new work and finishes what it has; that cannot be taken back", soft_wrap=True)
@@ -101,7 +101,7 @@ async def switch(
 
     async def is_done(manager: PoolManagerStub) -> bool:
         members = [member for pool in (await manager.status()).pools for member in pool.members]
-        return any(one.registration.instance_id == instance_id and one.open == role.stages for one in members)
+        return any(member.registration.instance_id == instance_id and member.open == role.stages for member in members)
 
     await managers.call(order)
     console.print(f"{instance_id} is to serve role {role.value}, until another order or its end", soft_wrap=True)
@@ -133,11 +133,15 @@ async def _until(
 
 
 async def _is_idle(instance_id: str, manager: PoolManagerStub) -> bool:
-    """Whether this member has drained: one that has left has, but not one that may still register."""
-    told = await manager.status()
-    members = [member for pool in told.pools for member in pool.members]
-    found = next((one for one in members if one.registration.instance_id == instance_id), None)
-    return told.up_s >= _REGISTERED_S if found is None else found.condition is MemberCondition.DRAINED
+    """Whether this member has drained. A member that has left has, but not one that may still register."""
+    cluster_status = await manager.status()
+    members = [member for pool in cluster_status.pools for member in pool.members]
+    member_found = next((member for member in members if member.registration.instance_id == instance_id), None)
+    return (
+        cluster_status.up_s >= _REGISTERED_S
+        if member_found is None
+        else member_found.condition is MemberCondition.DRAINED
+    )
 
 
 def _ids(pool: PoolStatus) -> set[str]:
@@ -153,13 +157,15 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
     """Set a pool's size by hand for a time; None ends that. Raises CliError."""
 
     async def order(manager: PoolManagerStub) -> tuple[PoolName, ScalingStatus | None]:
-        there = {PoolName(one.model, one.role): one for one in (await manager.status()).pools if one.role is not None}
-        name = named(pool, list(there))
+        pools_of_status = {
+            PoolName(pool.model, pool.role): pool for pool in (await manager.status()).pools if pool.role is not None
+        }
+        name = named(pool, list(pools_of_status))
         try:
             await manager.set_size(ManualSize(name.model, name.role, size, for_s if size is not None else 0.0))
         except (InvalidRequest, NotFound) as error:
             raise CliError(f"pool {name}: {error.message}", caller=True) from None
-        return name, there[name].scaling
+        return name, pools_of_status[name].scaling
 
     name, scaling = await managers.call(order)
     if size is None:
@@ -175,12 +181,12 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
 def named(text: str, pools: list[PoolName]) -> PoolName:
     """The pool that is meant: ``MODEL/ROLE``, or the role alone if one pool has it. Raises CliError."""
     model, _, last = text.rpartition("/")
-    role = _KINDS.get(last.lower()) or next((one for one in Role if one.value == last.upper()), None)
-    found = [one for one in pools if one.role is role and model in ("", one.model)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(sorted(map(str, found or pools))) or "none"
-    if found:
+    role = _KINDS.get(last.lower()) or next((role for role in Role if role.value == last.upper()), None)
+    matching = [pool for pool in pools if pool.role is role and model in ("", pool.model)]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(sorted(map(str, matching or pools))) or "none"
+    if matching:
         raise CliError(f"several pools have the role {last!r}; name one of: {names}", caller=True)
     raise CliError(f"there is no pool {text!r}; there are: {names}", caller=True)
 
@@ -208,7 +214,7 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
     console.print()
     if pool.role is None:
         console.print(f"routers of {pool.model}", style="bold", soft_wrap=True)
-        for objectives in sorted({",".join(one.registration.slo) for one in pool.members}):
+        for objectives in sorted({",".join(member.registration.slo) for member in pool.members}):
             console.print(_indented(Text(f"SLO {objectives or 'none'}")))
     else:
         console.print(f"pool {pool.model}/{pool.role.value}", style="bold", soft_wrap=True)
@@ -229,11 +235,11 @@ def _judged_by(role: Role | None) -> str:
 
 
 def _lines(scaling: ScalingStatus, role: Role | None) -> Iterator[tuple[str, str]]:
-    """What is to be said about a pool's size, each with a style."""
+    """Lines on a pool's size, each with a style."""
     counts = [f"{scaling.wanted} wanted ({scaling.bounds.least} to {scaling.bounds.most})", f"{scaling.ready} ready"]
     counts += [
-        f"{number} {what}"
-        for number, what in ((scaling.starting, "starting"), (scaling.draining, "draining"))
+        f"{number} {change}"
+        for number, change in ((scaling.starting, "starting"), (scaling.draining, "draining"))
         if number
     ]
     advice = "" if scaling.acting is Acting.ALL else f", {_ADVICE[scaling.acting]}"
@@ -245,8 +251,8 @@ def _lines(scaling: ScalingStatus, role: Role | None) -> Iterator[tuple[str, str
         yield f"set by hand to {scaling.override.size} for another {in_words(scaling.override.left_s)}", "yellow"
     if scaling.fault:
         yield scaling.fault, "red"
-    for one in scaling.advice:
-        yield one, "dim"
+    for advice in scaling.advice:
+        yield advice, "dim"
 
 
 def _members(members: tuple[MemberStatus, ...]) -> Table:
@@ -257,36 +263,36 @@ def _members(members: tuple[MemberStatus, ...]) -> Table:
             f"{stage.value} {load.pending}" + (f" ({load.pending_tokens:,} tokens)" if load.pending_tokens else "")
             for stage, load in member.load.stages.items()
         ]
-        told = member.registration
-        table.add_row(told.instance_id, told.address, state + _switched(member), ", ".join(waits))
+        registration = member.registration
+        table.add_row(registration.instance_id, registration.address, state + _switched(member), ", ".join(waits))
     return table
 
 
 def _switched(member: MemberStatus) -> str:
-    """What an instance serves that can switch, where it is not what it registered with, or not as ordered."""
-    told, found = member.registration, ""
-    if member.open and told.role is not None and member.open != told.role.stages:
-        found = f", serves {Role.of(member.open).value} for {in_words(member.open_s)}"
+    """Line on the stages that a switchable instance serves. Empty if it serves those it registered with, as ordered."""
+    registration, fault = member.registration, ""
+    if member.open and registration.role is not None and member.open != registration.role.stages:
+        fault = f", serves {Role.of(member.open).value} for {in_words(member.open_s)}"
     if member.wanted is not None and not member.is_as_wanted:
-        found += f", ordered to serve {member.wanted.value} {in_words(member.wanted_s)} ago"
+        fault += f", ordered to serve {member.wanted.value} {in_words(member.wanted_s)} ago"
     elif member.served_s is not None:
-        found += f", first request {member.served_s:.2g} s after the order"
-    for one in member.load.closed:
-        if one.fault:
-            found += f", cannot {one.stage.value}: {one.fault}"
-    return found
+        fault += f", first request {member.served_s:.2g} s after the order"
+    for closed in member.load.closed:
+        if closed.fault:
+            fault += f", cannot {closed.stage.value}: {closed.fault}"
+    return fault
 
 
 def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
     table = folding_table("ago", "size", "outcome", "why")
-    for one in decisions:
-        changes = one.target != one.wanted
-        size = f"{one.wanted} to {one.target}" if changes else f"stays {one.wanted}"
-        outcome = f"{one.outcome}{f': {one.detail}' if one.detail else ''}" if changes else ""
-        why = [f"{reason.why}: {reason.text}" for reason in one.reasons]
-        if unsaid := [fact for fact in one.missing if not any(fact in said for said in why)]:
+    for decision in decisions:
+        changes = decision.target != decision.wanted
+        size = f"{decision.wanted} to {decision.target}" if changes else f"stays {decision.wanted}"
+        outcome = f"{decision.outcome}{f': {decision.detail}' if decision.detail else ''}" if changes else ""
+        why = [f"{reason.why}: {reason.text}" for reason in decision.reasons]
+        if unsaid := [fact for fact in decision.missing if not any(fact in reason for reason in why)]:
             why.append(f"not known: {', '.join(unsaid)}")
-        table.add_row(in_words(one.age_s), size, outcome, "; ".join(why))
+        table.add_row(in_words(decision.age_s), size, outcome, "; ".join(why))
     return table
 
 

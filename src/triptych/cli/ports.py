@@ -37,18 +37,20 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
 
     Other clusters of this machine, which may start at the same time, do not find them while this process runs.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for _ in range(100 * count):
         port = RANGE.start + secrets.randbelow(len(RANGE))
         if port not in but and listen_error(HOST, port) is None and _reserve(port):
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise ClusterError(f"found no {count} free ports between {RANGE.start} and {RANGE.stop}")
 
 
 def _reserve(port: int) -> bool:
-    """Whether no process has found it before, as its name in Linux's abstract namespace says. It ends with the process."""
+    """Reserve a port under a name in Linux's abstract namespace; False if another process has it. It ends with the
+    process.
+    """
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0triptych-port-{port}")
@@ -64,14 +66,14 @@ def _reserve(port: int) -> bool:
 def refuse_taken(wanted: Iterable[Wanted]) -> None:
     """Raises ClusterError for the first port that cannot be listened on, or is wanted twice."""
     owners: dict[int, str] = {}
-    for one in wanted:
-        if one.port in owners:
-            raise ClusterError(f"port {one.port} is used twice, for {owners[one.port]} and for {one.owner}")
-        owners[one.port] = one.owner
-        error = listen_error(HOST, one.port)
+    for port in wanted:
+        if port.port in owners:
+            raise ClusterError(f"port {port.port} is used twice, for {owners[port.port]} and for {port.owner}")
+        owners[port.port] = port.owner
+        error = listen_error(HOST, port.port)
         if error is None:
             continue
-        remedy = f"; choose another with {one.flag}, 0 picks a free one" if one.flag else ""
+        remedy = f"; choose another with {port.flag}, 0 picks a free one" if port.flag else ""
         if error.errno == errno.EADDRINUSE:
-            raise ClusterError(f"port {one.port}, for {one.owner}, is taken: another process listens on it{remedy}")
-        raise ClusterError(f"cannot listen on port {one.port}, for {one.owner}: {error.strerror}{remedy}")
+            raise ClusterError(f"port {port.port}, for {port.owner}, is taken: another process listens on it{remedy}")
+        raise ClusterError(f"cannot listen on port {port.port}, for {port.owner}: {error.strerror}{remedy}")

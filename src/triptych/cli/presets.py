@@ -14,14 +14,14 @@ PresetName = Literal["modserve", "epd", "hydra-ep-d", "hydra-ed-p", "hydra-e-p-d
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One row of the table. ``docs/roles.md`` shows it, with the reasons."""
+    """Row of the table of presets. ``docs/roles.md`` shows it, with the reasons."""
 
     roles: str
     """Instances by role, as ``--roles`` has them. ``--roles`` may give other counts of the same roles."""
     routing: str
     """Policy that chooses encoders and text instances."""
     sharding: str
-    """Which items are split over several encoders."""
+    """Kinds of items that are split over several encoders."""
     ordering: str
     """Order of requests in every queue."""
     tpot_slo_s: float | None
@@ -29,7 +29,7 @@ class Preset:
     seconds (``--slo tbt=50ms``) replaces it.
     """
     lending: str = "always"
-    """When instances that encode as well get text requests. ``idle``: items go first there."""
+    """Rule for text requests to instances that encode as well. ``idle``: items go first there."""
     switching: bool = False
     """Whether instances switch roles."""
 
@@ -47,8 +47,10 @@ class Preset:
     def placed_as(self, roles: str, name: str) -> None:
         """Raises CliError if these are other roles than its own."""
         if placed(roles).keys() != placed(self.roles).keys():
-            own = ", ".join(role.value for role in placed(self.roles))
-            raise CliError(f"--roles {roles}: preset {name} has roles {own}; only their counts can change", caller=True)
+            own_roles = ", ".join(role.value for role in placed(self.roles))
+            raise CliError(
+                f"--roles {roles}: preset {name} has roles {own_roles}; only their counts can change", caller=True
+            )
 
 
 PRESETS: Mapping[PresetName, Preset] = MappingProxyType(

@@ -164,7 +164,7 @@ class RestClient:
         """``ready``, ``missing`` and ``instances`` from ``/ready``, also while the cluster is not ready."""
         document = await self._get("/ready", also=httpx.codes.SERVICE_UNAVAILABLE)
         with _parsing_answer(self._url):
-            names = {name: [str(one) for one in document[name]] for name in ("missing", "instances")}
+            names = {name: [str(name) for name in document[name]] for name in ("missing", "instances")}
             return {"ready": bool(document["ready"]), **names}
 
     async def first_model(self) -> str:
@@ -281,8 +281,8 @@ def refusal(response: httpx.Response) -> RestError | None:
         return None
     if response.status_code == httpx.codes.UNAUTHORIZED:
         message += "; give a key with --api-key or TRIPTYCH_API_KEY"
-    said = f"{response.status_code}: {message}"
-    return RestError(said, caller=response.is_client_error, param=param, status=response.status_code, code=code)
+    text = f"{response.status_code}: {message}"
+    return RestError(text, caller=response.is_client_error, param=param, status=response.status_code, code=code)
 
 
 def _check(response: httpx.Response, url: str) -> None:

@@ -75,8 +75,8 @@ async def find(url: str, http: httpx.AsyncClient) -> Mapping[str, Process]:
     if parsed.host not in _HOSTS:
         return {}
     noted_processes = _read(_path(parsed.port))
-    answers = await asyncio.gather(*(_is(http, one.admin, one.pid) for one in noted_processes.values()))
-    return {name: one for (name, one), is_it in zip(noted_processes.items(), answers, strict=True) if is_it}
+    answers = await asyncio.gather(*(_is(http, process.admin, process.pid) for process in noted_processes.values()))
+    return {name: process for (name, process), is_it in zip(noted_processes.items(), answers, strict=True) if is_it}
 
 
 def _path(port: int | None) -> Path:
@@ -95,8 +95,8 @@ def _read(path: Path) -> dict[str, Process]:
             return {}
         document = read_json(path, _MAX_NOTE_NBYTES)
         return {
-            str(name): Process(int(one["pid"]), str(one["admin"]), str(one["address"]))
-            for name, one in document.items()
+            str(name): Process(int(process["pid"]), str(process["admin"]), str(process["address"]))
+            for name, process in document.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -41,7 +41,7 @@ USUAL = (
     *("embedding_files", "embedding_files_bytes", "kv_prefixes"),
     *("slo", "profiles", "delay_profile", "max_instances", "pool_sizes"),
 )
-"""What ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""
+"""Options that ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""
 
 Flags = Mapping[str, tuple[str, ...]]
 """Flags by service, each one word: ``--NAME=VALUE``, or ``--NAME`` and ``--no-NAME`` of a switch."""
@@ -53,12 +53,12 @@ class ServiceOption(NamedTuple):
     name: str
     """The setting's own name."""
     services: tuple[str, ...]
-    """Those whose processes get it."""
+    """Services whose processes get the option."""
     declared: FieldInfo
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """Whether the option takes no value."""
         return self.declared.annotation is bool
 
 
@@ -113,7 +113,7 @@ def usual_rows() -> Iterator[tuple[str, str]]:
         yield flag, " ".join((option.declared.description or "").replace("``", "").split())
 
 
-def without_those_of_instances(flags: Sequence[str]) -> tuple[str, ...]:
+def without_instance_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Flags of an encoder without those that it shares with the instance which it is mounted in."""
     shared = InstanceSettings.declared()
     names = [flag.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_") for flag in flags]

@@ -21,12 +21,12 @@ _STAGES = (
     ("prefill", "prefill_s", "green", "until the first token was there"),
     ("decode", "decode_s", "bright_green", "all tokens after it"),
 )
-"""In order of time."""
+"""Stages of a timeline, in order of time."""
 _WIDEST_BAR, _NARROWEST_BAR = 60, 16
-"""In terminal cells."""
+"""Widths of a bar, terminal cells."""
 _GAP = 2
 _ADDRESS_CELLS = {"address": 21, "admin port": 23}
-"""By the name of a column: as much of an address as is not wrapped."""
+"""Cells of an address that are not wrapped, by the name of the column."""
 _EXPLAINED_FROM = 70
 """Terminal width below which bars have no explanations."""
 _ALL_OF_ITEMS_FROM = 95
@@ -185,10 +185,10 @@ class _Bars:
 
 
 def bars(document: dict[str, Any]) -> RenderableType:
-    """The request from left to right: a bar per stage, and one per item under the encode stage.
+    """Bars of a request, from left to right: one per stage, and one per item under the encode stage.
 
-    A timeline has durations only (no clock leaves its process), so stages are drawn one after the other, and an item's
-    bar after its wait; a cached item has none.
+    A timeline has durations only, as no clock leaves its process. So stages are drawn one after the other, and an
+    item's bar after its wait. A cached item has none.
     """
     rows: list[_Row] = []
     at_s = 0.0

@@ -181,9 +181,9 @@ def up(
         threads = threads or fair_threads(engines, cores, grows=autoscale)
         switches = chosen is not None and chosen.switching if switch_roles is None else switch_roles
         refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switches)
-        own = [name for option in ctx.command.params for name in option.opts]
+        option_names = [name for option in ctx.command.params for name in option.opts]
         settings = ClusterSettings(
-            models, sizes, parse(ctx.args, own), chosen, autoscale=autoscale, switch_roles=switches
+            models, sizes, parse(ctx.args, option_names), chosen, autoscale=autoscale, switch_roles=switches
         )
         measures = (autoscale or switches) and model in (None, ["demo"])
         measure = partial(_demo_profiles, threads, again=reprofile) if measures else None

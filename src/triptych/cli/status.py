@@ -40,15 +40,15 @@ async def status(
             failure = error
     async with httpx.AsyncClient(trust_env=False) as http:
         local = await running.find(url, http)
-        own = {name: one.admin for name, one in local.items()}
-        loads = {address: await scrape(http, address) for address in (*own.values(), *admin)}
+        admins = {name: process.admin for name, process in local.items()}
+        loads = {address: await scrape(http, address) for address in (*admins.values(), *admin)}
     manager = await managers.status(local)
     if failure is not None and (failure.caller or manager is None or manager[1] is None):
         raise failure
     if as_json:
         known = {} if manager is None else _manager(*manager)
         load = {address: load_figures(samples) for address, samples in loads.items() if samples is not None}
-        document = {"url": url, **ready, "models": models, "admin": own, **known, "load": load}
+        document = {"url": url, **ready, "models": models, "admin": admins, **known, "load": load}
         console.print(json.dumps(document, indent=1), soft_wrap=True)
         return bool(ready["ready"])
     lacks = dict.fromkeys(f"no {_WHO.get(stage, stage)}" for stage in ready["missing"])
@@ -61,7 +61,7 @@ async def status(
         console.print()
     for line in ready["instances"]:
         console.print(f"instance   {line}", soft_wrap=True)
-    _print_loads(own, loads, console)
+    _print_loads(admins, loads, console)
     return bool(ready["ready"])
 
 
@@ -81,10 +81,10 @@ async def _models(client: RestClient) -> list[str]:
         return []
 
 
-def _print_loads(own: Mapping[str, str], loads: Mapping[str, Samples | None], console: Console) -> None:
+def _print_loads(admins: Mapping[str, str], loads: Mapping[str, Samples | None], console: Console) -> None:
     if not loads:
         return
-    names = {address: name for name, address in own.items()}
+    names = {address: name for name, address in admins.items()}
     table = folding_table("process", "admin port", "load")
     for address, samples in loads.items():
         line = "does not answer" if samples is None else load_line(samples)

@@ -9,7 +9,7 @@ from typing import Any, TextIO, cast
 
 @contextlib.contextmanager
 def unfailing_output() -> Iterator[None]:
-    """In the body, writing to standard output and standard error never fails."""
+    """Make writing to standard output and standard error never fail in the body."""
     out, err = cast("TextIO", _UnfailingStream(sys.stdout)), cast("TextIO", _UnfailingStream(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield

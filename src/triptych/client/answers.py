@@ -8,9 +8,8 @@ from triptych.domain.generation import FinishReason, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to the prompt. ``logprobs`` has an entry per token if requested.
-
-    ``tool_calls`` are not in ``text``; ``token_ids`` has the tokens of both.
+    """Choice of an answer to the prompt. ``logprobs`` has an entry per token if requested. ``tool_calls`` are not in
+    ``text``; ``token_ids`` has the tokens of both.
     """
 
     text: str
@@ -22,7 +21,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All choices: ``n`` of them. ``request_id`` identifies the request's timeline."""
+    """Answer of ``n`` choices. ``request_id`` identifies the request's timeline."""
 
     request_id: str
     model: str
@@ -31,15 +30,15 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """Text of the first choice."""
         return self.choices[0].text
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Of the first choice."""
+        """Finish reason of the first choice."""
         return self.choices[0].finish_reason
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Of the first choice."""
+        """Tool calls of the first choice."""
         return self.choices[0].tool_calls

@@ -47,7 +47,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 120.0
 QUERY_TIMEOUT_S = 10.0
 _ASK_S = 10.0
-"""How often each of several routers is asked for its models."""
+"""Interval at which each of several routers is asked for its models, seconds."""
 _TARGET = re.compile(r"[^/\s]+:\d{1,5}")
 _MESSAGE_MARGIN_NBYTES = 1 << 20
 """Size allowed for a request without its media."""
@@ -67,7 +67,7 @@ class ChatStream:
         self.model = request.model
         self.usage: Usage | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
-        """By choice."""
+        """Finish reasons by choice."""
         self._calls: dict[int, list[ToolCall]] = {}
         self._first: ChatEvent | None = first
         self._rest = rest
@@ -75,12 +75,12 @@ class ChatStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first choice; None until it ends."""
+        """Finish reason of the first choice; None until it ends."""
         return self.finish_reasons.get(0)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Of the first choice, so far."""
+        """Tool calls of the first choice, so far."""
         return self.tool_calls_of(0)
 
     def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
@@ -264,12 +264,12 @@ class AsyncClient:
                 request = replace(template, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
                 held = router.resolve(request)
                 try:
-                    found = await _next(held)
+                    resolution = await _next(held)
                 except BaseException:
                     await held.aclose()
                     raise
                 await stack.enter_async_context(aclosing(held))
-                return found
+                return resolution
 
             yield await self._attempts(begin, end_s)
 
@@ -300,7 +300,7 @@ class AsyncClient:
         return await self._query(lambda router: router.readiness(), timeout_s)
 
     async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
-        """Where a request ran, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
+        """Timeline of a request, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
         name = checks.text("request_id", request_id)
         return await self._query(lambda router: router.timeline(name), timeout_s)
 
@@ -431,7 +431,7 @@ class AsyncClient:
 
 def _addresses(target: str) -> tuple[str, ...]:
     """Raises InvalidRequest."""
-    addresses = tuple(dict.fromkeys(one.strip() for one in target.split(",")))
+    addresses = tuple(dict.fromkeys(address.strip() for address in target.split(",")))
     if not all(map(_TARGET.fullmatch, addresses)):
         raise _no_target(target)
     return addresses
@@ -486,23 +486,23 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _tool_choice(choice: Any) -> ToolChoice:
     wanted = 'a triptych.client.ToolChoice, as ToolChoice(required=True), ToolChoice(name="...") or left out'
-    found = checks.of_type("tool_choice", choice, ToolChoice, wanted)
-    for part, cls in ((found.required, bool), (found.parallel, bool), (found.name, str)):
+    checked = checks.of_type("tool_choice", choice, ToolChoice, wanted)
+    for part, cls in ((checked.required, bool), (checked.parallel, bool), (checked.name, str)):
         checks.of_type("tool_choice", part, cls, f"made of other types, here a {cls.__name__}")
-    checks.text("tool_choice", found.name)
-    return found
+    checks.text("tool_choice", checked.name)
+    return checked
 
 
 def _tenant(tenant: Any) -> Tenant | None:
     if tenant is None:
         return None
     wanted = 'a name, or a triptych.client.Tenant, as Tenant("team", weight=2)'
-    found = Tenant(tenant) if isinstance(tenant, str) else checks.of_type("tenant", tenant, Tenant, wanted)
-    name, weight = checks.text("tenant", found.name, wanted), checks.number("tenant", found.weight)
+    checked = Tenant(tenant) if isinstance(tenant, str) else checks.of_type("tenant", tenant, Tenant, wanted)
+    name, weight = checks.text("tenant", checked.name, wanted), checks.number("tenant", checked.weight)
     for fault in (TENANT_NAME.fault("its name", name), WEIGHT.fault("its weight", weight)):
         if fault:
             raise errors.InvalidRequest(f"tenant: {fault}", param="tenant")
-    return found
+    return checked
 
 
 async def _next(events: AsyncGenerator[T]) -> T:

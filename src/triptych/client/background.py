@@ -12,13 +12,13 @@ from triptych.client import process
 
 T = TypeVar("T")
 _CANCEL_S = 5.0
-"""How long an interrupted caller waits for the cancelled work to clean up."""
+"""Time that an interrupted caller waits for the cancelled work to clean up, seconds."""
 
 
 class BackgroundLoop:
-    """Runs coroutines for any thread. It ends with its last reference, or with the interpreter.
+    """Event loop that runs coroutines for any thread. It ends with its last reference, or with the interpreter.
 
-    All clients of a process share one (``shared``): gRPC polls for all event loops at once, and a loop that ends while
+    All clients of a process share one (``shared``): gRPC polls for all event loops at once. A loop that ends while
     another runs may be sent events that it can no longer take.
     """
 
@@ -27,7 +27,7 @@ class BackgroundLoop:
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked child: neither the parent's thread nor the owner of its lock exists here."""
+        """Forget the loop in a forked child: neither the parent's thread nor the owner of its lock exists here."""
         cls._lock, cls._current = threading.Lock(), None
 
     @classmethod

@@ -44,14 +44,14 @@ def text(name: str, value: Any, wanted: str = "text") -> str:
 def integer(name: str, value: Any, low: int = 0, high: int = MAX_UNSIGNED) -> int:
     """An integer of any kind but bool, within its bounds."""
     try:
-        found = index(value)
+        number = index(value)
     except TypeError:
         raise wrong(name, "an integer", value) from None
     if isinstance(value, bool):
         raise wrong(name, "an integer", value)
-    if not low <= found <= high:
-        raise InvalidRequest(f"{name} is {reprlib.repr(found)}, must be from {low} to {high}", param=name)
-    return found
+    if not low <= number <= high:
+        raise InvalidRequest(f"{name} is {reprlib.repr(number)}, must be from {low} to {high}", param=name)
+    return number
 
 
 def number(name: str, value: Any) -> float:
@@ -66,10 +66,10 @@ def number(name: str, value: Any) -> float:
 
 def duration_s(name: str, value: Any) -> float:
     """A duration in seconds."""
-    found = number(name, value)
-    if not (isfinite(found) and 0 < found <= MAX_TIMEOUT_S):
-        raise InvalidRequest(f"{name} is {found}, must be above 0 and at most {MAX_TIMEOUT_S:.0f}", param=name)
-    return found
+    seconds = number(name, value)
+    if not (isfinite(seconds) and 0 < seconds <= MAX_TIMEOUT_S):
+        raise InvalidRequest(f"{name} is {seconds}, must be above 0 and at most {MAX_TIMEOUT_S:.0f}", param=name)
+    return seconds
 
 
 def several(name: str, value: Any, wanted: str = "a list") -> tuple[Any, ...]:

@@ -81,8 +81,8 @@ def _check_turn(where: str, turn: Any) -> None:
     texts = [part.text for part in turn.parts if isinstance(part, TextPart)]
     for call in turn.tool_calls:
         texts += (call.call_id, call.name, call.arguments)
-    for said in (*texts, turn.tool_call_id):
-        checks.text("prompt", said)
+    for text in (*texts, turn.tool_call_id):
+        checks.text("prompt", text)
 
 
 def _is_part(part: object) -> bool:

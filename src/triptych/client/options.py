@@ -21,21 +21,21 @@ class SamplingOptions(TypedDict, total=False):
     max_tokens: int | None
     min_tokens: int
     stop: str | Sequence[str]
-    """One, or several."""
+    """Stop string, or several."""
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]]
-    """By token id."""
+    """Bias by token id."""
     logprobs: int | None
     response_format: ResponseFormat | Mapping[str, Any] | None
     """A mapping has the OpenAI API's form: type ``text``, ``json_object`` or ``json_schema``."""
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """All options of a request."""
+    """Options of a request."""
 
     model: str | None
     """Default: the client's own model, or the first one served."""
@@ -46,9 +46,11 @@ class ChatOptions(SamplingOptions, total=False):
     priority: int
     """Requests with lower values leave queues first. Default: 0."""
     tenant: Tenant | str | None
-    """Whose share of encoders and text instances the request counts against; a name has weight 1. Default: nobody's."""
+    """Tenant whose share of encoders and text instances the request counts against; a name has weight 1. Default:
+    nobody's.
+    """
     tools: Sequence[Mapping[str, Any]]
-    """In the OpenAI API's form, for models whose chat template supports tools."""
+    """Tools in the OpenAI API's form, for models whose chat template supports tools."""
     tool_choice: ToolChoice
     """Whether the model must call one of ``tools``. Default: it decides."""
 

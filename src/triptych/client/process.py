@@ -37,14 +37,14 @@ def forked() -> InvalidRequest:
 
 
 def _keep_inherited() -> None:
-    """In a child, keep the parent's channels and calls for ever: gRPC crashes when it destroys them without its threads.
+    """Keep the parent's channels and calls for ever in a child: gRPC crashes when it destroys them without its threads.
 
     Some are only reachable by the garbage collector, which would destroy them at the exit of the interpreter.
     """
     if _user is not None:
-        for one in gc.get_objects():
-            if type(one).__module__ == "grpc._cython.cygrpc":
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        for candidate in gc.get_objects():
+            if type(candidate).__module__ == "grpc._cython.cygrpc":
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(candidate))
 
 
 os.register_at_fork(after_in_child=_keep_inherited)

@@ -131,9 +131,9 @@ class Client:
         context = self._client.resolve(
             images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority
         )
-        found = self._loop.run(context.__aenter__())
+        resolution = self._loop.run(context.__aenter__())
         try:
-            yield found
+            yield resolution
         finally:
             self._loop.run(context.__aexit__(None, None, None))
 

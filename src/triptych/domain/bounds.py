@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 MAX_INT31 = 2**31 - 1
 UNBOUNDED = sys.float_info.max
-"""As an upper bound: every number but infinity."""
+"""Upper bound that admits every number but infinity."""
 
 
 class Bound(Protocol):
     def fault(self, name: str, value: Any) -> str | None:
-        """What is wrong with ``value``, as a sentence that starts with ``name``; None if it is valid."""
+        """Fault of ``value`` as a sentence that starts with ``name``; None if it is valid."""
         ...
 
 
@@ -36,7 +36,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Any value of the type: it is only compared, never used as a size."""
+    """Bound that admits any value of the type: it is only compared, never used as a size."""
 
     def fault(self, name: str, value: Any) -> str | None:
         del name, value
@@ -81,7 +81,7 @@ class Many:
             return None
         if isinstance(self.each, Between):  # there may be a million
             return self.each.fault(name, min(value)) or self.each.fault(name, max(value))
-        return next(filter(None, (self.each.fault(name, one) for one in value)), None)
+        return next(filter(None, (self.each.fault(name, item) for item in value)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the model must do with the tools. By default it may call any of them, or none."""
+    """Tools that the model may or must call. By default it may call any of them, or none."""
 
     required: bool = False
-    """It must make a call."""
+    """Whether the model must make a call."""
     name: str = ""
-    """It must make one call, of this tool."""
+    """Tool that the model must call, once."""
     parallel: bool = True
-    """It may make several calls in one answer."""
+    """Whether the model may make several calls in one answer."""
 
     @property
     def forces(self) -> bool:
@@ -93,11 +93,12 @@ class ChatRequest:
     """Lower values are served first; equal ones by the time they have left. Pulls are ordered by the time left alone,
     as they precede the wait for the engine."""
     tenant: Tenant | None = None
-    """Whose share of the service it takes; None for that of all who name none."""
+    """Tenant whose share of the service the request takes. None: the share of all who name none."""
 
     continued: tuple[ContinuedChoice, ...] = ()
-    """Of an answer that another router began: its choices that have not ended, in their order. They go on after these
-    tokens, as ``sampling`` has the seed. Empty for a new answer."""
+    """Choices that have not ended of an answer that another router began, in their order. Empty for a new answer. They
+    go on after these tokens, as ``sampling`` has the seed.
+    """
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
@@ -107,4 +108,4 @@ class ChatRequest:
     @property
     def begun_tokens(self) -> int:
         """Tokens of its unfinished choices that its caller has already."""
-        return sum(len(one.token_ids) for one in self.continued)
+        return sum(len(choice.token_ids) for choice in self.continued)

@@ -1,4 +1,4 @@
-"""What a scaling decision is made from, and what was decided: plain records, so that each decision can be replayed.
+"""Inputs and results of scaling decisions: plain records, so that each decision can be replayed.
 
 All times are durations in seconds before now, or from now on.
 """
@@ -20,9 +20,9 @@ class InstancePhase(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     DRAINED = "drained"
-    """Nothing runs there any more; it can be stopped."""
+    """No work is left on the instance; it can be stopped."""
     LOST = "lost"
-    """Its process runs, but has not been heard of for long: it hangs, or is cut off."""
+    """The process runs, but has not been heard of for long: it hangs, or is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PoolInstance:
     instance_id: str
     phase: InstancePhase
     age_s: float = 0.0
-    """In this phase."""
+    """Time in this phase, seconds."""
     running: int = 0
     """Requests or items that it has."""
     leased_bytes: int = 0
@@ -76,7 +76,7 @@ class PoolLoad:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What a profile says of a pool under the present mix. None if it is unknown."""
+    """Facts of a profile on a pool under the present mix. None if it is unknown."""
 
     capacity_per_s: float | None = None
     """Load that one replica bears within its objectives."""
@@ -87,7 +87,7 @@ class PoolFacts:
     missing: tuple[str, ...] = ()
     """Why something is unknown."""
     start_s: float | None = None
-    """From the start of an instance's process until it is ready."""
+    """Time from the start of an instance's process until it is ready, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class PoolView:
     bounds: Bounds
     instances: tuple[PoolInstance, ...] = ()
     load: PoolLoad | None = None
-    """None without a usable report."""
+    """Load of the pool. None without a usable report."""
     report_age_s: float | None = None
     facts: PoolFacts = PoolFacts()
     switched: int = 0
     """Instances of other pools that serve its stage now, less its own that serve another."""
     since_switch_s: float | None = None
-    """Since the last order to switch to its stage or from it."""
+    """Time since the last order to switch to its stage or from it, seconds."""
     attainment: Judged = NOTHING_JUDGED
     """Requests by TTFT in the attainment window; only misses that this pool is charged with are missed."""
     start_s: float = 60.0
@@ -124,7 +124,7 @@ class PoolView:
     """Growths in this breach, without need by load, that did not improve attainment."""
 
     def count(self, phase: InstancePhase) -> int:
-        return sum(one.phase is phase for one in self.instances)
+        return sum(instance.phase is phase for instance in self.instances)
 
     @property
     def serving(self) -> int:
@@ -187,13 +187,13 @@ class Decision:
 
 
 class DecisionOutcome(StrEnum):
-    """What came of a decision."""
+    """Outcome of a decision."""
 
     PENDING = "pending"
     DONE = "done"
     """The pool has the size."""
     ADVISED = "advised"
-    """Not carried out: advisory mode."""
+    """The decision is not carried out: advisory mode."""
     REPLACED = "replaced"
     """A newer decision came first, or a later leader, which orders the size anew."""
     FAILED = "failed"
@@ -202,7 +202,7 @@ class DecisionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """One decision that changed the wanted size, or that said something new."""
+    """Record of a decision that changed the wanted size, or that said something new."""
 
     number: int
     view: PoolView
@@ -210,7 +210,7 @@ class DecisionRecord:
     outcome: DecisionOutcome = DecisionOutcome.PENDING
     detail: str = ""
     age_s: float = 0.0
-    """Since the decision, when the record is read."""
+    """Time since the decision, when the record is read, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class DecisionSummary:
 
     number: int
     age_s: float
-    """Since the decision."""
+    """Time since the decision, seconds."""
     wanted: int
     """Size before it."""
     target: int
@@ -236,7 +236,7 @@ class DecisionSummary:
     needed: int | None
     attainment: Judged
     report_age_s: float | None
-    """These and the above are what was seen, as in ``PoolView`` and ``Decision``."""
+    """Age of the report, seconds. This and the fields above are what was seen, as in ``PoolView`` and ``Decision``."""
     outcome: DecisionOutcome
     detail: str
 
@@ -272,16 +272,16 @@ class PoolState(StrEnum):
     BREACH = "breach"
     """Attainment is below its threshold."""
     FROZEN = "frozen"
-    """Nothing is ordered: ``ScalingStatus.fault`` says why."""
+    """The pool manager orders nothing: ``ScalingStatus.fault`` says why."""
 
 
 class Acting(StrEnum):
-    """Which sizes a pool manager carries out."""
+    """Sizes that a pool manager carries out."""
 
     NONE = "none"
-    """It has no scaler."""
+    """The pool manager has no scaler, so it orders nothing."""
     MANUAL = "manual"
-    """Those that are set by hand."""
+    """The pool manager orders the sizes that are set by hand."""
     ALL = "all"
 
     @property
@@ -310,14 +310,14 @@ class ScalingStatus:
     decisions: tuple[DecisionSummary, ...]
     """The last ones, oldest first."""
     advice: tuple[str, ...] = ()
-    """What people can improve: the size of batches, the tensor-parallel degree, which instances share a host."""
+    """Advice to people: the size of batches, the tensor-parallel degree, which instances share a host."""
     attainment_window_s: float = 0.0
     """Over which ``attainment`` is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPool:
-    """What a leader leaves to the next one."""
+    """State that a leader leaves to the next one."""
 
     wanted: int
     override: Override | None = None

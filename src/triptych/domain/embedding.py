@@ -51,9 +51,10 @@ _ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingIdentity:
-    """Everything that an embedding depends on: items, or shards, of equal identity have equal embeddings.
+    """Identity that covers everything that an embedding depends on: items, or shards, of equal identity have equal
+    embeddings.
 
-    The key is the full 32-byte digest over all fields, each prefixed with its length, so that distinct identities
+    The key is the full 32-byte digest over all fields. Each is prefixed with its length, so that distinct identities
     cannot have equal input to the hash.
     """
 
@@ -142,11 +143,11 @@ def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
     wholes: list[TensorSpec] = []
     for specs in zip(*parts, strict=True):
         first = specs[0]
-        if any((one.name, one.dtype, one.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for one in specs):
+        if any((spec.name, spec.dtype, spec.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for spec in specs):
             raise ValueError(f"tensors cannot be concatenated: {specs}")
-        if not all(one.shape for one in specs):
+        if not all(spec.shape for spec in specs):
             raise ValueError(f"tensor {first.name!r} has no rows")
-        wholes.append(replace(first, shape=(sum(one.shape[0] for one in specs), *first.shape[1:])))
+        wholes.append(replace(first, shape=(sum(spec.shape[0] for spec in specs), *first.shape[1:])))
     return tuple(wholes)
 
 
@@ -167,7 +168,7 @@ class Tensor:
 
 
 class HolderRef(NamedTuple):
-    """One incarnation of an instance that holds embeddings, and its address (``HOST:PORT``)."""
+    """Incarnation of an instance that holds embeddings, and its address (``HOST:PORT``)."""
 
     address: str
     instance_id: str
@@ -180,7 +181,7 @@ LeaseId = bytes
 
 @record
 class Ticket:
-    """Where an embedding is stored and how to pull it. A ticket is a capability and must be kept secret.
+    """Place of an embedding and how to pull it. A ticket is a capability and must be kept secret.
 
     The payload is the tensors' bytes, each tensor aligned to ``TENSOR_ALIGNMENT``. In the holder's arena two copies of
     the 8-byte generation enclose it: ``generation | payload | generation``.

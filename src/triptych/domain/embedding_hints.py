@@ -13,7 +13,7 @@ from triptych.domain.media import DIGEST_NBYTES
 
 HINT_NBYTES = 16
 MAX_HINTS = 512
-"""In one report."""
+"""Most hints in one report."""
 
 
 @lru_cache(maxsize=4096)
@@ -39,17 +39,17 @@ _ALL = (1 << 8 * HINT_NBYTES) - 1
 
 @lru_cache(maxsize=1024)
 def _mask(shard: bytes, salt: bytes) -> int:
-    """What tells shards and tenants apart."""
+    """Mask that tells shards and tenants apart."""
     data = b"%d %b %b" % (len(shard), shard, salt)
     return int.from_bytes(blake2b(data, digest_size=HINT_NBYTES, person=b"triptych-hint").digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingHints:
-    """What has changed since the report before, at most ``MAX_HINTS`` in all.
+    """Changes since the report before, at most ``MAX_HINTS`` in all.
 
-    Reports to one watcher are numbered from 1. The first one, and each later one that is numbered 1, starts over: what was
-    known of the instance before no longer counts.
+    Reports to one watcher are numbered from 1. The first one, and each later one that is numbered 1, starts over: what
+    was known of the instance before no longer counts.
     """
 
     sequence: int

@@ -11,11 +11,10 @@ from triptych.domain.record import record
 
 @record
 class EncodeRequest:
-    """One item or shard.
+    """Request for one item or shard.
 
-    The encoder grants two leases: one to the caller, and one, in the ticket, to the text instance.
-
-    The caller chooses both ids, 16 random bytes each, so that it can release them even if it never sees the answer.
+    The encoder grants two leases: one to the caller, and one, in the ticket, to the text instance. The caller chooses
+    both ids, 16 random bytes each, so that it can release them even if it never sees the answer.
     """
 
     request_id: str
@@ -40,7 +39,7 @@ class EncodeRequest:
 
     @property
     def content(self) -> Content:
-        """What routers know the item, or shard, by."""
+        """Content key by which routers know the item, or shard."""
         return content_of(self.info.digest, self.shard, self.tenant_salt)
 
 
@@ -64,7 +63,7 @@ class LeaseRequest:
 
     key: bytes
     generation: int | None
-    """Of the slot that the caller knows; None for any."""
+    """Generation of the slot that the caller knows; None for any."""
     lease_id: LeaseId
     lease_s: float
     timeout_s: float

@@ -18,6 +18,6 @@ class HourLoad:
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
     hours: tuple[HourLoad, ...] = ()
-    """At most ``WEEKS`` times ``HOURS_OF_WEEK``, oldest first."""
+    """Loads by hour, at most ``WEEKS`` times ``HOURS_OF_WEEK``, oldest first."""
     capacity_per_s: float | None = None
-    """Of one replica, when it was known last."""
+    """Capacity of one replica when it was known last."""

@@ -15,8 +15,8 @@ MAX_FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class TransportOffer:
-    """One way to read an instance's arena. ``metadata`` is opaque to all but the backend. ``host`` identifies the
-    machine (it is no address), so that shared-memory backends know whether both sides share it.
+    """Offer of one way to read an instance's arena. ``metadata`` is opaque to all but the backend. ``host`` identifies
+    the machine (it is no address), so that shared-memory backends know whether both sides share it.
     """
 
     backend: str
@@ -56,7 +56,7 @@ class InstanceInfo:
     instance_id: str
     epoch: int
     role: Role
-    """At the start of the epoch."""
+    """Role at the start of the epoch."""
     model: ModelInfo
     arena_bytes: int
     """Size of the arena that holds its embeddings, or, without an encoder, of the arena it pulls into."""
@@ -104,8 +104,8 @@ class StageLoad:
     free_tokens: int | None = None
     """KV memory for so many tokens is free. Decode stage only; None if unknown."""
     served: int | None = None
-    """Of an instance that switches: for how many items or requests the stage has computed what they came for since it opened. None if
-    unknown.
+    """Number of items or requests of which the stage has computed what they came for since it opened, for an instance
+    that switches. None if unknown.
     """
 
 
@@ -115,23 +115,25 @@ class ClosedStage:
 
     stage: Stage
     opens_s: float = 0.0
-    """It must load weights for about so long first; 0 where they are resident."""
+    """Time to load weights before the stage opens, about, seconds; 0 where they are in memory."""
     fault: str = ""
     """Why it could not be opened when that was ordered last; empty if it could, or was not ordered."""
 
 
 @record
 class InstanceLoad:
-    """One load report: the load of every stage that takes work. Of an instance that switches these are the open ones."""
+    """Load report of an instance: the load of every stage that takes work. Of an instance that switches these are the
+    open ones.
+    """
 
     stages: Mapping[Stage, StageLoad]
     draining: bool = False
     hints: EmbeddingHints | None = None
-    """What has changed of the embeddings that it holds; None without a change, and where it does not say."""
+    """Changes of the embeddings that it holds. None without a change, and where it does not say."""
     stages_version: int = 0
-    """Of the last order to switch in this epoch; 0 without one."""
+    """Version of the last order to switch in this epoch; 0 without one."""
     closed: tuple[ClosedStage, ...] = ()
-    """Of an instance that switches: the stages that it could open, where there is something to tell."""
+    """Closed stages of an instance that switches, which it could open, where there is something to report."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

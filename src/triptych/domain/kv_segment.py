@@ -10,7 +10,7 @@ from triptych.domain.record import record
 KV = "kv"
 """Name of the one tensor of a sealed segment."""
 MOST_PREFIX_SEGMENTS = 256
-"""Of the prefix of a prompt that is looked for at other instances."""
+"""Most segments of the prefix of a prompt that is looked for at other instances."""
 _LAYOUT = b"1"
 """Changes with what is in a segment."""
 _GRID_TOKENS = 64
@@ -20,7 +20,9 @@ _MOST_SEGMENT_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class KvKind:
-    """What keys and values are: where kinds are equal, so are those of equal tokens, items and positions, up to rounding."""
+    """Kind of keys and values. Where kinds are equal, so are the values of equal tokens, items and positions, up to
+    rounding.
+    """
 
     model_revision: str
     """Digest of weights and configuration (``ModelInfo.revision``)."""
@@ -54,7 +56,7 @@ class KvKind:
         """Positions ``first`` to ``end``, cut at the multiples of ``segment_tokens``."""
         size = self.segment_tokens
         cuts = [first, *range((first // size + 1) * size, end, size), end]
-        return tuple(KvSegment(self, one, after - one) for one, after in pairwise(cuts) if after > one)
+        return tuple(KvSegment(self, cut, after - cut) for cut, after in pairwise(cuts) if after > cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,12 @@ class KvSegment:
 
     @property
     def spec(self) -> TensorSpec:
-        """As one tensor: [2, layers, positions, heads, head size], the keys first."""
+        """Spec as one tensor: [2, layers, positions, heads, head size], the keys first."""
         kind = self.kind
         return TensorSpec(KV, kind.dtype, (2, kind.layers, self.positions, kind.heads, kind.head_size))
 
     def key(self, prefix_hash: bytes) -> bytes:
-        """Its full identity. ``prefix_hash``: over all tokens and items up to ``end``, and the tenant's salt."""
+        """Key over the full identity. ``prefix_hash``: over all tokens and items up to ``end``, and the tenant's salt."""
         return segment_key(self.kind.digest, self.first, self.positions, prefix_hash)
 
 

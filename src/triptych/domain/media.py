@@ -50,7 +50,7 @@ class MediaInfo:
 
     @property
     def samples_or_pixels(self) -> int:
-        """Of a sound, or of all frames: the size that its preprocessing is measured by."""
+        """Samples of a sound, or pixels of all frames: the size that its preprocessing is measured by."""
         return self.samples if self.modality is Modality.AUDIO else self.pixels * self.frames
 
     @property
@@ -75,5 +75,5 @@ class Shard:
     of: int
 
     def __str__(self) -> str:
-        """For messages, counting from one."""
+        """Text for messages, counting from one."""
         return f"{self.first + 1}-{self.first + self.count}/{self.of}"

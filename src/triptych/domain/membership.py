@@ -11,21 +11,21 @@ MAX_MEMBERS = 4096
 
 
 class MemberState(StrEnum):
-    """What a source of members tells those that use them."""
+    """State of a member, as its source tells those that use it."""
 
     ACTIVE = "active"
     LEAVING = "leaving"
-    """It gets no new work and finishes what it has."""
+    """The member gets no new work and finishes what it has."""
     LEFT = "left"
-    """It is gone: its work is redone elsewhere at once."""
+    """The member has ended: its work is redone elsewhere at once."""
 
 
 class MemberKind(Enum):
-    """What a member is."""
+    """Kind of a member."""
 
     INSTANCE = "instance"
     ROUTER = "router"
-    """Its model is the one that it serves; it has no role."""
+    """A router. Its model is the one that it serves; it has no role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MembershipSnapshot:
-    """All members, with unique addresses. A newer snapshot has a higher ``version``."""
+    """Snapshot of all members, with unique addresses. A newer snapshot has a higher ``version``."""
 
     version: int = 0
     members: tuple[Member, ...] = ()

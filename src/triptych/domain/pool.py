@@ -1,4 +1,4 @@
-"""What members report to a pool manager, what it orders, and what it tells watchers. Durations only, no clock times."""
+"""Reports of members to a pool manager, its orders, and what it tells watchers. Durations only, no clock times."""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -27,9 +27,9 @@ class Registration:
     model: str
     """The served model's name."""
     revision: str = ""
-    """As in ``ModelInfo``; empty for a router."""
+    """Revision as in ``ModelInfo``; empty for a router."""
     role: Role | None = None
-    """At its start; None for a router."""
+    """Role at its start; None for a router."""
     arena_bytes: int = 0
     max_items: int = 0
     """Capacities as in ``InstanceInfo``."""
@@ -70,7 +70,7 @@ class Heartbeat:
     """Rises with each heartbeat of a stream."""
     load: InstanceLoad
     drained: bool = False
-    """It has drained: nothing runs any more."""
+    """Whether the member has drained: no work is left on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ MemberReport = Registration | Heartbeat | Farewell | WindowReport
 
 
 class OrderKind(Enum):
-    """What the manager wants of a member."""
+    """Kind of an order of the manager to a member."""
 
     REGISTERED = "registered"
-    """Nothing: it accepted the registration."""
+    """No order: the manager accepted the registration."""
     REREGISTER = "reregister"
     """Register again: the manager does not know the member (any more)."""
     DRAIN = "drain"
@@ -101,16 +101,16 @@ class Order:
     kind: OrderKind
     reason: str = ""
     role: Role | None = None
-    """To switch to."""
+    """Role to switch to."""
     version: int = 0
-    """Of a switch: above that of the last one (``InstanceLoad.stages_version``)."""
+    """Version of a switch: above that of the last one (``InstanceLoad.stages_version``)."""
 
 
 class Departure(Enum):
     """Why a member is no longer listed."""
 
     LEFT = "left"
-    """It said so, or another process has replaced it."""
+    """The member said that it leaves, or another process has replaced it."""
     LOST = "lost"
     """The manager has heard nothing of it for too long."""
 
@@ -137,7 +137,7 @@ class MembershipDelta:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a watcher knows and wants: changes after ``version`` of ``incarnation``, of one model and some kinds."""
+    """Request of a watcher: changes after ``version`` of ``incarnation``, of one model and some kinds."""
 
     incarnation: int = 0
     version: int = 0
@@ -155,16 +155,16 @@ class MemberCondition(StrEnum):
 
     ACTIVE = "active"
     LEAVING = "leaving"
-    """It drains."""
+    """The member drains."""
     DRAINED = "drained"
-    """Nothing runs there any more; it can be stopped."""
+    """No work is left on the member; it can be stopped."""
 
 
-def served(told: Registration, load: InstanceLoad) -> frozenset[Stage]:
+def served(registration: Registration, load: InstanceLoad) -> frozenset[Stage]:
     """The stages that a member serves, by its last report if it can switch."""
-    if told.switchable is not None and load.stages:
+    if registration.switchable is not None and load.stages:
         return frozenset(load.stages)
-    return frozenset() if told.role is None else told.role.stages
+    return frozenset() if registration.role is None else registration.role.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +176,19 @@ class MemberStatus:
     suspected: bool
     load: InstanceLoad
     since_s: float
-    """In this condition for so long."""
+    """Time in this condition, seconds."""
     heard_s: float
     """Time since its last report."""
     wanted: Role | None = None
-    """What this manager ordered it to switch to last; None without an order."""
+    """Role that this manager ordered it to switch to last; None without an order."""
     wanted_s: float = 0.0
     """The order is so old."""
     open_s: float = 0.0
     """The open stages have been so for so long."""
     served_s: float | None = None
-    """From that order until each stage that it opened had served a request or item; None before, and where it opens none."""
+    """Time from that order until each stage that it opened had served a request or item, seconds. None before, and
+    where it opens none.
+    """
 
     @property
     def open(self) -> frozenset[Stage]:
@@ -195,7 +197,7 @@ class MemberStatus:
 
     @property
     def stays_open(self) -> frozenset[Stage]:
-        """Those of them that it is not ordered to leave."""
+        """Open stages that it is not ordered to leave."""
         return self.open if self.wanted is None else self.open & self.wanted.stages
 
     @property
@@ -211,7 +213,7 @@ class PoolStatus:
     role: Role | None
     members: tuple[MemberStatus, ...]
     scaling: ScalingStatus | None = None
-    """None for routers, and before the first decision."""
+    """Scaling of the pool. None for routers, and before the first decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class ManagerStatus:
     watchers: int
     pools: tuple[PoolStatus, ...]
     leads: bool = True
-    """It decides on the size of pools; otherwise ``leader`` does."""
+    """Whether it decides on the size of pools; otherwise ``leader`` does."""
     leader: str = ""
     """The name of the manager that leads; empty if it is not known, or if there is only this one."""
     store_fault: str = ""

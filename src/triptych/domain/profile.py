@@ -24,7 +24,7 @@ _MAX_OPTIONS = 64
 _MAX_COUNT = 2**53 - 1
 """Largest integer that every JSON reader keeps exact."""
 _LEAST, _MOST = 1e-18, 1e18
-"""Of times and rates: predictions multiply, square and divide them."""
+"""Bounds of times and rates: predictions multiply, square and divide them."""
 
 
 class BadProfile(ValueError):
@@ -38,7 +38,7 @@ class Origin(Enum):
 
 
 class EncodeRow(NamedTuple):
-    """One pass of the encoder over ``items`` equal items."""
+    """Pass of the encoder over ``items`` equal items."""
 
     item_tokens: int
     """Embedding tokens of each item."""
@@ -56,7 +56,7 @@ class PrepareRow(NamedTuple):
 
 
 class PrefillRow(NamedTuple):
-    """One pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""
+    """Pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""
 
     new_tokens: int
     cached_tokens: int
@@ -64,7 +64,7 @@ class PrefillRow(NamedTuple):
 
 
 class DecodeRow(NamedTuple):
-    """One step that decodes ``batch`` sequences of ``mean_context`` tokens each."""
+    """Step that decodes ``batch`` sequences of ``mean_context`` tokens each."""
 
     batch: int
     mean_context: int
@@ -72,7 +72,7 @@ class DecodeRow(NamedTuple):
 
 
 class TransferRow(NamedTuple):
-    """One pull of ``nbytes``."""
+    """Pull of ``nbytes``."""
 
     backend: str
     nbytes: int
@@ -109,11 +109,11 @@ class ErrorRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfileIdentity:
-    """What was measured on what. A profile predicts another identity only with a warning."""
+    """Identity of what was measured, and on what. A profile predicts another identity only with a warning."""
 
     part: ModelPart
     digest: str
-    """Of the part's weights and configuration, as hex digits."""
+    """Digest of the part's weights and configuration, as hex digits."""
     stages: frozenset[Stage]
     hardware: str
     dtype: DType
@@ -132,7 +132,7 @@ class ProfileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How and when a profile was made. Sizes and times are 0 where they do not apply or are not known."""
+    """Circumstances of a profile's measurement. Sizes and times are 0 where they do not apply or are not known."""
 
     origin: Origin
     at: str
@@ -147,14 +147,14 @@ class Measured:
     output_token_nbytes: int = 0
     """Embedding bytes per token."""
     load_s: float = 0.0
-    """To load the weights from disk."""
+    """Time to load the weights from disk, seconds."""
     start_s: float = 0.0
-    """From the start of the process until it is ready, with ``load_s``."""
+    """Time from the start of the process until it is ready, with ``load_s``, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All tables, each without two rows of the same place; the order of rows has no meaning."""
+    """Profile of a part: its tables, each without two rows of the same place. The order of rows has no meaning."""
 
     identity: ProfileIdentity
     measured: Measured
@@ -168,11 +168,13 @@ class Profile:
 
     @property
     def file_name(self) -> str:
-        """One for each identity up to software and options: a newer measurement replaces an older one."""
-        one = self.identity
-        hardware = "".join(letter if letter.isalnum() else "-" for letter in one.hardware.lower())
-        parts = (one.part.value, one.digest[:12], hardware[:48].strip("-"), one.dtype.value.lower())
-        return "-".join((*parts, f"tp{one.tensor_parallel}")) + ".json"
+        """Name of the file, one for each identity up to software and options: a newer measurement replaces an older
+        one.
+        """
+        identity = self.identity
+        hardware = "".join(letter if letter.isalnum() else "-" for letter in identity.hardware.lower())
+        parts = (identity.part.value, identity.digest[:12], hardware[:48].strip("-"), identity.dtype.value.lower())
+        return "-".join((*parts, f"tp{identity.tensor_parallel}")) + ".json"
 
 
 TABLES: Mapping[str, type[Any]] = {
@@ -193,7 +195,7 @@ _PLACES: Mapping[str, int] = {
     "load": 5,
     "errors": 1,
 }
-"""How many leading columns of a row say where it was measured; no two rows of a table agree in all of them."""
+"""Number of leading columns of a row that say where it was measured. No two rows of a table agree in all of them."""
 _ZERO_ALLOWED = frozenset({"cached_tokens", "output_tokens", "nbytes", "pixels", "points", "median", "worst"})
 
 
@@ -203,8 +205,8 @@ def dump_profile(profile: Profile) -> str:
     document: dict[str, Any] = {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
-        "identity": {one.name: _plain(getattr(identity, one.name)) for one in fields(identity)},
-        "measured": {one.name: _plain(getattr(measured, one.name)) for one in fields(measured)},
+        "identity": {field.name: _plain(getattr(identity, field.name)) for field in fields(identity)},
+        "measured": {field.name: _plain(getattr(measured, field.name)) for field in fields(measured)},
     }
     lines = [f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in document.items()]
     for name in TABLES:
@@ -239,7 +241,7 @@ def parse_profile(text: str | bytes) -> Profile:
 def _identity(value: object) -> ProfileIdentity:
     where = "identity"
     entries = _object(where, value)
-    _same_keys(where, entries, {one.name for one in fields(ProfileIdentity)})
+    _same_keys(where, entries, {field.name for field in fields(ProfileIdentity)})
     options = _object("identity.options", entries["options"])
     if len(options) > _MAX_OPTIONS:
         raise BadProfile(f"identity.options has {len(options)} entries, at most {_MAX_OPTIONS} are allowed")
@@ -265,7 +267,7 @@ def _identity(value: object) -> ProfileIdentity:
         tensor_parallel=tensor_parallel,
         software=_text("identity.software", entries["software"]),
         options={
-            _text("an option's name", name): _text(f"identity.options.{name}", one) for name, one in options.items()
+            _text("an option's name", name): _text(f"identity.options.{name}", value) for name, value in options.items()
         },
     )
 
@@ -275,16 +277,16 @@ def _measured(value: object) -> Measured:
     hints = get_type_hints(Measured)
     _same_keys("measured", entries, hints)
     read: dict[str, Any] = {}
-    for name, one in entries.items():
+    for name, entry in entries.items():
         where = f"measured.{name}"
         if hints[name] is Origin:
-            read[name] = _member(where, Origin, one)
+            read[name] = _member(where, Origin, entry)
         elif hints[name] is str:
-            read[name] = _text(where, one)
+            read[name] = _text(where, entry)
         elif hints[name] is int:
-            read[name] = _count(where, one)
+            read[name] = _count(where, entry)
         else:
-            read[name] = _number(where, one, least=-1.0 if name == "drift" else 0.0)
+            read[name] = _number(where, entry, least=-1.0 if name == "drift" else 0.0)
     return Measured(**read)
 
 
@@ -301,8 +303,8 @@ def _rows(table: str, value: object, row_type: type[Any]) -> tuple[Any, ...]:
             raise BadProfile(f"{where} must have {len(hints)} columns: {', '.join(hints)}")
         row = row_type(
             *(
-                _cell(f"{name} in {where}", name, kind, one)
-                for (name, kind), one in zip(hints.items(), cells, strict=True)
+                _cell(f"{name} in {where}", name, kind, cell)
+                for (name, kind), cell in zip(hints.items(), cells, strict=True)
             )
         )
         place = tuple(row)[: _PLACES[table]]
@@ -367,7 +369,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, frozenset):
-        return sorted(_plain(one) for one in value)  # type: ignore[type-var]  # stages' names
+        return sorted(_plain(value) for value in value)  # type: ignore[type-var]  # stages' names
     return dict(value) if isinstance(value, Mapping) else value
 
 

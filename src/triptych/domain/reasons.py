@@ -4,7 +4,7 @@ import re
 
 _MAX_CHARS = 200
 _MAX_READ_CHARS = 5 * _MAX_CHARS
-"""Of a text, as finding paths in a long one takes the square of its length."""
+"""Most characters of a text that are read, as finding paths in a long one takes the square of its length."""
 _MAX_CAUSES = 16
 """An error may be its own cause."""
 _HIDDEN = re.compile(r"(?:[\w.+-]*/){2,}[\w.+-]*|0x[0-9a-fA-F]{4,}|\d+(?:\.\d+){3}(?::\d+)?", re.ASCII)

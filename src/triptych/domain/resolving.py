@@ -14,13 +14,13 @@ class ResolveRequest:
     model: str
     media: tuple[MediaPart, ...] = ()
     keys: tuple[bytes, ...] = ()
-    """Of embeddings: ``Ticket.key``."""
+    """Keys of embeddings: ``Ticket.key``."""
     timeout_s: float = 120.0
     """Time limit from when it is sent, in which the embeddings are encoded and then held."""
     tenant_salt: bytes = b""
-    """As in a ``ChatRequest``. Keys include it."""
+    """Salt as in a ``ChatRequest``. Keys include it."""
     priority: int = 0
-    """As in a ``ChatRequest``."""
+    """Priority as in a ``ChatRequest``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ResolvedItem:
 
     ticket: Ticket
     cached: bool = True
-    """It was not encoded for this request."""
+    """Whether it was not encoded for this request."""
     grid: tuple[int, ...] = ()
     """The number of patches in time, height and width. Only of media, and of families that compute positions from it."""
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Grammar(Enum):
-    """What an answer must match."""
+    """Grammar that an answer must match."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -85,7 +85,7 @@ class SamplingParams:
     """The schema's bound is ``SCHEMA``."""
 
     def seeded(self, rng: Rng) -> Self:
-        """With a seed: a drawn one if there is none."""
+        """Sampling with a seed: a drawn one if there is none."""
         return self if self.seed is not None else replace(self, seed=rng.getrandbits(_SEED_BITS))
 
 

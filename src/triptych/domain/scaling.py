@@ -25,9 +25,9 @@ class ProcessPhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to end and finishes what runs."""
+    """The process was told to end and finishes what runs."""
     FAILED = "failed"
-    """It is not started any more, until a size is declared again."""
+    """The process is not started any more, until a size is declared again."""
 
 
 @dataclass(frozen=True, slots=True)

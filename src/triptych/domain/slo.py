@@ -28,9 +28,9 @@ MEDIA_TOKEN_BUCKETS = (256, 1024, 4096, 16384)
 """Upper bounds of the media tokens in a request class; the last class has no bound."""
 CLASSES = (
     TEXT,
-    *(f"{one.value}-{bound}" for one in Modality for bound in (*MEDIA_TOKEN_BUCKETS, "more")),
+    *(f"{modality.value}-{bound}" for modality in Modality for bound in (*MEDIA_TOKEN_BUCKETS, "more")),
 )
-"""All request classes. A request without media is ``text``; others go by their largest modality and their media tokens."""
+"""Request classes. A request without media is ``text``; others go by their largest modality and their media tokens."""
 
 MAX_OBJECTIVES = 64
 """Most objectives of one router."""
@@ -45,7 +45,7 @@ def request_class(media_tokens: Mapping[Modality, int]) -> str:
     if not media_tokens:
         return TEXT
     tokens = sum(media_tokens.values())
-    modality = max(media_tokens, key=lambda one: (media_tokens[one], one.value))
+    modality = max(media_tokens, key=lambda modality: (media_tokens[modality], modality.value))
     bucket = next((str(bound) for bound in MEDIA_TOKEN_BUCKETS if tokens <= bound), "more")
     return f"{modality.value}-{bucket}"
 
@@ -60,10 +60,10 @@ class Isolated:
     """Latencies in seconds of a request that has the system to itself, by stage. 0 for a stage that it does not have."""
 
     prepare_s: float
-    """At the router."""
+    """Time at the router, seconds."""
     encode_s: float
     prefill_s: float
-    """From the last embedding to the first token: pull and prefill."""
+    """Time from the last embedding to the first token, seconds: pull and prefill."""
     tbt_s: float
 
     @property
@@ -111,29 +111,33 @@ class Slo:
         for entry in entries:
             if (match := _OBJECTIVE.fullmatch(entry)) is None:
                 raise ValueError(f"slo {entry!r} is not [CLASS:]METRIC=VALUE with ttft, tbt or e2e, and s, ms or x")
-            of, metric, relative = match["of"] or "", Metric(match["metric"]), match["unit"] == "x"
-            if of and of not in CLASSES and of not in {TEXT, *(one.value for one in Modality)}:
+            selector, metric, relative = match["of"] or "", Metric(match["metric"]), match["unit"] == "x"
+            if (
+                selector
+                and selector not in CLASSES
+                and selector not in {TEXT, *(modality.value for modality in Modality)}
+            ):
                 raise ValueError(f"slo {entry!r}: the class is not one of text, {', '.join(m.value for m in Modality)}")
-            if (of, metric) in objectives:
-                raise ValueError(f"slo {entry!r}: {of or 'every class'} has a limit of {metric} already")
+            if (selector, metric) in objectives:
+                raise ValueError(f"slo {entry!r}: {selector or 'every class'} has a limit of {metric} already")
             value = float(match["value"]) / (1000 if match["unit"] == "ms" else 1)
             low, high, unit = (1.0, _LARGEST_FACTOR, "x") if relative else (0.0, _LARGEST_S, "s")
             if not low <= value <= high or value == 0:
                 raise ValueError(f"slo {entry!r} must be {'from 1' if relative else 'above 0'} to {high:g} {unit}")
-            objectives[of, metric] = Objective(value, relative)
+            objectives[selector, metric] = Objective(value, relative)
         return cls(objectives)
 
     def objective(self, class_name: str, metric: Metric) -> Objective | None:
         """The most specific one: of the class, of its modality, of all."""
-        for of in (class_name, modality_of(class_name), ""):
-            if (found := self.objectives.get((of, metric))) is not None:
-                return found
+        for selector in (class_name, modality_of(class_name), ""):
+            if (objective := self.objectives.get((selector, metric))) is not None:
+                return objective
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is expected of a prepared request; None where it is unknown."""
+    """Expectations of a prepared request; None where they are unknown."""
 
     ttft_limit_s: float | None = None
     """The TTFT objective of its class, in seconds."""
@@ -144,7 +148,7 @@ NOTHING_EXPECTED = Expected()
 
 
 class ChargedStage(StrEnum):
-    """What a missed TTFT is charged to."""
+    """Stage that a missed TTFT is charged to."""
 
     PREPARE = "prepare"
     ENCODE = "encode"

@@ -1,4 +1,4 @@
-"""What the store of the control plane holds (``ports.Store``): entries in tables, logs, and leases."""
+"""Contents of the control plane's store (``ports.Store``): entries in tables, logs, and leases."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed in a table since the previous ``Changes``: entries written, and keys that are gone."""
+    """Changes of a table since the previous ``Changes``: entries written, and keys that are gone."""
 
     written: tuple[Entry, ...] = ()
     deleted: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Who shares the service, as the router knows it."""
+"""Tenants that share the service, as the router knows them."""
 
 from dataclasses import dataclass
 
@@ -17,4 +17,4 @@ class Tenant:
 
 
 NOBODY = Tenant()
-"""All whose requests name no tenant."""
+"""Tenant of all requests that name none."""

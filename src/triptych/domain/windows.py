@@ -1,6 +1,7 @@
-"""What routers measure in short windows: load, outcomes and attainment, by class of request. Windows can be added up.
+"""Measurements of routers in short windows: load, outcomes and attainment, by class of request.
 
-All times are durations: clocks differ between processes. Every part is bounded, whatever the load.
+Windows can be added up. All times are durations: clocks differ between processes. Every part is bounded, whatever the
+load.
 """
 
 import math
@@ -15,7 +16,7 @@ from triptych.domain.slo import ChargedStage, Metric
 SKETCH_LOW_S = 1e-4
 SKETCH_PER_DOUBLING = 4
 SKETCH_BUCKETS = 96
-"""From 0.1 ms to about 1,700 s. A bucket is 19 % wide, so a quantile is within 9 % of the measured value."""
+"""Buckets from 0.1 ms to about 1,700 s. A bucket is 19 % wide, so a quantile is within 9 % of the measured value."""
 ATTAINMENT_WINDOW_S = 60.0
 """Time over which routers and pool managers take attainment by default."""
 MAX_BLAMED = 64
@@ -43,8 +44,8 @@ class Sketch:
             return self if self.counts else other
         first = min(self.first, other.first)
         counts = [0] * (max(self.first + len(self.counts), other.first + len(other.counts)) - first)
-        for one in (self, other):
-            for index, count in enumerate(one.counts, one.first - first):
+        for sketch in (self, other):
+            for index, count in enumerate(sketch.counts, sketch.first - first):
                 counts[index] += count
         return Sketch(first, tuple(counts))
 
@@ -132,18 +133,20 @@ NOTHING_JUDGED = Judged()
 
 @dataclass(frozen=True, slots=True)
 class ClassWindow(Counts):
-    """One class of requests in one window. Fields that are not seconds are counts."""
+    """Window of one class of requests. Fields that are not seconds are counts."""
 
     arrivals: int = 0
     """Requests whose prompt was prepared."""
     items: int = 0
     media_tokens: int = 0
-    """Of the embeddings of all items."""
+    """Tokens of the embeddings of all items."""
     media_bytes: int = 0
     pixels: int = 0
     """Pixels of images and of videos' frames; samples of sounds."""
     prompt_tokens: int = 0
-    """Of decoder-only families including the positions of media; of cross-attention families text alone."""
+    """Tokens of prompts: with the positions of media for decoder-only families, text alone for cross-attention
+    families.
+    """
     output_tokens: int = 0
     cached_tokens: int = 0
     """Media tokens of finished requests whose embeddings were cached, so that nothing was encoded."""
@@ -224,14 +227,14 @@ class WindowBuilder:
 @dataclass(frozen=True, slots=True)
 class NamedClass:
     name: str
-    """One of ``domain.slo.CLASSES``."""
+    """Name of one of ``domain.slo.CLASSES``."""
     window: ClassWindow
 
 
 @dataclass(frozen=True, slots=True)
 class NamedInstance:
-    """Requests that were judged by TTFT and that the instance had a part in, so that one sick instance can be told from
-    a pool that is too small. A miss that it is not charged with counts as met.
+    """Requests that were judged by TTFT and that the instance had a part in. One sick instance can so be told from a
+    pool that is too small. A miss that it is not charged with counts as met.
     """
 
     instance_id: str
@@ -249,19 +252,19 @@ class Refusals(Counts):
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """What one router measured in one window."""
+    """Report of one router on one window."""
 
     epoch: int
-    """Of the router: a restarted one has another, and counts ``sequence`` from 1 again."""
+    """Epoch of the router: a restarted one has another, and counts ``sequence`` from 1 again."""
     sequence: int
     duration_s: float
     age_s: float
-    """How long ago the window ended, when the report was sent."""
+    """Time from the end of the window to the sending of the report, seconds."""
     model: str
     """Empty until the router knows it."""
     classes: tuple[NamedClass, ...] = ()
     instances: tuple[NamedInstance, ...] = ()
-    """At most ``MAX_BLAMED``, those with the most misses."""
+    """Instances with the most misses, at most ``MAX_BLAMED``."""
     refusals: Refusals = Refusals()
     waiting: int = 0
     """Requests without a first token at the window's end."""
@@ -287,7 +290,7 @@ def summed(entries: Iterable[tuple[str, CountsT]]) -> dict[str, CountsT]:
 
 def merged(reports: Iterable[WindowReport]) -> dict[str, ClassWindow]:
     """The sum of the classes of several reports, by name."""
-    return summed((one.name, one.window) for report in reports for one in report.classes)
+    return summed((window.name, window.window) for report in reports for window in report.classes)
 
 
 def total(classes: Iterable[ClassWindow]) -> ClassWindow:

@@ -62,10 +62,10 @@ class StoredTensor:
 
     path: Path
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
     nbytes: int
     dtype: str
-    """As safetensors name it."""
+    """Data type as safetensors name it."""
     shape: tuple[int, ...]
 
 
@@ -105,7 +105,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
-        """All tensors of the weights, from the headers of the files."""
+        """Tensors of the weights, from the headers of the files."""
         for file in self.weights:
             length, header = _header(file)
             for entry in header.values():
@@ -150,12 +150,12 @@ def _part_config(config: Mapping[str, Any], part: ModelPart) -> Any:
 
 
 def _costly(value: Any) -> Any:
-    """Without the entries that say nothing about costs: names, versions, and numbers of tokens."""
+    """Copy without the entries that say nothing about costs: names, versions, and numbers of tokens."""
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _costly(one)
-        for name, one in value.items()
+        name: _costly(entry)
+        for name, entry in value.items()
         if name not in _COSTLESS and not name.endswith(("_token_id", "_token_index", "_token_ids"))
     }
 

@@ -1,4 +1,4 @@
-"""Where and how an engine computes."""
+"""Device and data type with which an engine computes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -91,22 +91,24 @@ _gate = compiled(_gated, any_order=False)
 def _silu_times(gate_and_up: Floats, product: Floats) -> None:
     """SiLU(gate) * up, of [n, 2 * width], to ``product`` [n, width]."""
     rows, width = product.shape
-    given, made = gate_and_up.reshape(-1), product.reshape(-1)
+    given, flat_product = gate_and_up.reshape(-1), product.reshape(-1)
     whole, rest = width - width % LANES, width % LANES
     for row in range(rows):
         gate, up, to = row * 2 * width, (row * 2 + 1) * width, row * width
         for at in range(0, whole, LANES):
-            store(made, to + at, _gate(load(given, gate + at), load(given, up + at)))
+            store(flat_product, to + at, _gate(load(given, gate + at), load(given, up + at)))
         if rest:
             value = _gate(load_first(given, gate + whole, rest), load_first(given, up + whole, rest))
-            store_first(made, to + whole, value, rest)
+            store_first(flat_product, to + whole, value, rest)
 
 
 silu_times = compiled(_silu_times)
 
 
 def _rotate_heads(heads: Floats, cosines: Floats, sines: Floats, norm: Floats, epsilon: np.float32) -> None:
-    """Of one row, [heads, size] in place: normalize each head if ``norm`` has weights, [size], and rotate it by position, [size]."""
+    """Rotate one row, [heads, size], in place: normalize each head if ``norm`` has weights, [size], and rotate it by
+    position, [size].
+    """
     number, size = heads.shape
     half = size // 2
     for head in range(number):
@@ -134,8 +136,8 @@ def _rotate_and_store(
     keys: Floats,
     values: Floats,
 ) -> None:
-    """Of ``heads``, [n, heads + 2 * kv heads, size], rotate the queries and then the keys in place, and write keys and values to their slots,
-    [slots, kv heads, size].
+    """Rotate ``heads``, [n, heads + 2 * kv heads, size]: the queries and then the keys in place. Write keys and values
+    to their slots, [slots, kv heads, size].
 
     ``query_norm`` and ``key_norm`` are empty where heads are not normalized.
     """
@@ -170,10 +172,11 @@ def _scores_of(
     scores: Floats,
     stride: int,
 ) -> None:
-    """Of ``group`` heads from ``first_head`` on, which share a key, before the positions from ``begin`` to ``end``: to ``scores``, ``stride`` for each head.
+    """Score ``group`` heads from ``first_head`` on, which share a key, before the positions from ``begin`` to ``end``.
+    Scores go to ``scores``, ``stride`` for each head.
 
-    Keys and values of the positions ahead, those of the next row as well, are on their way to the cache meanwhile: a processor does not
-    guess where the next block lies.
+    Keys and values of the positions ahead, those of the next row as well, are on their way to the cache meanwhile: a
+    processor does not guess where the next block lies.
     """
     rest = size % LANES
     whole = size - rest
@@ -182,20 +185,20 @@ def _scores_of(
     for at in range(begin, end, 4):  # four positions share each reading of the query
         for ahead in range(at + _AHEAD, min(at + _AHEAD + 4, len(places))):
             first = places[ahead] + within
-            for one in range(first, first + size, LANES):
-                prefetch(keys, one)
-            for one in range(first, first + size, LANES):
-                prefetch(values, one)
+            for column in range(first, first + size, LANES):
+                prefetch(keys, column)
+            for column in range(first, first + size, LANES):
+                prefetch(values, column)
         p, q = places[at] + within, places[min(at + 1, end - 1)] + within  # behind the last one it is computed again
         r, s = places[min(at + 2, end - 1)] + within, places[min(at + 3, end - 1)] + within
         for head in range(group):
             a = b = c = d = each(_ZERO)
-            for one in range(0, whole, LANES):
-                query = load(asked, (first_head + head) * width + one)
-                a = multiply_add(query, load(keys, p + one), a)
-                b = multiply_add(query, load(keys, q + one), b)
-                c = multiply_add(query, load(keys, r + one), c)
-                d = multiply_add(query, load(keys, s + one), d)
+            for column in range(0, whole, LANES):
+                query = load(asked, (first_head + head) * width + column)
+                a = multiply_add(query, load(keys, p + column), a)
+                b = multiply_add(query, load(keys, q + column), b)
+                c = multiply_add(query, load(keys, r + column), c)
+                d = multiply_add(query, load(keys, s + column), d)
             if rest:
                 query = load(asked, (first_head + head) * width + whole)
                 a = multiply_add(query, load_first(keys, p + whole, rest), a)
@@ -211,8 +214,8 @@ _scores = compiled(_scores_of)
 def _weights_of(
     scores: Floats, stride: int, count: int, first_head: int, group: int, most: Floats, sums: Floats, width: int
 ) -> None:
-    """Of the first ``count`` scores of each head exp(score - ``most``), in place, where ``most`` is the greatest so far: if it grows,
-    what was summed before shrinks. Add them to the last lanes of the head's ``sums``.
+    """Turn the first ``count`` scores of each head into exp(score - ``most``), in place. ``most`` is the greatest so
+    far: if it grows, what was summed before shrinks. Add them to the last lanes of the head's ``sums``.
     """
     for head in range(group):
         first = head * stride
@@ -286,7 +289,7 @@ _add_values = compiled(_add_values_of)
 def _places_of(
     tables: Integers, starts: Integers, lengths: Integers, block_tokens: int, window: int, slot_size: int
 ) -> Integers:
-    """Where the keys of all positions that rows attend to begin, those of a row after those of the one before."""
+    """Places where the keys of all positions that rows attend to begin, those of a row after those of the one before."""
     number = 0
     for length in lengths:
         number += min(length, window) if window else length
@@ -309,7 +312,9 @@ _places = compiled(_places_of)
 
 
 def _divide_by(sums: Floats, first: int, total: np.float32, attended: Floats, row: int, head: int) -> None:
-    """Of one head, and rounded alike wherever they lie: in any order, quotients might be approximated where a loop is vectorized."""
+    """Divide one head. Results are rounded alike wherever they lie: in any order, quotients might be approximated where
+    a loop is vectorized.
+    """
     for at in range(attended.shape[2]):
         attended[row, head, at] = sums[first + at] / total
 
@@ -388,15 +393,15 @@ def _few_rows_product(
         while row + 8 <= number:
             a = b = c = d = e = f = g = h = added
             for at in range(inputs):
-                one = weight[output, at]
-                a += rows[row, at] * one
-                b += rows[row + 1, at] * one
-                c += rows[row + 2, at] * one
-                d += rows[row + 3, at] * one
-                e += rows[row + 4, at] * one
-                f += rows[row + 5, at] * one
-                g += rows[row + 6, at] * one
-                h += rows[row + 7, at] * one
+                weights = weight[output, at]
+                a += rows[row, at] * weights
+                b += rows[row + 1, at] * weights
+                c += rows[row + 2, at] * weights
+                d += rows[row + 3, at] * weights
+                e += rows[row + 4, at] * weights
+                f += rows[row + 5, at] * weights
+                g += rows[row + 6, at] * weights
+                h += rows[row + 7, at] * weights
             product[row, to] = a
             product[row + 1, to] = b
             product[row + 2, to] = c
@@ -409,11 +414,11 @@ def _few_rows_product(
         while row + 4 <= number:
             a = b = c = d = added
             for at in range(inputs):
-                one = weight[output, at]
-                a += rows[row, at] * one
-                b += rows[row + 1, at] * one
-                c += rows[row + 2, at] * one
-                d += rows[row + 3, at] * one
+                weights = weight[output, at]
+                a += rows[row, at] * weights
+                b += rows[row + 1, at] * weights
+                c += rows[row + 2, at] * weights
+                d += rows[row + 3, at] * weights
             product[row, to] = a
             product[row + 1, to] = b
             product[row + 2, to] = c
@@ -431,7 +436,9 @@ few_rows_product = compiled(_few_rows_product)
 
 
 def _best_tokens(logits: Floats, tokens: Integers, are_finite: Booleans) -> None:
-    """Of each row of [n, vocabulary] the greatest number's place, the first of equal ones, and whether all numbers are finite: [n] each."""
+    """Find in each row of [n, vocabulary] the greatest number's place, the first of equal ones, and whether all numbers
+    are finite: [n] each.
+    """
     rows, vocabulary = logits.shape
     flat, whole = logits.reshape(-1), vocabulary - vocabulary % LANES
     for row in range(rows):
@@ -442,9 +449,9 @@ def _best_tokens(logits: Floats, tokens: Integers, are_finite: Booleans) -> None
             for at in range(first + begin, first + min(begin + _SEARCHED, whole), LANES):
                 value = load(flat, at)
                 most, sums = greater(value, most), plus(sums, value)
-            found = greatest(most)
-            if found > best:
-                best, place = found, begin
+            greatest_here = greatest(most)
+            if greatest_here > best:
+                best, place = greatest_here, begin
         added = total(sums)  # it is finite only if all are
         for at in range(whole, vocabulary):
             added += flat[first + at]
@@ -460,12 +467,12 @@ best_tokens = compiled(_best_tokens)
 
 def prepare() -> None:
     """Compile all, or load what is in the cache. Raises OSError if the cache cannot be written any more."""
-    one, epsilon = np.ones((1, 2), np.float32), np.float32(1e-6)
-    heads, none, first = one.reshape(1, 1, 2), np.empty(0, np.float32), np.zeros(1, np.int64)
-    rms_norm(one, one[0], epsilon, one.copy())
-    add_rms_norm(one, one.copy(), one[0], epsilon, one.copy())
-    silu_times(one, np.empty((1, 1), np.float32))
-    rotate_and_store(heads.repeat(3, 1), one, one, none, none, epsilon, first, heads.copy(), heads.copy())
+    ones_row, epsilon = np.ones((1, 2), np.float32), np.float32(1e-6)
+    heads, none, first = ones_row.reshape(1, 1, 2), np.empty(0, np.float32), np.zeros(1, np.int64)
+    rms_norm(ones_row, ones_row[0], epsilon, ones_row.copy())
+    add_rms_norm(ones_row, ones_row.copy(), ones_row[0], epsilon, ones_row.copy())
+    silu_times(ones_row, np.empty((1, 1), np.float32))
+    rotate_and_store(heads.repeat(3, 1), ones_row, ones_row, none, none, epsilon, first, heads.copy(), heads.copy())
     attend(heads, heads, heads, first, first, first + 1, 1, 0, epsilon, heads.copy())
-    few_rows_product(one, one, none, 0, 1, one.copy(), 0)
-    best_tokens(one, first.copy(), np.empty(1, np.bool_))
+    few_rows_product(ones_row, ones_row, none, 0, 1, ones_row.copy(), 0)
+    best_tokens(ones_row, first.copy(), np.empty(1, np.bool_))

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Sleep = Callable[[float], None]
 Length = Callable[[EngineRequest], int]
 _BLOCK_TOKENS = 16
-"""Of the prefix cache."""
+"""Tokens in a block of the prefix cache."""
 _MANY_TOKENS = 1 << 20
 """KV memory where the profile does not say the size of a token."""
 _COPIED_BYTES_PER_S = 8e9
@@ -102,7 +102,7 @@ class _Sequence:
     length: int = 0
     """Tokens at which each choice ends by itself."""
     prefixes: list[bytes] = field(default_factory=list)
-    """Of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks."""
     arriving: int = 0
     """Positions that come from elsewhere."""
     paused: bool = False
@@ -153,7 +153,7 @@ class DelayTextEngine:
         heads_nbytes = 2 * model.dtype.itemsize
         head_size = token_nbytes // heads_nbytes or model.hidden_size
         self.kv_kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
-        """As many bytes as the profile says, else those of one layer."""
+        """Kind of KV with as many bytes as the profile says, else those of one layer."""
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
@@ -167,7 +167,7 @@ class DelayTextEngine:
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
-        """Of blocks that are computed, in order of their last use."""
+        """Hashes of blocks that are computed, in order of their last use."""
         sleep(costs.profile.measured.load_s)
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
@@ -176,81 +176,94 @@ class DelayTextEngine:
 
     @property
     def kv_free_tokens(self) -> int:
-        held = (one.computed + len(one.choices) * (one.sent - one.begun) for one in self._running.values())
+        held = (
+            sequence.computed + len(sequence.choices) * (sequence.sent - sequence.begun)
+            for sequence in self._running.values()
+        )
         return max(0, self.kv_tokens - sum(held))
 
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
         begun = max(map(len, request.begun.values()))
-        one = _Sequence(request, sent=begun, choices=tuple(request.begun), begun=begun)
+        sequence = _Sequence(request, sent=begun, choices=tuple(request.begun), begun=begun)
         longest = min(self.model.context_length, self.kv_tokens)
-        if len(request.token_ids) + one.limit > longest:
-            raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + one.limit} tokens of {longest}")
-        if len(one.choices) > self._max_sequences:
-            raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
-        one.arriving = min(request.arriving, len(request.token_ids) + begun - 1)
-        one.length = one.limit if self._length is None else min(one.limit, max(1, self._length(request)))
+        if len(request.token_ids) + sequence.limit > longest:
+            raise ContextTooLong(
+                f"prompt and answer have {len(request.token_ids) + sequence.limit} tokens of {longest}"
+            )
+        if len(sequence.choices) > self._max_sequences:
+            raise InvalidRequest(f"n is {len(sequence.choices)}, must be at most {self._max_sequences}", param="n")
+        sequence.arriving = min(request.arriving, len(request.token_ids) + begun - 1)
+        sequence.length = sequence.limit if self._length is None else min(sequence.limit, max(1, self._length(request)))
         if self.finds_prefixes:
-            one.prefixes = _prefixes(request)
-        self._waiting[request.request_id] = one
+            sequence.prefixes = _prefixes(request)
+        self._waiting[request.request_id] = sequence
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         for sequences in (self._waiting, self._running):
-            one = sequences.get(request_id)
-            if one is not None:
-                one.choices = tuple(other for other in one.choices if choice is not None and other != choice)
-                if not one.choices:
+            sequence = sequences.get(request_id)
+            if sequence is not None:
+                sequence.choices = tuple(
+                    number for number in sequence.choices if choice is not None and number != choice
+                )
+                if not sequence.choices:
                     del sequences[request_id]
 
     def reorder(self, request_id: str, turn: Turn) -> None:
-        if (one := self._waiting.get(request_id)) is not None:
-            one.request = replace(one.request, turn=turn)
+        if (sequence := self._waiting.get(request_id)) is not None:
+            sequence.request = replace(sequence.request, turn=turn)
 
     @property
     def prefill_turn(self) -> Turn | None:
-        begun = [one for one in self._running.values() if one.left and not one.is_idle]
-        waiting = [one for one in self._waiting.values() if not one.paused and self._may_start(one, self._places(), 0)]
-        return min((one.request.turn for one in (*begun, *waiting)), default=None)
+        begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
+        waiting = [
+            sequence
+            for sequence in self._waiting.values()
+            if not sequence.paused and self._may_start(sequence, self._places(), 0)
+        ]
+        return min((sequence.request.turn for sequence in (*begun, *waiting)), default=None)
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_turn is not None or any(not one.is_idle for one in self._running.values())
+        return self.prefill_turn is not None or any(not sequence.is_idle for sequence in self._running.values())
 
     def _places(self) -> int:
-        return sum(len(one.choices) for one in self._running.values())
+        return sum(len(sequence.choices) for sequence in self._running.values())
 
     def step(self) -> list[EngineOutput]:
         return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
 
     def _prompts(self) -> Iterator[Prefill]:
-        """Those that have begun and those for which there is a place, by their turns."""
+        """Sequences that have begun and those for which there is a place, by their turns."""
         running, started_beyond = self._places(), 0
-        begun = [one for one in self._running.values() if one.left and not one.is_idle]
-        waiting = [one for one in self._waiting.values() if not one.paused]
-        for one in sorted([*begun, *waiting], key=lambda one: one.request.turn):
-            if one.request.request_id in self._waiting:
-                if not self._may_start(one, running, started_beyond):
+        begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
+        waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
+        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.turn):
+            if sequence.request.request_id in self._waiting:
+                if not self._may_start(sequence, running, started_beyond):
                     continue
-                self._find(one)
-                running += len(one.choices)
-                started_beyond += one.request.turn.beyond_share * len(one.choices)
-                if one.is_arriving:
-                    self._start(one)
+                self._find(sequence)
+                running += len(sequence.choices)
+                started_beyond += sequence.request.turn.beyond_share * len(sequence.choices)
+                if sequence.is_arriving:
+                    self._start(sequence)
                     continue
-            yield _prefill(one)
+            yield _prefill(sequence)
 
-    def _may_start(self, one: _Sequence, running: int, started_beyond: int) -> bool:
-        wanted, turn = len(one.choices), one.request.turn
+    def _may_start(self, sequence: _Sequence, running: int, started_beyond: int) -> bool:
+        wanted, turn = len(sequence.choices), sequence.request.turn
         return may_start(turn, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond)
 
     def decode_step(self) -> list[EngineOutput]:
         return self._run(StepPlan(tuple(self._decoding()), ()))
 
     def _decoding(self) -> list[str]:
-        """One entry per choice, as each takes a place."""
-        decoding = [(name, one) for name, one in self._running.items() if not (one.left or one.is_idle)]
-        return [name for name, one in decoding for _ in one.choices]
+        """Sequences that decode, with one entry per choice, as each takes a place."""
+        decoding = [
+            (name, sequence) for name, sequence in self._running.items() if not (sequence.left or sequence.is_idle)
+        ]
+        return [name for name, sequence in decoding for _ in sequence.choices]
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
         took_s = 0.0
@@ -259,51 +272,51 @@ class DelayTextEngine:
             took_s += self._costs.decode_s(len(contexts), sum(contexts) / len(contexts)).value
         advanced = list(dict.fromkeys(plan.decodes))
         for work in plan.prefills:
-            one = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
-            took_s += self._costs.prefill_s(work.tokens, one.computed).value
-            one.computed += work.tokens
-            self._keep(one)
-            if not one.left:
+            sequence = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
+            took_s += self._costs.prefill_s(work.tokens, sequence.computed).value
+            sequence.computed += work.tokens
+            self._keep(sequence)
+            if not sequence.left:
                 advanced.append(work.sequence_id)
         if took_s:
             self._sleep(took_s)
         return [output for name in advanced for output in self._advance(self._running[name])]
 
-    def _start(self, one: _Sequence) -> _Sequence:
-        self._running[one.request.request_id] = self._waiting.pop(one.request.request_id)
-        self.prefix_queries_tokens += one.computed + one.left if self.finds_prefixes else 0
-        self.prefix_hits_tokens += one.computed
-        return one
+    def _start(self, sequence: _Sequence) -> _Sequence:
+        self._running[sequence.request.request_id] = self._waiting.pop(sequence.request.request_id)
+        self.prefix_queries_tokens += sequence.computed + sequence.left if self.finds_prefixes else 0
+        self.prefix_hits_tokens += sequence.computed
+        return sequence
 
-    def _find(self, one: _Sequence) -> None:
+    def _find(self, sequence: _Sequence) -> None:
         """All but the last token may be known."""
-        found = 0
-        for prefix in one.prefixes[: (one.left - 1) // _BLOCK_TOKENS]:
+        cached = 0
+        for prefix in sequence.prefixes[: (sequence.left - 1) // _BLOCK_TOKENS]:
             if prefix not in self._prefixes:
                 break
             self._prefixes.move_to_end(prefix)
-            found += 1
-        one.computed = found * _BLOCK_TOKENS
+            cached += 1
+        sequence.computed = cached * _BLOCK_TOKENS
 
-    def _keep(self, one: _Sequence) -> None:
-        for prefix in one.prefixes[: one.computed // _BLOCK_TOKENS]:
+    def _keep(self, sequence: _Sequence) -> None:
+        for prefix in sequence.prefixes[: sequence.computed // _BLOCK_TOKENS]:
             self._prefixes[prefix] = None
             self._prefixes.move_to_end(prefix)
         while len(self._prefixes) > self._most_prefixes:
             self._prefixes.popitem(last=False)
 
-    def _advance(self, one: _Sequence) -> list[EngineOutput]:
-        one.sent += 1
-        one.paused |= one.request.pauses
+    def _advance(self, sequence: _Sequence) -> list[EngineOutput]:
+        sequence.sent += 1
+        sequence.paused |= sequence.request.pauses
         reason = None
-        if one.sent >= one.length:
-            reason = FinishReason.LENGTH if one.sent >= one.limit else FinishReason.STOP
-            del self._running[one.request.request_id]
+        if sequence.sent >= sequence.length:
+            reason = FinishReason.LENGTH if sequence.sent >= sequence.limit else FinishReason.STOP
+            del self._running[sequence.request.request_id]
         certain = ScoredToken(self._token, 0.0)
-        scores = () if one.request.sampling.logprobs is None else (Scores(certain, ()),)
+        scores = () if sequence.request.sampling.logprobs is None else (Scores(certain, ()),)
         return [
-            EngineOutput(one.request.request_id, (self._token,), reason, choice=choice, scores=scores)
-            for choice in one.choices
+            EngineOutput(sequence.request.request_id, (self._token,), reason, choice=choice, scores=scores)
+            for choice in sequence.choices
         ]
 
     @property
@@ -316,34 +329,43 @@ class DelayTextEngine:
 
     @property
     def pending_tokens(self) -> int:
-        going = [one for one in (*self._waiting.values(), *self._running.values()) if not one.paused]
-        arriving = sum(max(0, one.arriving - one.computed) for one in going)
-        return sum(one.left + len(one.choices) * (one.limit - one.sent) for one in going) - arriving
+        going = [sequence for sequence in (*self._waiting.values(), *self._running.values()) if not sequence.paused]
+        arriving = sum(max(0, sequence.arriving - sequence.computed) for sequence in going)
+        return (
+            sum(sequence.left + len(sequence.choices) * (sequence.limit - sequence.sent) for sequence in going)
+            - arriving
+        )
 
-    # --- hand-over: the choices of a request have one state -------------------------------------------------------------
+    # --- KV transfer: the choices of a request have one state -----------------------------------------------------------
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:
-        arriving = ((name, one) for name, one in self._running.items() if one.is_arriving and not one.paused)
-        return frozenset((name, one.choices[0]) for name, one in arriving)
+        arriving = (
+            (name, sequence) for name, sequence in self._running.items() if sequence.is_arriving and not sequence.paused
+        )
+        return frozenset((name, sequence.choices[0]) for name, sequence in arriving)
 
     def pause(self, request_id: str) -> None:
-        if (one := self._known(request_id)) is not None:
-            one.paused = True
+        if (sequence := self._known(request_id)) is not None:
+            sequence.paused = True
 
     def computed(self, request_id: str, choice: int) -> int:
-        one = self._running.get(request_id)
-        if one is None or choice not in one.choices:
+        sequence = self._running.get(request_id)
+        if sequence is None or choice not in sequence.choices:
             return 0
-        return one.computed + max(0, one.sent - one.begun - 1)
+        return sequence.computed + max(0, sequence.sent - sequence.begun - 1)
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        one = self._known(request_id)
-        if one is None or choice not in one.choices or not all(item.key for item in one.request.embeddings):
+        sequence = self._known(request_id)
+        if (
+            sequence is None
+            or choice not in sequence.choices
+            or not all(item.key for item in sequence.request.embeddings)
+        ):
             return None
-        token_ids = (*one.request.token_ids, *one.request.begun[choice])
-        token_ids += (self._token,) * (one.sent - one.begun)
-        return Beginnings(_items(one.request), salt=one.request.tenant_salt).hash_before(end, token_ids)
+        token_ids = (*sequence.request.token_ids, *sequence.request.begun[choice])
+        token_ids += (self._token,) * (sequence.sent - sequence.begun)
+        return Beginnings(_items(sequence.request), salt=sequence.request.tenant_salt).hash_before(end, token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         if self.computed(request_id, choice) < segment.end:
@@ -356,17 +378,17 @@ class DelayTextEngine:
         del memory
         if (request_id, choice) not in self.awaiting:
             return False
-        one = self._running[request_id]
-        if segment.first > one.computed or segment.end > one.computed + one.left:
+        sequence = self._running[request_id]
+        if segment.first > sequence.computed or segment.end > sequence.computed + sequence.left:
             return False
         self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
-        one.computed = max(one.computed, min(segment.end, one.computed + one.left - 1))
-        self._keep(one)
+        sequence.computed = max(sequence.computed, min(segment.end, sequence.computed + sequence.left - 1))
+        self._keep(sequence)
         return True
 
     def arrived(self, request_id: str) -> None:
-        if (one := self._known(request_id)) is not None:
-            one.arriving = 0
+        if (sequence := self._known(request_id)) is not None:
+            sequence.arriving = 0
 
     def _known(self, request_id: str) -> _Sequence | None:
         return self._running.get(request_id) or self._waiting.get(request_id)
@@ -374,9 +396,9 @@ class DelayTextEngine:
 
 def delay_costs(path: Path, part: ModelPart) -> Costs:
     """The costs of the only profile of a part at ``path``, a file or a directory. Raises BadProfile."""
-    found = the_profile(path, part)
+    profile = the_profile(path, part)
     logger.warning("the %s computes nothing: it sleeps as a profile predicts, and answers have no meaning", part.value)
-    return Costs(found)
+    return Costs(profile)
 
 
 def _prefixes(request: EngineRequest) -> list[bytes]:
@@ -384,11 +406,11 @@ def _prefixes(request: EngineRequest) -> list[bytes]:
 
 
 def _items(request: EngineRequest) -> list[KeyedItem]:
-    return [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in request.embeddings]
+    return [KeyedItem(span.key, tuple(range(span.start, span.start + span.tokens))) for span in request.embeddings]
 
 
-def _prefill(one: _Sequence) -> Prefill:
-    return Prefill(one.request.request_id, one.left, one.computed, sequences=len(one.choices))
+def _prefill(sequence: _Sequence) -> Prefill:
+    return Prefill(sequence.request.request_id, sequence.left, sequence.computed, sequences=len(sequence.choices))
 
 
 def synthetic_encoder_profile(
@@ -458,5 +480,7 @@ def synthetic_profiles(
             digest=checkpoint.part_digest(ModelPart.DECODER),
         ),
     )
-    encoder, decoder = (replace(one, measured=replace(one.measured, start_s=load_s + process_s)) for one in profiles)
+    encoder, decoder = (
+        replace(profile, measured=replace(profile.measured, start_s=load_s + process_s)) for profile in profiles
+    )
     return encoder, decoder

@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of a device."""
+"""Check that a model fits into the memory of a device."""
 
 import torch
 
@@ -15,8 +15,8 @@ def weights_nbytes(checkpoint: Checkpoint, compute: ComputeOptions) -> int:
     """Bytes of all weights in the data type of the computation, by the headers of the files."""
     itemsize = TORCH_DTYPES[DTYPES[compute.dtype]].itemsize
     return sum(
-        one.nbytes // _FLOATS[one.dtype] * itemsize if one.dtype in _FLOATS else one.nbytes
-        for one in checkpoint.stored_tensors()
+        tensor.nbytes // _FLOATS[tensor.dtype] * itemsize if tensor.dtype in _FLOATS else tensor.nbytes
+        for tensor in checkpoint.stored_tensors()
     )
 
 

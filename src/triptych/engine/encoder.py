@@ -76,7 +76,7 @@ class AdapterEncoderEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in weights.parameters())
         """Bytes of the part's weights as loaded."""
         self.weights: PartWeights | None = None
-        """Where they can be unloaded."""
+        """Weights of the part where they can be unloaded."""
         self._adapter = adapter
         self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
@@ -90,7 +90,7 @@ class AdapterEncoderEngine:
 
     @property
     def version(self) -> str:
-        """All software involved: another decoder or kernel may round differently."""
+        """Version of all software involved: another decoder or kernel may round differently."""
         parts = {
             "triptych": triptych.__version__,
             "transformers": transformers.__version__,
@@ -146,10 +146,10 @@ class AdapterEncoderEngine:
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
-        """One pass over a batch. The tensors are views that keep the pass's memory alive.
+        """Encode a batch in one pass. The tensors are views that keep the pass's memory alive.
 
-        Raises EngineFailure when any item fails; encode the items one by one to find out which. Raises InstanceLost if the
-        device has failed.
+        Raises EngineFailure when any item fails; encode the items one by one to find out which. Raises InstanceLost if
+        the device has failed.
         """
         if not batch:
             return []
@@ -168,7 +168,7 @@ class AdapterEncoderEngine:
             raise EngineFailure(f"the encoder failed on a batch of {len(batch)}") from error
 
     def _check_device(self) -> None:
-        """After some failures a GPU computes nothing more for this process. Raises InstanceLost then."""
+        """Raise InstanceLost if the GPU has failed. After some failures it computes nothing more for this process."""
         try:
             torch.ones(1, device=self._device).sum().item()
         except RuntimeError as error:
@@ -187,7 +187,7 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         decoding: Decoding | None = None,
         can_unload: bool = False,
     ) -> None:
-        """With ``can_unload`` its ``weights`` can leave the memory and come back, which is tried now."""
+        """Make an engine. With ``can_unload`` its ``weights`` can leave the memory and come back, which is tried now."""
         prepare_torch(compute)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)

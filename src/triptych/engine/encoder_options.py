@@ -1,4 +1,4 @@
-"""What an encoder engine can be told."""
+"""Options of an encoder engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Which encoder engine runs."""
+    """Options that choose the encoder engine."""
 
     engine: Literal["triptych", "vllm"] = "triptych"
     """The encoder engine: triptych, or vllm, which must be installed."""

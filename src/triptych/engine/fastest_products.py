@@ -1,6 +1,8 @@
-"""The linear layers of a model on a CPU, in float32: each by the fastest kind of product, by its shape and the number of rows.
+"""Linear layers of a model on a CPU, in float32: each by the fastest kind of product, by its shape and the number of
+rows.
 
-Which is the fastest depends on the processor and on what its caches keep in a pass, so all shapes are measured when the model is loaded.
+Which is the fastest depends on the processor and on what its caches keep in a pass. So all shapes are measured when the
+model is loaded.
 """
 
 from bisect import bisect_left
@@ -37,13 +39,17 @@ ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _MOST_ROWS = (1, 2, 5, 11, 23, 64, 256, inf)
 """Up to how many rows each measurement holds."""
 _SAMPLED_NBYTES = 48 << 20
-"""Of layers of one shape, so many are measured: of all shapes together more than a cache of a processor, if there are so many."""
+"""Bytes of layers of one shape that are measured: of all shapes together more than a cache of a processor, if there are
+so many.
+"""
 _COPIES = frozenset({By.PACKED, By.JOINED})
 _WORTHWHILE = 0.95
 """Share of the plain product's time below which another one is used."""
 
 Measure = Callable[[Sequence[Alike], Sequence[int]], Sequence[Sequence[Times]]]
-"""Of a model's shapes, each with some of its layers: the times with each number of rows (``product_times_s``)."""
+"""Function from a model's shapes, each with some of its layers, to the times with each number of rows
+(``product_times_s``).
+"""
 
 
 def choose_products(
@@ -77,31 +83,33 @@ def choose_products(
     for layers, times_s in zip(shapes, measured, strict=True):
         fits = (most_packed_nbytes - taken) // nbytes_of(layers[0])
         for number, layer in enumerate(layers):
-            chosen = [By.PLAIN] * (len(ROWS) - len(matter)) + [fastest(one, copied=number < fits) for one in times_s]
+            chosen = [By.PLAIN] * (len(ROWS) - len(matter)) + [
+                fastest(times, copied=number < fits) for times in times_s
+            ]
             taken += nbytes_of(layer) * bool(_COPIES.intersection(chosen))
             if set(chosen) != {By.PLAIN}:
                 # On the instance, which keeps hooks, names and parameters.
-                layer.forward = _ByRows({by: makes[by](layer) for by in set(chosen)}, chosen)  # type: ignore[method-assign]
+                layer.forward = _ByRows({way: makes[way](layer) for way in set(chosen)}, chosen)  # type: ignore[method-assign]
     return taken
 
 
 def _by_shape(model: nn.Module, without: frozenset[nn.Module]) -> list[list[Layer]]:
     """Layers that count, those of one shape together, the largest first."""
-    found: dict[tuple[int, ...], list[Layer]] = {}
+    layers_of: dict[tuple[int, ...], list[Layer]] = {}
     for layer in model.modules():
         if not (type(layer) is nn.Linear or isinstance(layer, JoinedLinear)) or layer in without:
             continue
         parts = parts_of(layer)
-        if all(one.weight.dtype == torch.float32 and one.weight.device.type == "cpu" for one in parts):
-            shape = (layer.in_features, *(one.out_features for one in parts))
-            found.setdefault(shape, []).append(layer)
-    measured = [layers for layers in found.values() if nbytes_of(layers[0]) >= LEAST_NBYTES]
+        if all(part.weight.dtype == torch.float32 and part.weight.device.type == "cpu" for part in parts):
+            shape = (layer.in_features, *(part.out_features for part in parts))
+            layers_of.setdefault(shape, []).append(layer)
+    measured = [layers for layers in layers_of.values() if nbytes_of(layers[0]) >= LEAST_NBYTES]
     return sorted(measured, key=lambda layers: nbytes_of(layers[0]), reverse=True)
 
 
 def _sampled(shapes: Sequence[Sequence[Layer]], makes: Mapping[By, Make], most_copied_nbytes: int) -> list[Alike]:
-    """Of each shape some layers, of which there is memory for copies, or which are not copied."""
-    found: list[Alike] = []
+    """Sample some layers of each shape, of which there is memory for copies, or which are not copied."""
+    samples: list[Alike] = []
     left = most_copied_nbytes
     for layers in shapes:
         nbytes, kind = nbytes_of(layers[0]), _kind_of_copy(layers[0])
@@ -111,8 +119,8 @@ def _sampled(shapes: Sequence[Sequence[Layer]], makes: Mapping[By, Make], most_c
             some = some[:fits]
             left -= nbytes * len(some)
         unused = _COPIES.difference({kind} if fits else ())
-        found.append(Alike(some, {by: make for by, make in makes.items() if by not in unused}))
-    return found
+        samples.append(Alike(some, {way: make for way, make in makes.items() if way not in unused}))
+    return samples
 
 
 def _kind_of_copy(layer: Layer) -> By | None:
@@ -123,10 +131,10 @@ def _kind_of_copy(layer: Layer) -> By | None:
 
 def fastest(times_s: Times, *, copied: bool = True) -> By:
     """``copied``: whether there is memory for a copy of the weights."""
-    costs = {by: time_s * (_WORTHWHILE if by is By.PLAIN else 1.0) for by, time_s in times_s.items()}
+    costs = {way: time_s * (_WORTHWHILE if way is By.PLAIN else 1.0) for way, time_s in times_s.items()}
     if not copied:
-        for by in _COPIES:
-            costs.pop(by, None)
+        for way in _COPIES:
+            costs.pop(way, None)
     return min(costs, key=costs.__getitem__)
 
 
@@ -135,7 +143,7 @@ class _ByRows:
 
     def __init__(self, products: Mapping[By, Product], chosen: Sequence[By]) -> None:
         self.products = products
-        self._by_rows = [products[by] for by in chosen]
+        self._by_rows = [products[way] for way in chosen]
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._by_rows[bisect_left(_MOST_ROWS, rows.numel() // rows.shape[-1])](rows)
@@ -150,8 +158,8 @@ def load_copies(model: nn.Module) -> None:
 def unload_copies(model: nn.Module) -> None:
     """Free the copies, until ``load_copies``. The model must not compute meanwhile."""
     copied = list(_copied(model))
-    for one in copied:
-        one.unload()
+    for layer in copied:
+        layer.unload()
     if copied:
         trim()
 

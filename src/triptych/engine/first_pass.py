@@ -18,7 +18,7 @@ from triptych.ports import EncoderEngine, EngineRequest, Offload, PreparedT, Tex
 _SIDE_PX = 64
 _PROMPT_TOKENS = 2
 _ANSWER_TOKENS = 2
-"""One of a prefill, and one of a decode step."""
+"""Tokens of the first answer: one of a prefill, and one of a decode step."""
 _MOST_STEPS = 100
 
 

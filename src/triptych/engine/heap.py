@@ -14,7 +14,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def keep_freed(largest_nbytes: int = LARGEST_NBYTES, kept_nbytes: int = KEPT_NBYTES) -> bool:
     """Reuse memory freed by a pass in the next one, rather than return it to the kernel.
 
-    By default glibc maps large tensors one by one, or trims its heap, depending on earlier sizes; the next pass then
+    By default glibc maps large tensors one by one, or trims its heap, depending on earlier sizes. The next pass then
     takes a page fault for each page. Returns whether this can be set: False with other C libraries, where nothing
     changes.
     """

@@ -13,8 +13,8 @@ def available_nbytes(root: Path = _ROOT) -> int | None:
 
     Control groups are those of version 2, up to the mounted root. ``root``: of the file system.
     """
-    found = [*_of_machine(root), *_of_groups(root)]
-    return min(found) if found else None
+    available = [*_of_machine(root), *_of_groups(root)]
+    return min(available) if available else None
 
 
 def _of_machine(root: Path) -> Iterator[int]:
@@ -28,13 +28,13 @@ def _of_groups(root: Path) -> Iterator[int]:
     mounted = root / "sys/fs/cgroup"
     with suppress(OSError, ValueError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-        if own is None:
+        own_group = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+        if own_group is None:
             return
-        group = mounted / own
-        for one in (group, *group.parents):
-            yield from _of_group(one)
-            if one == mounted:
+        group = mounted / own_group
+        for folder in (group, *group.parents):
+            yield from _of_group(folder)
+            if folder == mounted:
                 return
 
 

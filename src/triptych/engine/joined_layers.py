@@ -7,20 +7,20 @@ from torch import nn
 from torch.nn.functional import linear
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
-"""Of the parts of a layer: [outputs, inputs], and the biases [outputs] if there are any."""
+"""Weights of the parts of a layer: [outputs, inputs], and the biases [outputs] if there are any."""
 Outputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Of rows [..., inputs] with weights [outputs, inputs] and a bias: [..., outputs]."""
+"""Function from rows [..., inputs], weights [outputs, inputs] and a bias to outputs [..., outputs]."""
 
 
 class JoinedLinear(nn.Module):
     """A layer whose outputs are those of ``parts``, in their order. It has no weights of its own: theirs stay where they are."""
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        """All of ``parts`` have a bias, or none."""
+        """Join ``parts``, which all have a bias or none."""
         super().__init__()
         self.parts = tuple(parts)
         self.in_features = parts[0].in_features
-        self.out_features = sum(one.out_features for one in parts)
+        self.out_features = sum(part.out_features for part in parts)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to [..., outputs]."""
@@ -36,22 +36,22 @@ def parts_of(layer: Layer) -> tuple[nn.Linear, ...]:
 
 
 def nbytes_of(layer: Layer) -> int:
-    """Of the weights."""
-    return sum(one.weight.nbytes for one in parts_of(layer))
+    """Bytes of the weights."""
+    return sum(part.weight.nbytes for part in parts_of(layer))
 
 
 def weights_of(layer: Layer) -> Weights:
-    return [(one.weight.detach(), None if one.bias is None else one.bias.detach()) for one in parts_of(layer)]
+    return [(part.weight.detach(), None if part.bias is None else part.bias.detach()) for part in parts_of(layer)]
 
 
 def outputs_of(weights: Weights, rows: torch.Tensor, product: Outputs) -> torch.Tensor:
-    """By a product for each part."""
-    found = [product(rows, weight, bias) for weight, bias in weights]
-    return found[0] if len(found) == 1 else torch.cat(found, -1)
+    """Outputs by a product for each part."""
+    outputs = [product(rows, weight, bias) for weight, bias in weights]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def together(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Those of all parts in one tensor: a copy, where there are several."""
+    """Weights of all parts in one tensor: a copy, where there are several."""
     if len(weights) == 1:
         return weights[0]
     biases = [bias for _, bias in weights if bias is not None]
@@ -61,13 +61,15 @@ def together(weights: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
 def first_outputs(layer: Layer, count: int) -> JoinedLinear:
     """A layer with the first ``count`` outputs only, of the same weights."""
     parts = list[nn.Linear]()
-    for one in parts_of(layer):
+    for layer_part in parts_of(layer):
         if count <= 0:
             break
-        part = nn.Linear(one.in_features, min(count, one.out_features), bias=one.bias is not None, device="meta")
-        part.weight = nn.Parameter(one.weight[:count], requires_grad=False)
-        if one.bias is not None:
-            part.bias = nn.Parameter(one.bias[:count], requires_grad=False)
+        part = nn.Linear(
+            layer_part.in_features, min(count, layer_part.out_features), bias=layer_part.bias is not None, device="meta"
+        )
+        part.weight = nn.Parameter(layer_part.weight[:count], requires_grad=False)
+        if layer_part.bias is not None:
+            part.bias = nn.Parameter(layer_part.bias[:count], requires_grad=False)
         parts.append(part)
-        count -= one.out_features
+        count -= layer_part.out_features
     return JoinedLinear(parts)

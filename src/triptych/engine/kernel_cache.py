@@ -1,8 +1,10 @@
-"""Compiled code of kernels on disk: a file for each kernel, its arguments and the processor, in the directory that Numba chooses.
+"""Compiled code of kernels on disk: a file for each kernel, its arguments and the processor, in the directory that
+Numba chooses.
 
-Numba's own cache takes a kernel for current while its source file is the same, whatever else is compiled into it. It writes an index before the code, so
-after an update that was cut off the index names the code of the version before. A damaged file makes every start fail. Here the name of a file
-says what it was compiled from, and a checksum whether it is whole; where there is no such file, the kernel is compiled.
+Numba's own cache takes a kernel for current while its source file is the same, whatever else is compiled into it. It
+writes an index before the code, so after an update that was cut off the index names the code of the version before. A
+damaged file makes every start fail. Here the name of a file says what it was compiled from, and a checksum whether it
+is whole. Where there is no such file, the kernel is compiled.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,9 @@ _CHECKSUM_NBYTES = 32
 
 
 def keep(kernel: Any, function: Callable[..., Any], *others: str) -> None:
-    """Of a kernel for which Numba has a cache: keep its code so. ``others``: files whose code is compiled into it, besides the function's own."""
+    """Keep the code of a kernel for which Numba has a cache in files of this module. ``others``: files whose code is
+    compiled into it, besides the function's own.
+    """
     of_numba = kernel._cache  # noqa: SLF001 - there is no other way to say where and how its code is kept
     made_from = "".join(map(_digest, (function.__code__.co_filename, *others)))
     versions = f"{numba.__version__} {llvmlite.__version__}"
@@ -41,7 +45,7 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
     """Stands in for Numba's files and their index. A key is a signature, the processor, and the function's byte code."""
 
     def load(self, key: Any) -> Any:
-        """None where there is no whole file. Raises OSError for one that cannot be read."""
+        """Read a file; None where there is no whole one. Raises OSError for one that cannot be read."""
         name = self._name(key)
         try:
             kept = Path(self._data_path(name)).read_bytes()
@@ -51,7 +55,7 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
         return self._load_data(name) if sha256(code).digest() == kept[len(code) :] else None
 
     def save(self, key: Any, data: Any) -> None:
-        """At once, so that no reader sees half of it. Raises OSError."""
+        """Write a file at once, so that no reader sees half of it. Raises OSError."""
         self._save_data(self._name(key), data)
 
     def _dump(self, data: Any) -> bytes:

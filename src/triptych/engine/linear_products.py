@@ -23,7 +23,7 @@ _NBYTES_PER_THREAD = 4 << 20
 """Weights that take longer to read than another thread to begin."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Of rows, [..., inputs], with a layer's weights: [..., outputs]."""
+"""Product of rows, [..., inputs], with a layer's weights: [..., outputs]."""
 Make = Callable[[Layer], Product]
 
 
@@ -86,7 +86,7 @@ class CopyProduct(ABC):
 
 
 class PackedProduct(CopyProduct):
-    """By oneDNN, in its layout."""
+    """Product by oneDNN, in its layout."""
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = _ops()._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
@@ -97,7 +97,7 @@ class PackedProduct(CopyProduct):
 
 
 class JoinedProduct(CopyProduct):
-    """By torch, of a layer that has several parts."""
+    """Product by torch, of a layer that has several parts."""
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
@@ -120,13 +120,13 @@ class CompiledProduct:
         self._pieces = nbytes_of(layer) // _NBYTES_PER_THREAD
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made = rows.new_empty(*rows.shape[:-1], self._outputs)
+        output = rows.new_empty(*rows.shape[:-1], self._outputs)
         flat = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
-        product, first = made.view(-1, self._outputs).numpy(), 0
+        product, first = output.view(-1, self._outputs).numpy(), 0
         for weight, bias in self._weights:
             self._compute(flat, weight, bias, product, first)
             first += len(weight)
-        return made
+        return output
 
     def _compute(self, flat: Any, weight: torch.Tensor, bias: torch.Tensor, product: Any, first: int) -> None:
         """Outputs from ``first`` on."""
@@ -140,11 +140,12 @@ class CompiledProduct:
 
 
 def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs]. oneDNN makes, and keeps, a kernel
-    for each shape, which takes a millisecond.
+    """Product of rows [..., inputs] with weights [outputs, inputs], contiguous, transposed or packed: [..., outputs].
+
+    oneDNN makes, and keeps, a kernel for each shape, which takes a millisecond.
     """
-    made: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
-    return made
+    output: torch.Tensor = _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001
+    return output
 
 
 def _ops() -> Any:

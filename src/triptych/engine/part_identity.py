@@ -1,4 +1,4 @@
-"""What a part of a model is when it runs here: by this its profile is found (ADR 20)."""
+"""Identity of a model's part on this machine, by which its profile is found (ADR 20)."""
 
 import torch
 import transformers

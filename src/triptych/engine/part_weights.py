@@ -1,8 +1,11 @@
-"""The weights of one part of a model in one block of memory, which is given back and filled again while the model stays as it is.
+"""Weights of one part of a model in one block of memory, which is given back and filled again while the model stays
+(weight offloading).
 
-On a CPU the weights are read again from the checkpoint's files, which the kernel keeps in its page cache while there is room. On another
-device a copy in host memory is kept, pinned for CUDA. Which bytes of the files a parameter has is found by comparing values, as the loader
-renames and joins what it reads; what is found nowhere is kept in host memory.
+On a CPU the weights are read again from the checkpoint's files, which the kernel keeps in its page cache while there is
+room. On another device a copy in host memory is kept, pinned for CUDA.
+
+Which bytes of the files a parameter has is found by comparing values, as the loader renames and joins what it reads.
+Values that no file has are kept in host memory.
 """
 
 import math
@@ -26,7 +29,7 @@ _PIECE_NBYTES = 8 << 20
 _HEAD = 16
 """Values by which a tensor is looked up, before all are compared."""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""As safetensors name them."""
+"""Data types as safetensors name them."""
 
 
 def _nothing() -> None:
@@ -35,7 +38,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Of a file: it must be the one that was loaded at start."""
+    """Version of a file, which must be the one that was loaded at start."""
 
     inode: int
     nbytes: int
@@ -108,7 +111,7 @@ class PartWeights:
             places.append(end)
             end += -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = end
-        """Of the block."""
+        """Bytes of the block."""
         self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
         stored = _Stored(checkpoint) if self._is_on_host else None
         weights: list[_Weight] = []
@@ -120,12 +123,12 @@ class PartWeights:
             source = None if stored is None else stored.find(parameter.data)
             weights.append(_Weight(first, values.numel(), values.dtype, _kept(values) if source is None else source))
         self._weights: Sequence[_Weight] = weights
-        self.kept_nbytes = sum(one.source.nbytes for one in weights if isinstance(one.source, torch.Tensor))
-        """Of the copies in host memory."""
+        self.kept_nbytes = sum(weight.source.nbytes for weight in weights if isinstance(weight.source, torch.Tensor))
+        """Bytes of the copies in host memory."""
         self.resident = True
-        """Whether the part can compute. Set by the thread that calls ``load`` and ``unload``; for reading by others."""
+        """Whether the part can compute. Set by the thread that calls ``load`` and ``unload``; others only read it."""
         self.load_s = 0.0
-        """How long the last load took."""
+        """Time that the last load took, seconds."""
         self._make: Callable[[], None] = _nothing
         self._free: Callable[[], None] = _nothing
 
@@ -139,7 +142,7 @@ class PartWeights:
 
     @property
     def address(self) -> int:
-        """Of the block. On a host it never changes."""
+        """Address of the block. On a host it never changes."""
         return self._memory.data_ptr()
 
     def unload(self) -> None:
@@ -182,26 +185,28 @@ class PartWeights:
         free = self._free_nbytes()
         if free is not None and free < self.nbytes:
             raise OSError(f"they take {self.nbytes} bytes, {free} are free")
-        files = {one.source.path for one in self._weights if isinstance(one.source, _InFile)}
+        files = {weight.source.path for weight in self._weights if isinstance(weight.source, _InFile)}
         opened: dict[Path, int] = {}
         try:
             for path in sorted(files):
                 opened[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 if _Version.of(os.fstat(opened[path])) != self._versions[path]:
                     raise OSError(f"{path.name} has changed since the start")
-            for one in self._weights:
-                target = self._place(one)
-                if isinstance(one.source, torch.Tensor):
-                    target.copy_(one.source)
+            for weight in self._weights:
+                target = self._place(weight)
+                if isinstance(weight.source, torch.Tensor):
+                    target.copy_(weight.source)
                 else:
-                    one.source.read_into(target, opened[one.source.path])
+                    weight.source.read_into(target, opened[weight.source.path])
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
 
     def _copy_to_device(self) -> None:
-        """On a stream of its own, beside what the device computes."""
-        kept = [(self._place(one), one.source) for one in self._weights if isinstance(one.source, torch.Tensor)]
+        """Copy to the device on a stream of its own, beside what the device computes."""
+        kept = [
+            (self._place(weight), weight.source) for weight in self._weights if isinstance(weight.source, torch.Tensor)
+        ]
         if self._device.type != "cuda":
             for place, values in kept:
                 place.copy_(values)
@@ -213,38 +218,40 @@ class PartWeights:
                 place.copy_(values, non_blocking=True)
         stream.synchronize()
 
-    def _place(self, one: _Weight) -> torch.Tensor:
-        return self._memory[one.first : one.first + one.count * one.dtype.itemsize].view(one.dtype)
+    def _place(self, weight: _Weight) -> torch.Tensor:
+        return self._memory[weight.first : weight.first + weight.count * weight.dtype.itemsize].view(weight.dtype)
 
 
 class _Stored:
     """The tensors of the checkpoint's files, found by shape and first values."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tensors = [one for one in checkpoint.stored_tensors() if one.dtype in _DTYPES]
+        self._tensors = [tensor for tensor in checkpoint.stored_tensors() if tensor.dtype in _DTYPES]
         self._found: dict[torch.dtype, dict[tuple[tuple[int, ...], bytes], list[_InFile]]] = {}
-        """By the data type that they are converted to."""
+        """Stored tensors by the data type that they are converted to."""
 
     @torch.inference_mode()
     def find(self, values: torch.Tensor) -> _InFile | None:
-        """Where exactly these values are; None if nowhere."""
+        """Place of exactly these values in a file; None if no file has them."""
         if values.dtype not in self._found:
             self._found[values.dtype] = self._index(values.dtype)
         flat = values.view(-1)
-        for one in self._found[values.dtype].get((tuple(values.shape), bytes(_bytes_of(flat[:_HEAD]))), ()):
-            with one.path.open("rb") as opened:
-                if _is_equal(one, flat, opened.fileno()):
-                    return one
+        for tensor in self._found[values.dtype].get((tuple(values.shape), bytes(_bytes_of(flat[:_HEAD]))), ()):
+            with tensor.path.open("rb") as opened:
+                if _is_equal(tensor, flat, opened.fileno()):
+                    return tensor
         return None
 
     def _index(self, dtype: torch.dtype) -> dict[tuple[tuple[int, ...], bytes], list[_InFile]]:
         index: dict[tuple[tuple[int, ...], bytes], list[_InFile]] = {}
-        for one in self._tensors:
-            stored = _InFile(one.path, one.offset, _DTYPES[one.dtype])
-            head = torch.empty(min(_HEAD, math.prod(one.shape)), dtype=dtype)
-            with one.path.open("rb") as opened:
+        for tensor in self._tensors:
+            stored = _InFile(tensor.path, tensor.offset, _DTYPES[tensor.dtype])
+            head = torch.empty(min(_HEAD, math.prod(tensor.shape)), dtype=dtype)
+            with tensor.path.open("rb") as opened:
                 stored_head = [values.to(dtype) for _, values in stored.pieces(head, opened.fileno())]
-            index.setdefault((one.shape, b"".join(bytes(_bytes_of(part)) for part in stored_head)), []).append(stored)
+            index.setdefault((tensor.shape, b"".join(bytes(_bytes_of(part)) for part in stored_head)), []).append(
+                stored
+            )
         return index
 
 

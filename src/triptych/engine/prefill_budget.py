@@ -10,11 +10,13 @@ from triptych.policy.batching import MEASURED_SHARE, smallest_efficient
 
 _PROMPT_TOKENS = 128
 _SHORT_S = 0.05
-"""Nothing waits long for the end of a step that takes less."""
+"""Time of a step whose end nothing waits long for, seconds."""
 _LONG_S = 0.1
-"""What takes so long is measured once: a disturbance is a small part of it."""
+"""Time from which on a step is measured once, seconds: a disturbance is a small part of it."""
 _ENOUGH_S = 0.15
-"""What is so long is not measured twice as large: large products on a CPU are no faster for more rows."""
+"""Time from which on a step is not measured twice as large, seconds. Large products on a CPU are no faster for more
+rows.
+"""
 _WORTHWHILE = 0.97
 _DECODE_STEPS = 3
 _FLUENT_S = 0.075

@@ -20,7 +20,7 @@ _CAUSAL_ROWS = 128
 _TILE_NBYTES = 4 << 20
 """Most bytes of scores of rows that are computed together, if there are more than the fewest."""
 _LEAST_MULTIPLICATIONS = 1 << 21
-"""Of one product, for heads that share a key, below which the calls cost more than they save."""
+"""Multiplications of one product, for heads that share a key, below which the calls cost more than they save."""
 _MEASURED_LENGTH, _SAMPLES = 512, 5
 _WORTHWHILE = 0.9
 """Share of the time of torch's attention below which this is used."""
@@ -35,14 +35,15 @@ def product_attention(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Of query [kv heads, group, n, size], keys and values [kv heads, length, size]: [kv heads, group, n, size].
+    """Attention of query [kv heads, group, n, size] to keys and values [kv heads, length, size]: [kv heads, group, n,
+    size].
 
     ``mask`` [n, length] is added to the scores. With ``is_causal``, and no mask, the rows are the last n positions.
     """
     kv_heads, group, count, size = query.shape
     length = keys.shape[1]
     first = length - count
-    padded_keys, padded_values = (_padded(one) for one in (keys, values))
+    padded_keys, padded_values = (_padded(tensor) for tensor in (keys, values))
     rows = _padded(query * scaling)
     out = torch.empty_like(rows)
     tile = _TILE_NBYTES // (query.element_size() * group * padded_keys.shape[1])
@@ -57,8 +58,8 @@ def product_attention(
             scores = onednn_linear(together, padded_keys[head, :columns])
             by_row = scores.view(group, end - begin, columns)
             if is_causal:
-                own = first + begin
-                by_row[:, :, own:] += _triangle(end - begin, columns - own)
+                first_own = first + begin
+                by_row[:, :, first_own:] += _triangle(end - begin, columns - first_own)
             else:
                 if mask is not None:
                     some = mask[begin:end]
@@ -78,10 +79,10 @@ def _rounded(number: int) -> int:
 def _padded(states: torch.Tensor) -> torch.Tensor:
     """A contiguous copy, with zeros behind the last but one dimension."""
     count = states.shape[-2]
-    made = states.new_empty(*states.shape[:-2], _rounded(count), states.shape[-1])
-    made[..., :count, :] = states
-    made[..., count:, :] = 0.0
-    return made
+    padded = states.new_empty(*states.shape[:-2], _rounded(count), states.shape[-1])
+    padded[..., :count, :] = states
+    padded[..., count:, :] = 0.0
+    return padded
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,8 @@
-"""Measures the costs of one part of a model, in a process of its own: ``python -m triptych.engine.profiling``.
+"""Measure the costs of one part of a model, in a process of its own: ``python -m triptych.engine.profiling``.
 
-``triptych profile`` starts it and reads one JSON object per line: ``ready``, then ``row`` and ``skipped`` for each row of
-the tables, with a ``control`` before, among and after them, and ``found`` for the search of the largest load and batch. Rows that
-an earlier run has measured (``--known``) are not measured again.
+``triptych profile`` starts it and reads one JSON object per line. ``ready`` comes first, then ``row`` and ``skipped``
+for each row of the tables, with a ``control`` before, among and after them. ``found`` is for the search of the largest
+load and batch. Rows that an earlier run has measured (``--known``) are not measured again.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from triptych.policy.sizing import MARGIN
 from triptych.ports import EngineRequest
 
 _STRETCHES = 4
-"""Of the rows; the control is measured between them."""
+"""Stretches of the rows; the control is measured between them."""
 _STEPS = 8
 """Decode steps per sample."""
 _LEAST_ARRIVALS = 20
@@ -46,7 +46,7 @@ _MAX_EMBEDDING_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured. An axis ends early where one row takes longer than ``row_s`` or does not fit."""
+    """Limits of a measurement. An axis ends early where one row takes longer than ``row_s`` or does not fit."""
 
     repeats: Repeats
     sides_px: tuple[int, ...]
@@ -61,9 +61,9 @@ class Effort:
     arrivals: int
     """Items or requests per load level, at most."""
     level_s: float
-    """There are fewer, but at least 20, if they would take longer."""
+    """Longest time of a load level, seconds. It has fewer requests, but at least 20, if they would take longer."""
     output_tokens: int
-    """Of the requests of load levels."""
+    """Output tokens of the requests of load levels."""
     levels: tuple[float, ...]
     """Offered loads, relative to the highest throughput."""
     searches: int
@@ -122,7 +122,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row to measure. Tasks of one ``line`` of a table are in increasing order."""
+    """Row to measure. Tasks of one ``line`` of a table are in increasing order."""
 
     table: str
     place: tuple[int, int]
@@ -146,7 +146,7 @@ class Profiled(ABC):
     """A loaded engine and what can be measured of it."""
 
     tokens: int
-    """Of the items or prompts of load levels."""
+    """Tokens of the items or prompts of load levels."""
     output_tokens: int
     facts: Mapping[str, object]
     """Fields of ``domain.profile.Measured``."""
@@ -225,7 +225,7 @@ class ProfiledEncoder(Profiled):
         now_s, served, latencies = 0.0, 0, list[float]()
         while served < len(arrivals_s):
             now_s = max(now_s, arrivals_s[served])
-            batch = [one for one in arrivals_s[served : served + max_batch] if one <= now_s]
+            batch = [arrival_s for arrival_s in arrivals_s[served : served + max_batch] if arrival_s <= now_s]
             now_s += self._probe.encode_s(self._item, len(batch))
             latencies += [now_s - arrived_s for arrived_s in batch]
             served += len(batch)
@@ -325,7 +325,9 @@ class ProfiledDecoder(Profiled):
 
 
 def measure_tables(profiled: Profiled, known: Profile | None, row_s: float, emit: Emit) -> None:
-    """Every row that is not known, and the control a few times. After a row that took too long or did not fit, its line ends."""
+    """Measure every row that is not known, and the control a few times. After a row that took too long or did not fit,
+    its line ends.
+    """
     done = {} if known is None else {(table, row[:2]): row[2] for table, row in _rows(known)}
     tasks = profiled.tasks()
     emit({"kind": "planned", "rows": len(tasks)})
@@ -418,7 +420,7 @@ def _load_row(profiled: Profiled, stage: Stage, max_batch: int, per_s: float, la
         cuts[89],
         cuts[98],
         fmean(latencies),
-        fmean(one * one for one in latencies),
+        fmean(latency * latency for latency in latencies),
     )
 
 
@@ -435,18 +437,18 @@ def _within(level: Sequence[LoadRow], slos_s: Mapping[Stage, float]) -> bool:
 def run(options: Options, known: Profile | None, emit: Emit) -> None:
     """Load the part, then measure. Raises BadModel."""
     checkpoint = open_checkpoint(options.model)
-    made = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
-    profiled = made(checkpoint, options)
-    one = part_identity(checkpoint, options.part, options.compute)
+    profiled_class = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
+    profiled = profiled_class(checkpoint, options)
+    part = part_identity(checkpoint, options.part, options.compute)
     identity = {
-        "part": one.part.value,
-        "digest": one.digest,
-        "stages": sorted(stage.value for stage in one.stages),
-        "hardware": one.hardware,
-        "dtype": one.dtype.value,
-        "tensor_parallel": one.tensor_parallel,
-        "software": one.software,
-        "options": dict(one.options),
+        "part": part.part.value,
+        "digest": part.digest,
+        "stages": sorted(stage.value for stage in part.stages),
+        "hardware": part.hardware,
+        "dtype": part.dtype.value,
+        "tensor_parallel": part.tensor_parallel,
+        "software": part.software,
+        "options": dict(part.options),
     }
     emit({"kind": "ready", "identity": identity, "facts": dict(profiled.facts)})
     emit({"kind": "control", "seconds": profiled.control_s()})

@@ -28,14 +28,14 @@ from triptych.engine.vectors import (
 _TILE = 64
 """Positions whose part of a block's products is computed together, from the first cache."""
 _MOST_BLOCK_ROWS = 48
-"""Of one head: a multiple of the small product's."""
+"""Most rows of one head in a block: a multiple of the small product's."""
 _BLOCK_NBYTES = 512 << 10
-"""Of a block's scores, which the second cache should hold."""
+"""Bytes of a block's scores, which the second cache should hold."""
 _ZERO, _ONE, _NEVER = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
 
-def _up_to_multiple_of(number: int, of: int) -> int:
-    return (number + of - 1) // of * of
+def _up_to_multiple_of(number: int, multiple: int) -> int:
+    return (number + multiple - 1) // multiple * multiple
 
 
 _up_to_multiple = compiled(_up_to_multiple_of)
@@ -86,38 +86,38 @@ _product = compiled(_product_of, any_order=False)
 
 
 def _transpose_keys_of(keys: Floats, kv_head: int, slots: Integers, transposed: Floats) -> None:
-    """To tiles of [size, tile], with zeros up to whole vectors behind the last position."""
+    """Transpose keys to tiles of [size, tile], with zeros up to whole vectors behind the last position."""
     size = keys.shape[2]
     for first in range(0, len(slots), _TILE):
         count, base = min(_TILE, len(slots) - first), first * size
         for at in range(count):
             slot = slots[first + at]
-            for one in range(size):
-                transposed[base + one * _TILE + at] = keys[slot, kv_head, one]
-        for one in range(size):
+            for column in range(size):
+                transposed[base + column * _TILE + at] = keys[slot, kv_head, column]
+        for column in range(size):
             for at in range(count, _up_to_multiple(count, LANES)):
-                transposed[base + one * _TILE + at] = _ZERO
+                transposed[base + column * _TILE + at] = _ZERO
 
 
 _transpose_keys = compiled(_transpose_keys_of)
 
 
 def _copy_values_of(values: Floats, kv_head: int, slots: Integers, copied: Floats, padded: int) -> None:
-    """To [positions, padded], with zeros behind each."""
+    """Copy values to [positions, padded], with zeros behind each."""
     size = values.shape[2]
     for at in range(len(slots)):
         slot = slots[at]
-        for one in range(size):
-            copied[at * padded + one] = values[slot, kv_head, one]
-        for one in range(size, padded):
-            copied[at * padded + one] = _ZERO
+        for column in range(size):
+            copied[at * padded + column] = values[slot, kv_head, column]
+        for column in range(size, padded):
+            copied[at * padded + column] = _ZERO
 
 
 _copy_values = compiled(_copy_values_of)
 
 
 def _exponentials_of(scores: Floats, begin: int, end: int) -> np.float32:
-    """Of whole vectors, less the greatest of their numbers, in place. Returns the sum."""
+    """Exponentiate whole vectors, less the greatest of their numbers, in place. Returns the sum."""
     most = each(_NEVER)
     for at in range(begin, end, LANES):
         most = greater(load(scores, at), most)
@@ -126,8 +126,8 @@ def _exponentials_of(scores: Floats, begin: int, end: int) -> np.float32:
         value = exponential(less(load(scores, at), subtracted))
         store(scores, at, value)
         sums = plus(sums, value)
-    made: np.float32 = total(sums)
-    return made
+    total_weight: np.float32 = total(sums)
+    return total_weight
 
 
 _exponentials = compiled(_exponentials_of, any_order=False)
@@ -146,10 +146,10 @@ def _weigh_of(scores: Floats, first: int, begin: int, end: int, last: int) -> np
     whole_begin, whole_end = first + (begin - first) // LANES * LANES, first + _up_to_multiple(end - first, LANES)
     _fill(scores, whole_begin, begin, _NEVER)
     _fill(scores, end, whole_end, _NEVER)
-    found = _exponentials(scores, whole_begin, whole_end)
+    total_weight = _exponentials(scores, whole_begin, whole_end)
     _fill(scores, first, begin, _ZERO)
     _fill(scores, end, last, _ZERO)
-    return found
+    return total_weight
 
 
 _weigh = compiled(_weigh_of)
@@ -191,8 +191,8 @@ def _attend_prompt(
         count, first = min(block_rows, rows - row), length - rows + row
         together, first_head = count * group, kv_head * group
         for at in range(together):
-            for one in range(size):
-                asked[at * size + one] = query[row + at // group, first_head + at % group, one] * scaling
+            for column in range(size):
+                asked[at * size + column] = query[row + at // group, first_head + at % group, column] * scaling
         whole = _up_to_multiple(together, PRODUCT_ROWS)  # the rows behind are computed and not used
         last = first + count
         start = max(0, first + 1 - window) // _TILE * _TILE if window else 0
@@ -200,9 +200,9 @@ def _attend_prompt(
             columns = min(_TILE, _up_to_multiple(last - tile, LANES))
             _product(asked, 0, size, transposed, tile * size, _TILE, scores, tile, stride, whole, columns, size, False)
         for at in range(together):
-            base, own = at * stride, first + at // group + 1
-            oldest = max(0, own - window) if window else 0
-            totals[at] = _weigh(scores, base + start, base + oldest, base + own, base + last)
+            base, visible = at * stride, first + at // group + 1
+            oldest = max(0, visible - window) if window else 0
+            totals[at] = _weigh(scores, base + start, base + oldest, base + visible, base + last)
         for tile in range(start, last, _TILE):
             depth = min(_TILE, last - tile)
             _product(
@@ -210,8 +210,8 @@ def _attend_prompt(
             )
         for at in range(together):
             share = _ONE / totals[at]
-            for one in range(size):
-                attended[row + at // group, first_head + at % group, one] = sums[at * padded + one] * share
+            for column in range(size):
+                attended[row + at // group, first_head + at % group, column] = sums[at * padded + column] * share
 
 
 attend_prompt = compiled(_attend_prompt)

@@ -1,4 +1,4 @@
-"""What every text engine checks of a request before it takes it."""
+"""Checks that every text engine makes of a request before it takes it."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -32,7 +32,7 @@ class CheckedRequest:
     positions: tuple[tuple[int, ...], ...]
     """The prompt positions that each item fills, in the order of the request's embeddings."""
     nbytes: int
-    """Of the request's embeddings."""
+    """Bytes of the request's embeddings."""
 
 
 def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedRequest:
@@ -73,15 +73,15 @@ def _positions(
     embeddings: Sequence[EmbeddingInput], token_ids: Sequence[int], placeholder_ids: AbstractSet[int]
 ) -> tuple[tuple[int, ...], ...]:
     """Match items with the placeholders that they fill, one to one."""
-    found: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
     filled: set[int] = set()
     for given in embeddings:
         positions = filled_positions(token_ids, Span(given.start, given.tokens), placeholder_ids)
         if not filled.isdisjoint(positions):
             raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
         filled.update(positions)
-        found.append(positions)
+        result.append(positions)
     empty = next((at for at, token in enumerate(token_ids) if token in placeholder_ids and at not in filled), None)
     if empty is not None:
         raise InvalidRequest(f"the placeholder at position {empty} has no item")
-    return tuple(found)
+    return tuple(result)

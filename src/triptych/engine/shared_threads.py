@@ -35,7 +35,7 @@ class SharedThreads:
         self._clock = clock
         self._lock = threading.Lock()
         self._until_s: dict[int, float] = {}
-        """Until when each engine's thread counts as computing: without end while it does."""
+        """Times until which each engine's thread counts as computing: without end while it does."""
         self._own = threading.local()
 
     @contextmanager

@@ -45,8 +45,8 @@ def from_bytes(tensor: Tensor, device: torch.device) -> torch.Tensor:
 def argmax(rows: torch.Tensor) -> list[int]:
     """Argmax of each row of [n, m]; the first of equal values."""
     # numpy is vectorized; torch's argmax takes a tenth of a step of 32 sequences on a CPU.
-    found: list[int] = (rows.numpy() if rows.device.type == "cpu" else rows).argmax(-1).tolist()
-    return found
+    best: list[int] = (rows.numpy() if rows.device.type == "cpu" else rows).argmax(-1).tolist()
+    return best
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,9 @@ from triptych.engine.heap import keep_freed
 
 
 def prepare_torch(compute: ComputeOptions) -> None:
-    """Before a model is loaded. Of the process as a whole: the engine that is opened last decides on the threads."""
+    """Set up torch before a model is loaded. It concerns the process as a whole: the engine that is opened last decides
+    on the threads.
+    """
     torch.set_num_threads(compute.torch_threads)
     device = torch.device(compute.device)
     if device.type == "cuda" and device.index is not None:

@@ -33,30 +33,32 @@ _LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375)
 _LEAST, _MOST = np.float32(-87.3), np.float32(88.0)
 _ONE = np.float32(1.0)
 _SERIES = tuple(
-    np.float32(one)
-    for one in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    np.float32(factor)
+    for factor in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
-"""Of Cephes' ``expf``."""
+"""Coefficients of Cephes' ``expf``."""
 
 
 def compiled(function: F, *, any_order: bool = True) -> F:
-    """``any_order``: of additions and multiplications, so that loops are vectorized.
+    """Compile a function. ``any_order``: additions and multiplications may change their order, so that loops are
+    vectorized.
 
-    The function calls compiled functions of its own file and of this one alone: by their contents its code is kept.
+    The function calls compiled functions of its own file and of this one alone. Its code is kept by the contents of
+    both.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
     try:
-        made: Any = numba.njit(cache=True, **options)(function)
+        dispatcher: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no directory for its cache can be written
-        made = numba.njit(**options)(function)
+        dispatcher = numba.njit(**options)(function)
     else:
-        kernel_cache.keep(made, function, __file__)
-    kernel: F = made
+        kernel_cache.keep(dispatcher, function, __file__)
+    kernel: F = dispatcher
     return kernel
 
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
-"""Of as many registers as the processor needs for it."""
+"""Vector of as many registers as the processor needs for it."""
 
 
 class _Lanes(numba.types.Type):
@@ -76,17 +78,17 @@ _lanes = _Lanes()
 _Typed = tuple[Any, Callable[[Any, Any, Any, Any], Any]]
 """A signature, and what writes the code for a call."""
 _Operation = Callable[..., Any]
-"""Of a builder and values: the result."""
+"""Function of a builder and values to the result."""
 
 
 def _called(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """What LLVM's intrinsic of this name returns."""
-    kind = ir.FunctionType(result, [one.type for one in arguments])
+    """Call LLVM's intrinsic of this name."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _indices(*of: int) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(of)), of)
+def _indices(*numbers: int) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers)
 
 
 def _everywhere(builder: Any, value: Any) -> Any:
@@ -96,13 +98,13 @@ def _everywhere(builder: Any, value: Any) -> Any:
 
 
 def _first(builder: Any, count: Any) -> Any:
-    """Whether each lane is one of the first so many."""
+    """Mask that tells of each lane whether it is one of the first so many."""
     count = _everywhere(builder, builder.trunc(count, ir.IntType(32)))
     return builder.icmp_signed("<", _indices(*range(LANES)), count)
 
 
 def _address(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any, first: int = 0) -> Any:
-    """Of the element of an argument, a flat array, that the argument after it counts to, as an address of this type."""
+    """Address, of this type, of an element of a flat array. The argument after the array is the element's index."""
     data = context.make_array(signature.args[first])(context, builder, arguments[first]).data
     return builder.bitcast(builder.gep(data, [arguments[first + 1]]), kind.as_pointer())
 
@@ -121,7 +123,7 @@ def _load_of(context: Any, array: Any, at: Any) -> _Typed:
 
 
 def _load_first_of(context: Any, array: Any, at: Any, count: Any) -> _Typed:
-    """So many elements of an array from one on, and zeros. Others are not read."""
+    """Load so many elements of an array from one on, and zeros. Others are not read."""
     del context, at, count
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -134,7 +136,7 @@ def _load_first_of(context: Any, array: Any, at: Any, count: Any) -> _Typed:
 
 
 def _store_of(context: Any, array: Any, at: Any, value: Any) -> _Typed:
-    """To the elements of an array from one on."""
+    """Store to the elements of an array from one on."""
     del context, at, value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -145,7 +147,7 @@ def _store_of(context: Any, array: Any, at: Any, value: Any) -> _Typed:
 
 
 def _store_first_of(context: Any, array: Any, at: Any, value: Any, count: Any) -> _Typed:
-    """So many lanes to the elements of an array from one on. Others are not written."""
+    """Store so many lanes to the elements of an array from one on. Others are not written."""
     del context, at, value, count
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -166,13 +168,13 @@ def _store_sums_of(context: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d:
         low, high = _indices(*range(half)), _indices(*range(half, 2 * half))
         return builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
 
-    def joined(builder: Any, one: Any, other: Any) -> Any:
+    def joined(builder: Any, first: Any, second: Any) -> Any:
         """Sums of neighbours, of eight lanes each; those of ``one`` before those of ``other`` in each half."""
         even, odd = _indices(0, 2, 8, 10, 4, 6, 12, 14), _indices(1, 3, 9, 11, 5, 7, 13, 15)
-        return builder.fadd(builder.shuffle_vector(one, other, even), builder.shuffle_vector(one, other, odd))
+        return builder.fadd(builder.shuffle_vector(first, second, even), builder.shuffle_vector(first, second, odd))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, c, d = (halved(builder, one) for one in arguments[2:])
+        a, b, c, d = (halved(builder, argument) for argument in arguments[2:])
         sums = halved(builder, joined(builder, joined(builder, a, b), joined(builder, c, d)))
         builder.store(sums, _address(context, builder, signature, arguments, sums.type), align=4)
         return context.get_dummy_value()
@@ -186,7 +188,7 @@ def _prefetch_of(context: Any, array: Any, at: Any) -> _Typed:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, signature, arguments, ir.IntType(8))
-        read, near, data = (ir.IntType(32)(one) for one in (0, 3, 1))
+        read, near, data = (ir.IntType(32)(number) for number in (0, 3, 1))
         _called(builder, "llvm.prefetch.p0", ir.VoidType(), address, read, near, data)
         return context.get_dummy_value()
 
@@ -224,31 +226,31 @@ def _of_one(operation: _Operation, taken: Any = _lanes, given: Any = _lanes) -> 
 
 
 def _of_two(operation: _Operation) -> Any:
-    def of(context: Any, one: Any, other: Any) -> _Typed:
-        del context, one, other
+    def of(context: Any, first: Any, second: Any) -> _Typed:
+        del context, first, second
         return _lanes(_lanes, _lanes), lambda _, builder, __, arguments: operation(builder, *arguments)
 
     return intrinsic(of)
 
 
 def _of_three(operation: _Operation) -> Any:
-    def of(context: Any, one: Any, other: Any, third: Any) -> _Typed:
-        del context, one, other, third
+    def of(context: Any, first: Any, second: Any, third: Any) -> _Typed:
+        del context, first, second, third
         return _lanes(_lanes, _lanes, _lanes), lambda _, builder, __, arguments: operation(builder, *arguments)
 
     return intrinsic(of)
 
 
-def _greater(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+def _greater(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-def _smaller(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", one, other), one, other)
+def _smaller(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", first, second), first, second)
 
 
-def _multiplied_and_added(builder: Any, one: Any, other: Any, added: Any) -> Any:
-    return _called(builder, "llvm.fmuladd.v16f32", _VECTOR, one, other, added)
+def _multiplied_and_added(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    return _called(builder, "llvm.fmuladd.v16f32", _VECTOR, first, second, added)
 
 
 def _greatest(builder: Any, value: Any) -> Any:
@@ -274,26 +276,26 @@ def _times_power_of_two(builder: Any, value: Any, power: Any, asked: Any) -> Any
 each: Any = _of_one(_everywhere, taken=numba.types.float32)
 """A number in all lanes."""
 greatest: Any = _of_one(_greatest, given=numba.types.float32)
-"""Of all lanes."""
+"""Greatest of all lanes."""
 total: Any = _of_one(_sum, given=numba.types.float32)
-"""Of all lanes, one after the other."""
+"""Sum of all lanes, one after the other."""
 greater: Any = _of_two(_greater)
-"""In each lane; the second one where one is NaN."""
-less: Any = _of_two(lambda builder, one, other: builder.fsub(one, other))
-"""one - other."""
-divided: Any = _of_two(lambda builder, one, other: builder.fdiv(one, other))
-"""one / other."""
-multiply: Any = _of_two(lambda builder, one, other: builder.fmul(one, other))
-plus: Any = _of_two(lambda builder, one, other: builder.fadd(one, other))
+"""Greater number of each lane; the second one where one is NaN."""
+less: Any = _of_two(lambda builder, first, second: builder.fsub(first, second))
+"""Difference first - second."""
+divided: Any = _of_two(lambda builder, first, second: builder.fdiv(first, second))
+"""Quotient first / second."""
+multiply: Any = _of_two(lambda builder, first, second: builder.fmul(first, second))
+plus: Any = _of_two(lambda builder, first, second: builder.fadd(first, second))
 multiply_add: Any = _of_three(_multiplied_and_added)
-"""one * other + third."""
+"""Sum first * second + third."""
 _lesser: Any = _of_two(_smaller)
 _rounded: Any = _of_one(_nearest_integer)
 _scaled: Any = _of_three(_times_power_of_two)
 
 
 def _exponential(asked: Any) -> Any:
-    """To 2e-7 of its value. NaN stays NaN."""
+    """Exponential to 2e-7 of its value. NaN stays NaN."""
     x = _lesser(greater(asked, each(_LEAST)), each(_MOST))
     power = _rounded(multiply(x, each(_LOG2_E)))
     rest = multiply_add(power, each(-_LN_2_LOW), multiply_add(power, each(-_LN_2_HIGH), x))
@@ -313,7 +315,7 @@ exponential = compiled(_exponential, any_order=False)
 
 PRODUCT_ROWS = 6
 PRODUCT_VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
-"""Of a row of ``small_product``: a processor has 32 registers of sixteen numbers, or 16 of half as many."""
+"""Vectors of a row of ``small_product``. A processor has 32 registers of sixteen numbers, or 16 of half as many."""
 
 
 def _small_product_of(
@@ -352,13 +354,13 @@ def _small_product_of(
             return builder.bitcast(builder.gep(row, [ir.IntType(64)(at * LANES)]), _VECTOR.as_pointer())
 
         places, sums = list[Any](), list[Any]()
-        for one in range(PRODUCT_ROWS):
-            c_row = row(first_c, c_stride, ir.IntType(64)(one))
+        for row_index in range(PRODUCT_ROWS):
+            c_row = row(first_c, c_stride, ir.IntType(64)(row_index))
             places += [vector(c_row, at) for at in columns]
         for place in places:
             sums.append(cgutils.alloca_once(builder, _VECTOR))
             builder.store(builder.select(adds, builder.load(place, align=4), _VECTOR(None)), sums[-1])
-        a_rows = [row(first_a, a_stride, ir.IntType(64)(one)) for one in range(PRODUCT_ROWS)]
+        a_rows = [row(first_a, a_stride, ir.IntType(64)(row_index)) for row_index in range(PRODUCT_ROWS)]
         with cgutils.for_range(builder, depth) as loop:
             b_row = row(first_b, b_stride, loop.index)
             values = [builder.load(vector(b_row, at), align=4) for at in columns]

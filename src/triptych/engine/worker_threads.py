@@ -16,16 +16,18 @@ class WorkerThreads:
         self._others = ThreadPoolExecutor(threads - 1, "kernels") if threads > 1 else None
 
     def usable(self, worthwhile: int) -> int:
-        """How many threads to use: at least 1, at most those that torch has for the calling thread, and as many as are ``worthwhile``."""
+        """Number of threads to use: at least 1, at most those that torch has for the calling thread, and as many as are
+        ``worthwhile``.
+        """
         return max(1, min(self._threads, torch.get_num_threads(), worthwhile))
 
     def run(self, part: Callable[[int, int], None], ends: Sequence[int]) -> None:
         """Call ``part`` between each two of ``ends``, at the same time. Raises what one of them raises, when all have ended."""
-        first, *others = [one for one in pairwise(ends) if one[0] < one[1]] or [(0, 0)]
-        waiting = [] if self._others is None else [self._others.submit(part, *one) for one in others]
+        first, *rest = [span for span in pairwise(ends) if span[0] < span[1]] or [(0, 0)]
+        waiting = [] if self._others is None else [self._others.submit(part, *span) for span in rest]
         part(*first)
-        for one in others[len(waiting) :]:
-            part(*one)
-        errors = [error for one in waiting if (error := one.exception()) is not None]
+        for span in rest[len(waiting) :]:
+            part(*span)
+        errors = [error for future in waiting if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

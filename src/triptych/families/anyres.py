@@ -127,7 +127,9 @@ class AnyRes(Plain, ABC):
         return (Placeholders(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit for the whole image, and one per row of tiles with the lines that start in it. Raises InvalidMedia."""
+        """Units of an image: one for the whole image, and one per row of tiles with the lines that start in it. Raises
+        InvalidMedia.
+        """
         refuse_unless(info, Modality.IMAGE)
         lines = self.lines(info)
         if lines is None:
@@ -138,16 +140,16 @@ class AnyRes(Plain, ABC):
         """The part for one shard of ``units``."""
         units = self.units(info)
         begin = sum(units[: shard.first])
-        made = range(begin, begin + sum(units[shard.first : shard.first + shard.count]))
+        rows_made = range(begin, begin + sum(units[shard.first : shard.first + shard.count]))
         lines = self.lines(info)
         if lines is None:
-            return Part((0,), 1, made)
+            return Part((0,), 1, rows_made)
         before, per_row = max(shard.first - 1, 0), lines.per_row
-        here = per_row[before : shard.first + shard.count - 1]
+        rows_here = per_row[before : shard.first + shard.count - 1]
         rows, columns = self.grid.tiles(info)
-        needed = lines.rows(sum(per_row[:before]), sum(here))
+        needed = lines.rows(sum(per_row[:before]), sum(rows_here))
         tiles = range(1 + needed.start * columns, 1 + needed.stop * columns)
-        return Part((*(() if shard.first else (0,)), *tiles), 1 + rows * columns, made)
+        return Part((*(() if shard.first else (0,)), *tiles), 1 + rows * columns, rows_made)
 
 
 def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]], processor: Json) -> Grid:
@@ -168,9 +170,9 @@ def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]]
 
 
 def _pinpoints(config: Json, defaults: Sequence[Sequence[int]]) -> Pinpoints:
-    found = config.get("image_grid_pinpoints") or defaults
+    given = config.get("image_grid_pinpoints") or defaults
     try:
-        pinpoints = tuple((int(height), int(width)) for height, width in found)
+        pinpoints = tuple((int(height), int(width)) for height, width in given)
     except (TypeError, ValueError):
         pinpoints = ()
     if not pinpoints or any(side < 1 for pinpoint in pinpoints for side in pinpoint):

@@ -21,9 +21,8 @@ class Window:
 
     @classmethod
     def load(cls, files: ModelFiles, encoder: Json) -> Self:
-        """From the checkpoint's ``WhisperFeatureExtractor``.
-
-        Raises BadModel unless it matches the ``encoder``'s configuration.
+        """Load the window of the checkpoint's ``WhisperFeatureExtractor``. Raises BadModel unless it matches the
+        ``encoder``'s configuration.
         """
         extractor = {**_WHISPER_DEFAULTS, **files.feature_extractor}
         rate, hop = integer(extractor, "sampling_rate"), integer(extractor, "hop_length")

@@ -17,9 +17,8 @@ from triptych.families.model_files import ModelFiles
 
 
 class Span(NamedTuple):
-    """Where an item is in a prompt: the first ``tokens`` placeholders at or after position ``start``.
-
-    In most families they are contiguous; some write separators between parts of an item (rows of tiles, frames).
+    """Place of an item in a prompt: the first ``tokens`` placeholders at or after position ``start``. In most families
+    they are contiguous. Some write separators between parts of an item (rows of tiles, frames).
     """
 
     start: int
@@ -35,11 +34,11 @@ class Placeholders:
 
 
 PromptReplacement = tuple[str | Placeholders, ...]
-"""What replaces an item's target in a prompt: text (separators, timestamps) and the positions of its embedding."""
+"""Replacement of an item's target in a prompt: text (separators, timestamps) and the positions of its embedding."""
 
 
 class Family(Protocol):
-    """One architecture, configured by the files of one model directory."""
+    """Architecture, configured by the files of one model directory."""
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
@@ -63,9 +62,8 @@ class Family(Protocol):
 
     @property
     def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
-        """For each supported modality, the token ids that a chat template writes for an item.
-
-        ``prompt_replacement`` replaces them. Most are one token; some templates add begin and end tokens.
+        """Token ids that a chat template writes for an item, by supported modality. ``prompt_replacement`` replaces
+        them. Most are one token; some templates add begin and end tokens.
         """
         ...
 

@@ -8,11 +8,11 @@ from triptych.families.model_files import BadModel, Json, ModelFiles
 
 def section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
     """A nested configuration with the ``defaults`` of its ``model_type``, which it may omit. Raises BadModel."""
-    found = config.get(name)
-    if not isinstance(found, dict):
+    value = config.get(name)
+    if not isinstance(value, dict):
         raise BadModel(f"config.json has no {name}")
-    model_type = found.get("model_type", default_type)
-    return {**defaults.get(model_type, {}), **found, "model_type": model_type}
+    model_type = value.get("model_type", default_type)
+    return {**defaults.get(model_type, {}), **value, "model_type": model_type}
 
 
 def integer(fields: Json, *names: str) -> int:

@@ -63,12 +63,12 @@ def _tokens_per_image(config: Json, files: ModelFiles) -> int:
         )
     encoder, patches = square(vision, "image_size"), square(vision, "image_size") // square(vision, "patch_size")
     side = isqrt(integer(config, "mm_tokens_per_image"))
-    made = (patches // (patches // side)) ** 2 if patches >= side else 0
+    tokens = (patches // (patches // side)) ** 2 if patches >= side else 0
     written = integer({"image_seq_length": 256, **files.processor}, "image_seq_length")
     size = square({**_PROCESSOR_DEFAULTS, **files.image_processor}, "size")
-    if written != made or size != encoder:
+    if written != tokens or size != encoder:
         raise BadModel(
             f"the processor makes images of {size} pixels and writes {written} tokens, the vision encoder takes {encoder} pixels "
-            f"and makes {made} rows: processor_config.json, the image processor and config.json must agree"
+            f"and makes {tokens} rows: processor_config.json, the image processor and config.json must agree"
         )
-    return made
+    return tokens

@@ -71,7 +71,7 @@ class Idefics3(Plain):
         return (*parts, f"{before}{self.around}{self.whole}", tile, self.around)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit per tile, the whole image last: the vision encoder computes each by itself."""
+        """Units of an image: one per tile, the whole image last. The vision encoder computes each by itself."""
         rows, columns = self.grid(info)
         return (self.tokens_per_tile,) * (rows * columns + 1)
 
@@ -115,11 +115,11 @@ def _longest_px(processor: Json) -> int:
 def _tokens_per_tile(config: Json, processor: Json, tile_px: int) -> int:
     vision = section(config, "vision_config", f"{config.get('model_type')}_vision", VISION_DEFAULTS)
     side = tile_px // square(vision, "patch_size")
-    made = side * side // integer(config, "scale_factor") ** 2
+    tokens = side * side // integer(config, "scale_factor") ** 2
     written = integer({"image_seq_len": 169, **processor}, "image_seq_len")
-    if written != made or tile_px > square(vision, "image_size"):
+    if written != tokens or tile_px > square(vision, "image_size"):
         raise BadModel(
             f"image_seq_len is {written} and tiles have {tile_px} pixels; the vision encoder takes "
-            f"{square(vision, 'image_size')} pixels and makes {made} rows of a tile"
+            f"{square(vision, 'image_size')} pixels and makes {tokens} rows of a tile"
         )
-    return made
+    return tokens

@@ -47,7 +47,7 @@ class InternVl(Plain):
         return (self.begin, Placeholders(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit per tile: the vision encoder computes each by itself."""
+        """Units of an image: one per tile. The vision encoder computes each by itself."""
         return (self.tokens_per_tile,) * self.tiles(info)
 
     def tiles(self, info: MediaInfo) -> int:

@@ -45,7 +45,7 @@ def _tokens_per_image(files: ModelFiles) -> int:
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
     dropped = 1 if strategy == "default" else 0
-    made = (side // patch_size) ** 2 + CLASS_TOKENS[encoder] - dropped
+    tokens = (side // patch_size) ** 2 + CLASS_TOKENS[encoder] - dropped
 
     height, width = _processed_size({**CLIP_PROCESSOR_DEFAULTS, **files.image_processor})
     processor_patch = files.processor.get("patch_size") or patch_size
@@ -53,12 +53,12 @@ def _tokens_per_image(files: ModelFiles) -> int:
     additional = files.processor.get("num_additional_image_tokens", CLASS_TOKENS[encoder] if not files.processor else 0)
     written = (height // processor_patch) * (width // processor_patch) + additional
     written -= 1 if processor_strategy == "default" else 0
-    if written != made or (height, width) != (side, side):
+    if written != tokens or (height, width) != (side, side):
         raise BadModel(
             f"the processor makes {height} x {width} images of {written} tokens, the vision encoder takes {side} x {side} "
-            f"and makes {made}: processor_config.json, the image processor and config.json must agree"
+            f"and makes {tokens}: processor_config.json, the image processor and config.json must agree"
         )
-    return made
+    return tokens
 
 
 def _processed_size(image_processor: Json) -> tuple[int, int]:

@@ -44,13 +44,13 @@ def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None
     strategy = config["vision_feature_select_strategy"]
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
-    made = grid.side**2 + CLASS_TOKENS[encoder] - (strategy == "default")
+    tokens = grid.side**2 + CLASS_TOKENS[encoder] - (strategy == "default")
     patch = processor.get("patch_size") or vision["patch_size"]
     additional = processor.get("num_additional_image_tokens", 0 if processor else CLASS_TOKENS[encoder])
     dropped = (processor.get("vision_feature_select_strategy") or strategy) == "default"
     written = (grid.tile_px // patch) ** 2 + additional - dropped
-    if not written == made == grid.side**2:
+    if not written == tokens == grid.side**2:
         raise BadModel(
-            f"the processor writes {written} tokens for a tile, the vision encoder makes {made} rows of its {grid.side**2} "
+            f"the processor writes {written} tokens for a tile, the vision encoder makes {tokens} rows of its {grid.side**2} "
             "patches: processor_config.json and config.json must agree"
         )

@@ -66,8 +66,8 @@ class Mllama(Plain):
     def tiles(self, width: int, height: int) -> int:
         """Number of tiles of an image, like transformers' ``get_optimal_tiled_canvas``.
 
-        Of the arrangements that hold the image unshrunk, the one that enlarges it least; otherwise the one that shrinks
-        it least; on a tie the smallest.
+        Of the arrangements that hold the image unshrunk it takes the one that enlarges it least. Otherwise it takes the
+        one that shrinks it least; on a tie the smallest.
         """
         scales = [
             (min(rows * self.tile_px / height, columns * self.tile_px / width), rows * columns)
@@ -87,8 +87,8 @@ def arrangements(max_tiles: int) -> list[tuple[int, int]]:
 
 def _check_processor(processor: Mapping[str, Any], tile_px: int, max_tiles: int) -> None:
     size = processor["size"]
-    made = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if made != (tile_px, tile_px):
+    made_size = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if made_size != (tile_px, tile_px):
         raise BadModel(f"the image processor's size is {size!r}, vision_config.image_size is {tile_px}")
     if processor["max_image_tiles"] != max_tiles:
         raise BadModel(

@@ -113,16 +113,16 @@ def _chat_templates(root: Path, processor: Json, tokenizer_config: Json) -> Mapp
         _jinja_files(root),
         tokenizer_config.get("chat_template"),
     )
-    found = next((candidate for candidate in candidates if candidate), {})
-    if isinstance(found, str):
-        found = {"default": found}
-    if isinstance(found, list):  # [{"name": ..., "template": ...}]
-        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)} or None
-    if not isinstance(found, dict) or not all(isinstance(template, str) for template in found.values()):
+    templates = next((candidate for candidate in candidates if candidate), {})
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    if isinstance(templates, list):  # [{"name": ..., "template": ...}]
+        templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)} or None
+    if not isinstance(templates, dict) or not all(isinstance(template, str) for template in templates.values()):
         raise BadModel("the chat template is not a string")
-    if found and "default" not in found:
+    if templates and "default" not in templates:
         raise BadModel("none of the model's chat templates is named 'default'")
-    return found
+    return templates
 
 
 def _jinja_files(root: Path) -> dict[str, str]:

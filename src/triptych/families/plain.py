@@ -12,7 +12,7 @@ from triptych.families.base import PromptReplacement, filled
 
 @dataclass(frozen=True, slots=True)
 class Plain(ABC):
-    """All of ``base.Family`` except ``load``, ``model_type`` and ``prompt_replacement``, for items of one modality."""
+    """Family without ``load``, ``model_type`` and ``prompt_replacement``, for items of one modality."""
 
     modality: ClassVar[Modality] = Modality.IMAGE
 

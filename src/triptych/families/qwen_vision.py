@@ -1,10 +1,10 @@
-"""The vision preprocessing shared by the Qwen families: patches, pixel limits, and video sampling.
+"""Vision preprocessing shared by the Qwen families: patches, pixel limits, and video sampling.
 
-An image keeps its aspect ratio: it is resized to multiples of a token's side, within pixel limits, and cut into
+An image keeps its aspect ratio. It is resized to multiples of a token's side, within pixel limits, and cut into
 patches; ``merge`` x ``merge`` patches become one token. Video frames are cut alike, several frames per patch.
 
-There is no attention between patches of different times (the encoders' ``cu_seqlens`` end with each), so a video can be
-split there without changing its embedding. Within one, and so within an image, all patches attend to each other.
+There is no attention between patches of different times (the encoders' ``cu_seqlens`` end with each). So a video can be
+split there without changing its embedding. Within one time, and so within an image, all patches attend to each other.
 """
 
 from abc import ABC, abstractmethod
@@ -56,17 +56,17 @@ class Patches:
             ("image", files.image_processor, image_side),
             ("video", files.video_processor, video_side),
         ):
-            made = {"patch_size": side, "temporal_patch_size": 2, "merge_size": 2} | _given(processor)
+            fields = {"patch_size": side, "temporal_patch_size": 2, "merge_size": 2} | _given(processor)
             for field, wanted in (
                 ("patch_size", patches.side),
                 ("temporal_patch_size", patches.frames),
                 ("merge_size", patches.merge),
             ):
-                if made[field] != wanted:
+                if fields[field] != wanted:
                     raise BadModel(
-                        f"the {name} processor's {field} is {made[field]!r}, the vision encoder takes {wanted}"
+                        f"the {name} processor's {field} is {fields[field]!r}, the vision encoder takes {wanted}"
                     )
-            if made.get("do_resize") is False:
+            if fields.get("do_resize") is False:
                 raise BadModel(f"the {name} processor's do_resize is false: its output would not fit the patches")
         return patches
 
@@ -99,7 +99,9 @@ class PixelRange(NamedTuple):
 
     @classmethod
     def load(cls, processor: Json, default: Self) -> Self:
-        """From ``size``, or the older ``min_pixels`` and ``max_pixels``, which take precedence. Raises BadModel."""
+        """Load the limits from ``size``, or the older ``min_pixels`` and ``max_pixels``, which take precedence. Raises
+        BadModel.
+        """
         fields = _given(processor)
         size = fields.get("size", {"shortest_edge": default.least, "longest_edge": default.most})
         if not isinstance(size, Mapping):
@@ -133,8 +135,7 @@ class PixelRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VideoRules:
-    """How a video is sampled (``fps`` frames per second, within limits), and the limits of its frames' size.
-
+    """Rules of sampling a video (``fps`` frames per second, within limits), and the limits of its frames' size.
     ``capped`` adds the reference implementation's limit ``max_tokens`` for long videos.
     """
 
@@ -147,8 +148,7 @@ class VideoRules:
 
     @classmethod
     def load(cls, files: ModelFiles, *, pixels: PixelRange, max_tokens: int) -> Self:
-        """From the video processor; ``pixels`` and ``max_tokens`` are its defaults. Raises BadModel.
-
+        """Load the rules of the video processor; ``pixels`` and ``max_tokens`` are its defaults. Raises BadModel.
         ``do_sample_frames`` is ignored: it is for callers that pass frames they have already sampled.
         """
         fields = _given(files.video_processor)
@@ -178,7 +178,7 @@ class Language:
     context_length: int
 
     @classmethod
-    def load(cls, config: Json, defaults: Json, made: int) -> Self:
+    def load(cls, config: Json, defaults: Json, width_made: int) -> Self:
         """``made`` is the width of the vision encoder's output. Raises BadModel.
 
         Older checkpoints have the language model's fields at the root of their configuration.
@@ -191,9 +191,9 @@ class Language:
             hidden_size=integer(fields, "hidden_size"),
             context_length=integer(fields, "max_position_embeddings"),
         )
-        if made != language.hidden_size:
+        if width_made != language.hidden_size:
             raise BadModel(
-                f"the vision encoder makes embeddings of {made}, the language model takes {language.hidden_size}: "
+                f"the vision encoder makes embeddings of {width_made}, the language model takes {language.hidden_size}: "
                 "text_config and vision_config must agree"
             )
         return language
@@ -247,7 +247,7 @@ class QwenVision(ABC):
         return self.language.rows(tokens, dtype)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit per patch in time, as there is no attention between them."""
+        """Units of an item: one per patch in time, as there is no attention between them."""
         grid = self.grid(info)
         return (self.patches.tokens_per_frame(grid),) * grid.frames
 
@@ -256,7 +256,7 @@ class QwenVision(ABC):
         return self.patches.pixels(self.grid(info))
 
     def patch_grid(self, info: MediaInfo) -> tuple[int, int, int]:
-        """As ``base.Gridded``."""
+        """Grid of patches, as in ``base.Gridded``."""
         return self.grid(info)
 
     @abstractmethod

@@ -33,7 +33,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "smolvlm": Idefics3,
     "voxtral": Voxtral,
 }
-"""By ``model_type`` of ``config.json``."""
+"""Families by ``model_type`` of ``config.json``."""
 
 
 def load_family(files: ModelFiles) -> Family:

@@ -55,7 +55,7 @@ class Voxtral(Plain):
         return (Placeholders(self.placeholder_id, sum(self.units(info))),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit per window."""
+        """Units of a clip: one per window."""
         refuse_unless(info, Modality.AUDIO)
         windows = -(-info.samples_at(self.sample_rate_hz) // self.window.samples)
         refuse_too_short(info, windows)

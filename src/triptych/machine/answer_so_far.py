@@ -1,4 +1,4 @@
-"""What a caller of routers keeps of an answer, to go on with it at another router (docs/adr/0036)."""
+"""Part of an answer that a caller of routers keeps, to go on with it at another router (docs/adr/0036)."""
 
 from array import array
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class AnswerSoFar:
         self._ended_tokens = 0
         """Tokens of the choices that have ended."""
         self._left_out_tokens = 0
-        """Those of choices that had ended when the request was last sent: its router does not know them."""
-        self.over = False
+        """Tokens of choices that had ended when the request was last sent: its router does not know them."""
+        self.is_complete = False
 
     @property
     def begun(self) -> bool:
@@ -52,8 +52,8 @@ class AnswerSoFar:
                     self._ended_tokens += len(self._tokens(choice))
                     del self._running[choice]
                 case ChatFinished():
-                    self.over = True
-        if not (self.over and self._left_out_tokens):
+                    self.is_complete = True
+        if not (self.is_complete and self._left_out_tokens):
             return events
         return [self._whole(event) if isinstance(event, ChatFinished) else event for event in events]
 

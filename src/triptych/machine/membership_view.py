@@ -1,9 +1,11 @@
-"""What a watcher of a pool manager takes for the membership: the manager's list, and members that it lost, for a while.
+"""Membership as a watcher of a pool manager sees it: the manager's list, and members that it lost, for a while.
 
 The manager's word is enough to use a member, and enough to drop one that has left. It is not enough to drop one that
-the manager has merely lost, or that a restarted manager does not list yet: the watcher may still reach it, and finds
-out by itself. So such a member stays, marked as suspected, for a grace period, and as long as more than half of all
-members are lost: then the manager is more likely to be cut off than they are to be dead.
+the manager has merely lost, or that a restarted manager does not list yet. The watcher may still reach it, and finds
+out by itself.
+
+So such a member stays, marked as suspected, for a grace period, and as long as more than half of all members are lost.
+In that case the manager is more likely to be cut off than they are to be dead.
 """
 
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ class ViewLimits:
     """Use of members that a pool manager no longer lists."""
 
     lost_grace_s: Seconds = 60.0
-    """How long a member that the pool manager has lost stays in use, as far as it can be reached."""
+    """Time that a member which the pool manager has lost stays in use, as far as it can be reached, seconds."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -39,9 +41,9 @@ class MembershipView:
         self._incarnation = 0
         self._known = 0
         self._listed: dict[str, Member] = {}
-        """By address."""
+        """Members of the manager's list, by address."""
         self._lost: dict[str, _Lost] = {}
-        """Not listed any more; the longest lost one first."""
+        """Members that are not listed any more, the longest lost one first."""
         self._snapshot = MembershipSnapshot()
 
     @property
@@ -57,8 +59,8 @@ class MembershipView:
     def handle(self, delta: MembershipDelta, now_s: float) -> bool:
         """Returns whether the snapshot has changed. A delta that does not continue what is known is ignored."""
         if delta.full:
-            told = {member.address: member for member in delta.members}
-            self._lose((address for address in self._listed if address not in told), now_s)
+            reported = {member.address: member for member in delta.members}
+            self._lose((address for address in self._listed if address not in reported), now_s)
             self._listed = {}
         elif delta.incarnation != self._incarnation or delta.version < self._known:
             return False
@@ -79,7 +81,7 @@ class MembershipView:
         """Raise AssertionError where an invariant does not hold."""
         assert not self._listed.keys() & self._lost.keys(), "a member is both listed and lost"  # noqa: S101
         assert len(self._listed) + len(self._lost) <= MAX_MEMBERS, "more members than allowed"  # noqa: S101
-        since = [one.since_s for one in self._lost.values()]
+        since = [lost.since_s for lost in self._lost.values()]
         assert since == sorted(since), "lost members are out of order"  # noqa: S101
 
     def _lose(self, addresses: Iterable[str], now_s: float) -> None:
@@ -91,12 +93,14 @@ class MembershipView:
     def _give_up(self, now_s: float) -> None:
         while len(self._listed) + len(self._lost) > MAX_MEMBERS:
             del self._lost[next(iter(self._lost))]
-        over = [address for address, one in self._lost.items() if now_s - one.since_s >= self._limits.lost_grace_s]
-        for address in over if len(self._lost) <= len(self._listed) else ():
+        given_up = [
+            address for address, lost in self._lost.items() if now_s - lost.since_s >= self._limits.lost_grace_s
+        ]
+        for address in given_up if len(self._lost) <= len(self._listed) else ():
             del self._lost[address]
 
     def _publish(self) -> bool:
-        members = (*self._listed.values(), *(one.member for one in self._lost.values()))
+        members = (*self._listed.values(), *(lost.member for lost in self._lost.values()))
         if self._snapshot.version and members == self._snapshot.members:
             return False
         self._snapshot = MembershipSnapshot(self._snapshot.version + 1, members)

@@ -90,7 +90,7 @@ class KillProcess:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """One process of the pool, or all of them, are not started any more until a size is declared again."""
+    """End of all attempts to start one process of the pool, or all of them, until a size is declared again."""
 
     pool: str
     reason: str

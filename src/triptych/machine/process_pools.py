@@ -34,7 +34,7 @@ from triptych.machine.process_pool_events import (
 
 @dataclass(frozen=True, slots=True)
 class RestartRules:
-    """When processes are started again, and when they are killed."""
+    """Rules for starting processes again and for killing them."""
 
     first_backoff_s: float = 1.0
     """Pause before a process that ended is started again. Doubles each time."""
@@ -42,13 +42,13 @@ class RestartRules:
     stable_s: float = 60.0
     """A process that was ready for so long, or has answered, begins with the first pause again."""
     start_crashes: int = 3
-    """After so many crashes at the start in a row, none of a pool being ready in between, the pool gives up."""
+    """Number of crashes at the start in a row, none of a pool being ready in between, after which the pool gives up."""
     most_ends: int = 6
     """A process that ended so many times in a row, with no such success in between, is not started again."""
     start_timeout_s: float = 300.0
     """A process that is not ready after this time is killed, and counts as crashed."""
     grace_s: float = 30.0
-    """From the request to end to the kill. Longer than the process's own drain."""
+    """Time from the request to end to the kill, seconds. Longer than the process's own drain."""
     max_processes: int = 64
     """Most processes of one pool."""
 
@@ -72,7 +72,7 @@ class _Process:
     backoff_s: float = 0.0
     """The last pause; 0 if it has not ended since its last success."""
     ends: int = 0
-    """Since its last success."""
+    """Ends since its last success."""
     reason: str = ""
     killed: bool = False
 
@@ -115,9 +115,9 @@ class ProcessPools:
 
     def fault(self, pool: str) -> str:
         """Why the pool does not become what is wanted; empty if nothing is wrong."""
-        found = self._pool(pool)
-        given_up = (process.reason for process in found.processes.values() if self._is_given_up(process))
-        return found.fault or next(given_up, "")
+        state = self._pool(pool)
+        given_up = (process.reason for process in state.processes.values() if self._is_given_up(process))
+        return state.fault or next(given_up, "")
 
     @property
     def on_trial(self) -> tuple[str, ...]:
@@ -125,22 +125,28 @@ class ProcessPools:
         return tuple(process.name for process in self._all() if process.phase is ProcessPhase.RUNNING and process.ends)
 
     def processes(self, pool: str) -> tuple[ProcessState, ...]:
-        """In the order of their names' numbers."""
-        return tuple(ProcessState(one.name, one.phase, one.reason) for one in self._pool(pool).processes.values())
+        """Processes in the order of their names' numbers."""
+        return tuple(
+            ProcessState(process.name, process.phase, process.reason) for process in self._pool(pool).processes.values()
+        )
 
     def all_processes(self) -> tuple[ProcessState, ...]:
         return tuple(state for pool in self._pools for state in self.processes(pool))
 
     @property
     def due_s(self) -> float | None:
-        """When ``TimePassed`` has something to do next."""
+        """Time when ``TimePassed`` has something to do next."""
         waits = (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.STOPPING)
-        return min((one.due_s for one in self._all() if one.phase in waits and not one.killed), default=None)
+        return min(
+            (process.due_s for process in self._all() if process.phase in waits and not process.killed), default=None
+        )
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         for name, pool in self._pools.items():
-            active = [one.phase for one in pool.processes.values() if one.phase is not ProcessPhase.STOPPING]
+            active = [
+                process.phase for process in pool.processes.values() if process.phase is not ProcessPhase.STOPPING
+            ]
             idle = active.count(ProcessPhase.ORDERED) + active.count(ProcessPhase.FAILED)
             wanted = len(active) if pool.wanted is None else pool.wanted
             violated = {
@@ -152,7 +158,7 @@ class ProcessPools:
                 "did not give up": pool.crashes >= self._rules.start_crashes and not pool.fault,
             }
             if any(violated.values()):
-                raise AssertionError(f"pool {name} {next(what for what, is_so in violated.items() if is_so)}")
+                raise AssertionError(f"pool {name} {next(violation for violation, is_so in violated.items() if is_so)}")
 
     # --- what happens ---
 
@@ -199,57 +205,59 @@ class ProcessPools:
 
     def _remove(self, event: Remove, now_s: float) -> list[Effect]:
         pool = self._pool(event.pool)
-        one = pool.processes.get(event.process)
-        if one is None:
+        process = pool.processes.get(event.process)
+        if process is None:
             raise NotFound(f"pool {event.pool} has no process {event.process[:80]!r}")
         self._check(event.token)
         effects: list[Effect] = []
-        if one.phase in (ProcessPhase.RUNNING, ProcessPhase.STARTING):
-            effects.append(self._stop(one, "removed", now_s))
-        elif one.phase is not ProcessPhase.STOPPING:
-            del pool.processes[one.name]
+        if process.phase in (ProcessPhase.RUNNING, ProcessPhase.STARTING):
+            effects.append(self._stop(process, "removed", now_s))
+        elif process.phase is not ProcessPhase.STOPPING:
+            del pool.processes[process.name]
         return effects + self._advance(event.pool, now_s)
 
     def _ready(self, name: str, now_s: float) -> list[Effect]:
-        key, one = self._find(name)
-        if one is None or one.phase is not ProcessPhase.STARTING:
+        key, process = self._find(name)
+        if process is None or process.phase is not ProcessPhase.STARTING:
             return []
         pool = self._pools[key]
-        one.phase, one.since_s, one.reason = ProcessPhase.RUNNING, now_s, ""
+        process.phase, process.since_s, process.reason = ProcessPhase.RUNNING, now_s, ""
         self._try_again(pool, now_s, now_s + self._rules.first_backoff_s)  # it can start after all
         return self._advance(key, now_s)
 
     def _answered(self, name: str) -> list[Effect]:
-        _, one = self._find(name)
-        if one is not None and one.phase is ProcessPhase.RUNNING:
-            one.ends, one.backoff_s = 0, 0.0
+        _, process = self._find(name)
+        if process is not None and process.phase is ProcessPhase.RUNNING:
+            process.ends, process.backoff_s = 0, 0.0
         return []
 
     def _ended(self, name: str, reason: str, now_s: float) -> list[Effect]:
-        key, one = self._find(name)
-        if one is None or one.phase in (ProcessPhase.ORDERED, ProcessPhase.FAILED):
+        key, process = self._find(name)
+        if process is None or process.phase in (ProcessPhase.ORDERED, ProcessPhase.FAILED):
             return []
         pool = self._pools[key]
         effects: list[Effect] = []
-        if one.phase is ProcessPhase.STOPPING:
+        if process.phase is ProcessPhase.STOPPING:
             del pool.processes[name]
         else:
-            if one.phase is ProcessPhase.STARTING:
+            if process.phase is ProcessPhase.STARTING:
                 pool.crashes += 1
-                reason = f"{one.reason}: {reason}" if one.killed else f"{reason} while starting"
+                reason = f"{process.reason}: {reason}" if process.killed else f"{reason} while starting"
             else:
                 # Its replacement gets its attempts, whatever happened to others before.
                 self._try_again(pool, now_s, now_s + self._rules.longest_backoff_s)
-                if now_s - one.since_s >= self._rules.stable_s:
-                    one.ends, one.backoff_s = 0, 0.0
-            one.backoff_s = min(max(2 * one.backoff_s, self._rules.first_backoff_s), self._rules.longest_backoff_s)
-            one.phase, one.since_s, one.due_s = ProcessPhase.ORDERED, now_s, now_s + one.backoff_s
-            one.reason, one.killed = reason, False
-            one.ends += 1
-            if one.ends >= self._rules.most_ends:
-                one.phase = ProcessPhase.FAILED
-                one.reason = f"gave up {name}, which ended {one.ends} times without an answer: {reason}"
-                effects.append(GaveUp(key, one.reason))
+                if now_s - process.since_s >= self._rules.stable_s:
+                    process.ends, process.backoff_s = 0, 0.0
+            process.backoff_s = min(
+                max(2 * process.backoff_s, self._rules.first_backoff_s), self._rules.longest_backoff_s
+            )
+            process.phase, process.since_s, process.due_s = ProcessPhase.ORDERED, now_s, now_s + process.backoff_s
+            process.reason, process.killed = reason, False
+            process.ends += 1
+            if process.ends >= self._rules.most_ends:
+                process.phase = ProcessPhase.FAILED
+                process.reason = f"gave up {name}, which ended {process.ends} times without an answer: {reason}"
+                effects.append(GaveUp(key, process.reason))
             if pool.crashes >= self._rules.start_crashes and not pool.fault:
                 pool.fault = f"gave up after {pool.crashes} crashes at the start: {reason}"
                 effects.append(GaveUp(key, pool.fault))
@@ -264,38 +272,46 @@ class ProcessPools:
         if pool.wanted is not None:
             effects += self._shrink(pool, pool.wanted, now_s)
             self._grow(pool, pool.wanted, now_s)
-        for one in pool.processes.values():
-            if pool.fault and one.phase is ProcessPhase.ORDERED:
-                one.phase, one.since_s = ProcessPhase.FAILED, now_s
-            elif one.phase is ProcessPhase.ORDERED and one.due_s <= now_s:
-                why = f"again: {one.reason}" if one.reason else f"{pool.wanted} wanted"
-                one.phase, one.since_s, one.due_s = ProcessPhase.STARTING, now_s, now_s + self._rules.start_timeout_s
-                effects.append(StartProcess(key, one.name, why))
-            elif one.phase in (ProcessPhase.STARTING, ProcessPhase.STOPPING) and one.due_s <= now_s and not one.killed:
-                limit_s = now_s - one.since_s
-                one.reason = (
-                    f"{'not ready' if one.phase is ProcessPhase.STARTING else 'not ended'} after {limit_s:.0f} s"
+        for process in pool.processes.values():
+            if pool.fault and process.phase is ProcessPhase.ORDERED:
+                process.phase, process.since_s = ProcessPhase.FAILED, now_s
+            elif process.phase is ProcessPhase.ORDERED and process.due_s <= now_s:
+                why = f"again: {process.reason}" if process.reason else f"{pool.wanted} wanted"
+                process.phase, process.since_s, process.due_s = (
+                    ProcessPhase.STARTING,
+                    now_s,
+                    now_s + self._rules.start_timeout_s,
                 )
-                one.killed = True
-                effects.append(KillProcess(one.name, one.reason))
+                effects.append(StartProcess(key, process.name, why))
+            elif (
+                process.phase in (ProcessPhase.STARTING, ProcessPhase.STOPPING)
+                and process.due_s <= now_s
+                and not process.killed
+            ):
+                limit_s = now_s - process.since_s
+                process.reason = (
+                    f"{'not ready' if process.phase is ProcessPhase.STARTING else 'not ended'} after {limit_s:.0f} s"
+                )
+                process.killed = True
+                effects.append(KillProcess(process.name, process.reason))
         return effects
 
     def _shrink(self, pool: _Pool, wanted: int, now_s: float) -> Iterator[Effect]:
-        active = [one for one in pool.processes.values() if one.phase is not ProcessPhase.STOPPING]
+        active = [process for process in pool.processes.values() if process.phase is not ProcessPhase.STOPPING]
         surplus = len(active) - wanted
         for phase in (ProcessPhase.FAILED, ProcessPhase.ORDERED, ProcessPhase.STARTING):
-            for one in reversed(active):
-                if surplus <= 0 or one.phase is not phase:
+            for process in reversed(active):
+                if surplus <= 0 or process.phase is not phase:
                     continue
                 surplus -= 1
                 if phase is ProcessPhase.STARTING:
-                    yield self._stop(one, f"{wanted} wanted", now_s)
+                    yield self._stop(process, f"{wanted} wanted", now_s)
                 else:
-                    del pool.processes[one.name]
+                    del pool.processes[process.name]
 
     @staticmethod
     def _grow(pool: _Pool, wanted: int, now_s: float) -> None:
-        active = sum(one.phase is not ProcessPhase.STOPPING for one in pool.processes.values())
+        active = sum(process.phase is not ProcessPhase.STOPPING for process in pool.processes.values())
         while active < wanted and not pool.fault:
             name = pool.pattern.format(pool.numbers + 1)
             if name in pool.processes:  # one that may exist once, and still ends
@@ -304,19 +320,24 @@ class ProcessPools:
             active += 1
             pool.processes[name] = _Process(name, ProcessPhase.ORDERED, now_s, now_s)
 
-    def _is_given_up(self, one: _Process) -> bool:
-        return one.phase is ProcessPhase.FAILED and one.ends >= self._rules.most_ends
+    def _is_given_up(self, process: _Process) -> bool:
+        return process.phase is ProcessPhase.FAILED and process.ends >= self._rules.most_ends
 
     def _try_again(self, pool: _Pool, now_s: float, due_s: float) -> None:
         pool.crashes, pool.fault = 0, ""
-        for one in pool.processes.values():
-            if one.phase is ProcessPhase.FAILED and not self._is_given_up(one):
-                one.phase, one.since_s, one.due_s, one.backoff_s = ProcessPhase.ORDERED, now_s, due_s, 0.0
+        for process in pool.processes.values():
+            if process.phase is ProcessPhase.FAILED and not self._is_given_up(process):
+                process.phase, process.since_s, process.due_s, process.backoff_s = (
+                    ProcessPhase.ORDERED,
+                    now_s,
+                    due_s,
+                    0.0,
+                )
 
-    def _stop(self, one: _Process, reason: str, now_s: float) -> StopProcess:
-        one.phase, one.since_s, one.due_s = ProcessPhase.STOPPING, now_s, now_s + self._rules.grace_s
-        one.reason, one.killed = reason, False
-        return StopProcess(one.name, reason)
+    def _stop(self, process: _Process, reason: str, now_s: float) -> StopProcess:
+        process.phase, process.since_s, process.due_s = ProcessPhase.STOPPING, now_s, now_s + self._rules.grace_s
+        process.reason, process.killed = reason, False
+        return StopProcess(process.name, reason)
 
     def _check(self, token: int) -> None:
         if token < self._token:

@@ -5,23 +5,29 @@ from enum import Enum
 from triptych.errors import InstanceLost, InvalidRequest, Overloaded, TriptychError, Unavailable
 
 MOST_BREAKS = 4
-"""How often in a row a request goes on after a router was lost that sent none of the answer: it may be what kills them. A part of an
-answer that kills a router kills the next one too before it sends more, as that goes through the same tokens again.
+"""Most times in a row that a request goes on after losing a router that sent none of the answer. Such a request may be
+what kills them.
+
+A part of an answer that kills a router kills the next one too before it sends more, as that goes through the same
+tokens again.
 """
 MOST_LOST = 16
 """Routers that one request goes on after, whatever they sent: as many as it survives drains of text instances."""
 RETURN_S = 10.0
-"""How long a request looks for a router after it has lost one, which may come back itself."""
+"""Time that a request looks for a router after it has lost one, seconds. The lost one may come back itself."""
 RESTART_S = 3.0
-"""How long it looks for one of several while some cannot be reached and the others, if any, are unavailable, as in a rolling restart: one
-drains or was just killed while the one that was restarted before it is not connected yet.
+"""Time that a request looks for one of several routers while some cannot be reached and the others are unavailable,
+seconds.
+
+That happens in a rolling restart: one drains or was just killed while the one that was restarted before it is not
+connected yet.
 """
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 0.5
 
 
 class Next(Enum):
-    """What follows a failed attempt."""
+    """Next step after a failed attempt."""
 
     FAIL = "the request fails"
     OTHER = "a router that was not tried yet"
@@ -40,7 +46,7 @@ class RouterAttempts:
         """Routers, of which the last ``_breaks`` sent nothing."""
         self._breaks = 0
         self._has_output = False
-        """Some of the answer came in this attempt."""
+        """Whether some of the answer came in this attempt."""
         self._until_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._refusal: Unavailable | None = None
@@ -101,11 +107,11 @@ class RouterAttempts:
         return Next.ANY
 
     def all_tried(self, error: Unavailable, now_s: float) -> Next:
-        """There is no other router after the last one failed with this error."""
+        """Give up on this round: there is no other router after the last one failed with this error."""
         return self._any_until(now_s + RESTART_S, error) if self._unreached and len(self.tried) > 1 else Next.FAIL
 
     def pause_s(self, now_s: float) -> float | None:
-        """All routers were tried: the time until they are tried again, or None once it is enough."""
+        """Pause until all routers are tried again, seconds; None once it is enough."""
         if now_s >= self._until_s:
             return None
         self.tried.clear()

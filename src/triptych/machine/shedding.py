@@ -1,4 +1,4 @@
-"""What a process knows of its own delay and of who sends how much, to refuse what it cannot look at in time."""
+"""Delay of a process and the shares of its callers, to refuse what it cannot look at in time."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from triptych.domain.limits import Seconds
 
 _MOST_ACCEPTED = 4096
 _BURST_S = 0.05
-"""How many are let through at once, as a time."""
+"""Requests that are let through at once, as a time."""
 
 
 class SustainedDelay:
@@ -20,7 +20,7 @@ class SustainedDelay:
         self._target_s = target_s
         self._interval_s = interval_s
         self._since_s: Seconds | None = None
-        """When the first delay was measured that contradicts ``behind``, without another since."""
+        """Time of the first delay that contradicts ``behind``, without another since."""
         self.behind = False
 
     def measured(self, delay_s: Seconds, now_s: Seconds) -> bool:
@@ -84,13 +84,13 @@ class Arrivals:
         self._window_s = window_s
         self._began_s = float("-inf")
         self._came: dict[str, float] = {}
-        """By key, each request over the key's weight."""
+        """Requests by key, each divided by the key's weight."""
         self._came_before: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        """Of the keys in either."""
+        """Weights of the keys in either."""
         self._let_in = self._let_in_before = 0
 
-    def let_in(self, key: str, weight: float, now_s: Seconds) -> None:
+    def admit(self, key: str, weight: float, now_s: Seconds) -> None:
         """Count a request that came and was not refused."""
         self._count(key, weight, now_s)
         self._let_in += 1

@@ -1,11 +1,11 @@
-"""When there will be room again under a limit that is reached, by how fast room has been freed lately."""
+"""Time until there is room again under a limit that is reached, by how fast room has been freed lately."""
 
 from collections import deque
 
 LEAST_S = 1.0
 """Retry-After has whole seconds ..."""
 LONGEST_S = 60.0
-"""... and clients commonly ignore a longer one."""
+"""Longest wait that is named, seconds. Clients commonly ignore a longer one."""
 _REMEMBERED_S = 30.0
 _MOST = 256
 """Times at which room was freed that are remembered."""
@@ -17,11 +17,11 @@ class Turnover:
 
     def __init__(self) -> None:
         self._freed: deque[tuple[float, int]] = deque(maxlen=_MOST)
-        """When how much was freed."""
+        """Times at which room was freed, and how much."""
         self._amount = 0
-        """All of it."""
+        """Sum of all of it."""
         self._told_s: dict[str, float] = {}
-        """By caller, when there is a place for all of its requests that were refused."""
+        """Time, by caller, when there is a place for all of its requests that were refused."""
 
     def free(self, amount: int, now_s: float) -> None:
         """A request that had so much of the limit is over."""
@@ -33,11 +33,11 @@ class Turnover:
         self._amount += amount
 
     def rest(self) -> None:
-        """There is much room: whoever was refused may come."""
+        """Forget what was named: there is much room, so whoever was refused may come."""
         self._told_s.clear()
 
     def after_s(self, amount: int, now_s: float) -> float:
-        """How long it takes until so much is freed, within bounds."""
+        """Time until so much is freed, within bounds, seconds."""
         return _within_bounds(self._takes_s(amount, now_s))
 
     def refuse(self, caller: str, now_s: float) -> float:

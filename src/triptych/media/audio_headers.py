@@ -140,14 +140,14 @@ def read_ogg(data: bytes) -> Clip:
         position = data.find(b"OggS", position)  # decoders skip what is between pages
         if position < 0:
             break
-        flags, granule, of, _, _, segments = struct.unpack_from("<5xBqIIIB", data, position)
+        flags, granule, stream, _, _, segments = struct.unpack_from("<5xBqIIIB", data, position)
         content = position + 27 + segments
         if flags & 2:
             if serial is not None:
                 raise InvalidMedia("the ogg file has more than one stream; only one of audio is taken")
-            serial = of
+            serial = stream
             sample_rate_hz, skipped = _ogg_codec(data, content)
-        elif of != serial:
+        elif stream != serial:
             raise InvalidMedia("the ogg audio has a page of no stream")
         if granule >= 0:
             end = granule
@@ -191,8 +191,8 @@ def read_mp3(data: bytes) -> Clip:
             break
         if not rate_hz:
             rate_hz = frame_rate_hz
-            if (found := _mp3_padding(data[position : position + nbytes])) is not None:
-                padding = found
+            if (padded := _mp3_padding(data[position : position + nbytes])) is not None:
+                padding = padded
                 samples -= frame_samples  # the Xing/Info frame holds no audio
         if frame_rate_hz != rate_hz:
             raise InvalidMedia(f"the mp3 audio changes from {rate_hz} to {frame_rate_hz} samples per second")

@@ -110,12 +110,12 @@ def _percent_decoded(data: str | memoryview, max_bytes: int) -> bytes:
         raise InvalidMedia(
             f"the data URL has {len(data)} characters that are not base64, the limit is {_MAX_ESCAPED_CHARS}"
         )
-    found = b"".join(unquote_to_bytes(piece) for piece in _pieces(data))
-    if not found:
+    decoded = b"".join(unquote_to_bytes(piece) for piece in _pieces(data))
+    if not decoded:
         raise InvalidMedia("the data URL has no data")
-    if len(found) > max_bytes:
-        raise InvalidMedia(f"the data URL holds {len(found)} bytes, the limit is {max_bytes}")
-    return found
+    if len(decoded) > max_bytes:
+        raise InvalidMedia(f"the data URL holds {len(decoded)} bytes, the limit is {max_bytes}")
+    return decoded
 
 
 def _pieces(text: str | memoryview) -> Iterator[bytes]:

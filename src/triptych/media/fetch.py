@@ -72,8 +72,8 @@ class FetchLimits:
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
     """Resolve a name by the operating system."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in addresses))
 
 
 class Fetcher:
@@ -114,12 +114,12 @@ class Fetcher:
 
     async def _follow(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes:
         for _ in range(self._limits.fetch_redirects + 1):
-            found = await self._hop(url, took)
-            if isinstance(found, bytes):
-                return found
-            if url.scheme == "https" and found.scheme != "https":
+            hop = await self._hop(url, took)
+            if isinstance(hop, bytes):
+                return hop
+            if url.scheme == "https" and hop.scheme != "https":
                 raise InvalidMedia("the URL redirects from https to http")
-            url = found
+            url = hop
         raise InvalidMedia(f"the URL redirects more than {self._limits.fetch_redirects} times")
 
     async def _hop(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes | RemoteUrl:

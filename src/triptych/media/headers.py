@@ -284,10 +284,10 @@ def _read_bmp(data: bytes) -> Header:
 
 def _orientation(exif: bytes, xmp: bytes) -> int:
     """EXIF's orientation, else XMP's, else 1; broken metadata is ignored, as usual."""
-    found = _exif_orientation(exif)
-    if found is None and (match := _XMP_ORIENTATION.search(xmp)):
-        found = int(match[1])
-    return found if found is not None and 1 <= found <= 8 else 1
+    orientation = _exif_orientation(exif)
+    if orientation is None and (match := _XMP_ORIENTATION.search(xmp)):
+        orientation = int(match[1])
+    return orientation if orientation is not None and 1 <= orientation <= 8 else 1
 
 
 def _exif_orientation(exif: bytes) -> int | None:

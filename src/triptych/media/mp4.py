@@ -26,7 +26,7 @@ _VIDEO_CODECS = {
 }
 _AUDIO_CODECS = (b"mp4a", b"Opus", b"fLaC", b"alac")
 _LEAST_NBYTES = 8
-"""Of a box."""
+"""Least bytes of a box."""
 _ROTATIONS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 """Clockwise degrees by a track header's matrix; other matrices (mirrored, distorted) are not applied."""
 
@@ -81,7 +81,7 @@ def read_mp4(data: bytes) -> Clip:
 def _video(track: _Track) -> Clip:
     if track.codec not in _VIDEO_CODECS:
         raise InvalidMedia(
-            f"the mp4 video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
+            f"the mp4 video's codec is not supported; supported are {', '.join(codec.value for codec in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,
@@ -105,7 +105,7 @@ def _audio(track: _Track) -> Clip:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Every box: kind, start and end of its content; containers come before their children."""
+    """Boxes of a file: kind, start and end of the content; containers come before their children."""
     position = 0
     ends = [len(data)]
     for _ in count_parts("mp4 file"):

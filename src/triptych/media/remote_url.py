@@ -1,4 +1,4 @@
-"""Which URLs a server may fetch for an untrusted caller: the rules, without any network.
+"""Rules on the URLs that a server may fetch for an untrusted caller, without any network.
 
 A URL's host may be anything: this machine, its neighbours, the cloud's metadata service. So a host must be a plain name
 or a plain address, and every address it resolves to must be public.
@@ -46,7 +46,7 @@ class RemoteUrl:
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """Which hosts are fetched from; those that are denied go first."""
+    """Rules on hosts that are fetched from; those that are denied go first."""
 
     fetch_hosts: tuple[str, ...] = ()
     """The only hosts to fetch from (NAME, or .NAME for its subdomains); empty allows all public hosts."""

@@ -1,6 +1,6 @@
 """Identifies an item from its bytes, without decoding: format, size, duration and digest.
 
-Headers are parsed here rather than by an image or video library, so that the process that takes requests never hands
+Headers are parsed here rather than by an image or video library. So the process that takes requests never hands
 untrusted bytes to a decoder (ADR 11). The encoder finds damage behind a valid header.
 """
 

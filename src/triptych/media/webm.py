@@ -35,14 +35,14 @@ _VP8_SHOWN = 0x10
 @dataclass(slots=True)
 class _Walk:
     tracks: list[dict[int, bytes]] = field(default_factory=list)
-    """Each track's elements, by id."""
+    """Elements of each track, by id."""
     scale_ns: int = 1_000_000
     duration: float = 0.0
     cluster: int = 0
     frames: int = 0
     first: int = 0
     last: int = 0
-    """In units of ``scale_ns``, as are the two fields above."""
+    """Last time in units of ``scale_ns``, as are the two fields above."""
 
     @property
     def video(self) -> dict[int, bytes]:
@@ -64,7 +64,7 @@ def read_webm(data: bytes) -> Clip:
     codec = video.get(_CODEC, b"").rstrip(b"\0")
     if codec not in _CODECS:
         raise InvalidMedia(
-            f"the webm video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
+            f"the webm video's codec is not supported; supported are {', '.join(codec.value for codec in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,

@@ -1,4 +1,4 @@
-"""Which kinds of processes may call what, by the names in their certificates."""
+"""Calls that each kind of process may make, by the names in their certificates."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -47,7 +47,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "/triptych.v1.Scaler/Pools": frozenset({POOL_MANAGER}),
     }
 )
-"""By rpc path; empty means everyone with a certificate. Every method of ``triptych.v1`` is listed."""
+"""Kinds of callers by rpc path; empty means everyone with a certificate. Every method of ``triptych.v1`` is listed."""
 
 
 class Authorization:

@@ -34,7 +34,7 @@ class Channel:
     """
 
     kind: ClassVar[str]
-    """What is called, for the name in its certificate."""
+    """Kind of server that is called, for the name in its certificate."""
     stub_class: ClassVar[Any]
     """The generated stub."""
 
@@ -62,12 +62,12 @@ class Channel:
 
     @property
     def _calls(self) -> Multiplexer:
-        """For calls that share a stream."""
+        """Stub for calls that share a stream."""
         return self._connection().calls
 
     @property
     def _stub(self) -> Any:
-        """For calls of their own."""
+        """Stub for calls of their own."""
         return self._connection().stub
 
     def _connection(self) -> _Connection:

@@ -14,18 +14,18 @@ Pairs = tuple[tuple[str, str], ...]
 def outgoing(of_request: str = "") -> Pairs:
     """Metadata for a new call; ``of_request`` is the request id if the message itself names it."""
     current = of_request or request_id.get()
-    own: Pairs = ((REQUEST_ID, current),) if _is_id(current) else ()
+    own_pairs: Pairs = ((REQUEST_ID, current),) if _is_id(current) else ()
     span = tracing.current()
-    return own if span is None else (*own, *span.headers().items())
+    return own_pairs if span is None else (*own_pairs, *span.headers().items())
 
 
 def incoming(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
     """The relevant metadata of a call; an invalid request id is left out."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for key, value in metadata or ():
         if key in tracing.HEADERS or (key == REQUEST_ID and _is_id(value)):
-            found[key] = str(value)
-    return found
+            pairs[key] = str(value)
+    return pairs
 
 
 def _is_id(value: str | bytes) -> bool:

@@ -9,7 +9,7 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.tls import TlsIdentity, TlsMaterial
 
 TICKETS_S = 600.0
-"""How long a session ticket is good."""
+"""Time for which a session ticket is good, seconds."""
 
 
 def server_credentials(tls: TlsIdentity, *, clock: Clock = monotonic) -> grpc.ServerCredentials:
@@ -20,11 +20,13 @@ def server_credentials(tls: TlsIdentity, *, clock: Clock = monotonic) -> grpc.Se
 
 
 class Configurations:
-    """What a server's new connections use.
+    """Configurations that a server's new connections use.
 
-    gRPC (1.85) has no option that turns session tickets off, and with one a caller gets in for two days after its certificate has
-    expired. Tickets are good with one configuration only, so there is a new one every ``TICKETS_S``. Not one for each connection:
-    gRPC frees the last one while another connection that begins at the same time may be about to use it, which ends the process.
+    gRPC (1.85) has no option that turns session tickets off. With one a caller gets in for two days after its
+    certificate has expired. Tickets are good with one configuration only, so there is a new one every ``TICKETS_S``.
+
+    A new one for each connection would not do. gRPC frees the last one while another connection that begins at the same
+    time may be about to use it, which ends the process.
     """
 
     def __init__(self, tls: TlsIdentity, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC servicer of instances that hold tensors for others: encoders, and text instances that hand over."""
+"""The gRPC servicer of instances that hold tensors for others: encoders, and text instances that export keys and values (KV transfer)."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._observer = observer
         self._authorization = authorization
         self._wrapped: dict[str, Handler] = {}
-        """By rpc path, of the methods that the server has."""
+        """Wrapped handlers by rpc path, of the methods that the server has."""
 
     async def intercept_service(
         self,
@@ -58,9 +58,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: "Handler", method: str) -> "Handler":
         observer = self._observer
-        own = method.startswith(OWN_SERVICES)
-        decode = REQUESTS[method] if own else _standard(handler.request_deserializer)
-        check = partial(self._authorization.check, method) if own else _admit
+        is_own = method.startswith(OWN_SERVICES)
+        decode = REQUESTS[method] if is_own else _standard(handler.request_deserializer)
+        check = partial(self._authorization.check, method) if is_own else _admit
         if handler.response_streaming:
             streaming = handler.request_streaming
             inner_stream = cast(

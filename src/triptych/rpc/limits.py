@@ -9,7 +9,7 @@ QUERY_TIMEOUT_S = 10.0
 WATCH_TIMEOUT_S = 3600.0
 """A watch is renewed at least this often, as every call has a deadline."""
 DEFAULT_CALL_TIMEOUT_S = 120.0
-"""For callers that set no deadline."""
+"""Timeout of callers that set no deadline, seconds."""
 MAX_CALL_TIMEOUT_S = 86_400.0
 """Longer deadlines are cut to this."""
 BATCH_NBYTES = 256 << 10
@@ -23,13 +23,14 @@ task: with thousands of streams a message has one answer of each, and nothing el
 WINDOW_NBYTES = 256 << 10
 """A call's answers that were sent in ``Calls.Exchange`` and not read by the client's caller; one message may exceed it."""
 MAX_UNSENT_ANSWERS = 1024
-"""While this many calls have answers that wait to be sent in ``Calls.Exchange``, no requests are read from it."""
+"""Most calls of ``Calls.Exchange`` whose answers wait to be sent; with more, no requests are read from it."""
 _MESSAGE_NBYTES = 64
 _MAX_PENDING_CALLS = 65_536
 _MAX_PENDING_S = 3600
 """Limits of calls that have arrived but not been accepted by the event loop. Above its own limits (1000 calls, 30 s)
-gRPC cancels calls at random, which looks like a cancellation by the client; ``max_concurrent_calls`` refuses with a
-message."""
+gRPC cancels calls at random. That looks like a cancellation by the client, while ``max_concurrent_calls`` refuses with
+a message.
+"""
 
 KEEPALIVE_MS = 10_000
 """A client pings a server this long after it last heard from it."""
@@ -70,5 +71,5 @@ def server_options(max_message_nbytes: int) -> tuple[tuple[str, int], ...]:
 
 
 def window_nbytes(message: bytes) -> int:
-    """How much of ``WINDOW_NBYTES`` a message takes: its size and that of the objects around it."""
+    """Part of ``WINDOW_NBYTES`` that a message takes: its size and that of the objects around it."""
     return len(message) + _MESSAGE_NBYTES

@@ -98,17 +98,17 @@ class Multiplexer:
         start = calls_pb2.StartCall(method=method, request=request, timeout_s=timeout_s, metadata=dict(metadata))
         _check(start)  # the server would end the whole stream
         stream = self._stream
-        if stream is None or stream.over:
+        if stream is None or stream.ended:
             stream = self._stream = _Stream(self._stub.Exchange)
             self._scope.spawn(stream.run(), name="stream")
         return stream.start(start)
 
 
 class _Stream:
-    """One stream with its calls. Of each call at most one request waits to be sent, so memory is bounded by them."""
+    """Stream with its calls. Of each call at most one request waits to be sent, so memory is bounded by them."""
 
     def __init__(self, open_: "Callable[[], _GrpcStream]") -> None:
-        self.over = False
+        self.ended = False
         self._open = open_
         self._calls: dict[int, _Call] = {}
         self._last = 0
@@ -148,14 +148,14 @@ class _Stream:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(self._write(stream))
                 fail = await self._read(stream)
-                self.over = True
+                self.ended = True
                 writing.cancel()
         finally:
-            self.over = True
+            self.ended = True
             stream.cancel()
             self._unsent.clear()
             for call in self._calls.values():
-                call.take((), over=True, error=fail())
+                call.take((), has_ended=True, error=fail())
             self._calls.clear()
 
     async def _read(self, stream: "_GrpcStream") -> Callable[[], errors.TriptychError]:
@@ -179,18 +179,18 @@ class _Stream:
         return lambda: errors.InstanceLost("the peer ended the call")
 
     def _take(self, call: "_Call", answer: calls_pb2.CallAnswer) -> None:
-        over, error = answer.HasField("end"), None
-        if over:
+        has_ended, error = answer.HasField("end"), None
+        if has_ended:
             del self._calls[call.number]
             self._unsent.pop(call.number, None)
             if answer.end.code != "OK":
                 error = calls.from_peer(
                     error_from_status(answer.end.code, answer.end.message, answer.end.metadata.items())
                 )
-        call.take(answer.messages, over=over, error=error)
+        call.take(answer.messages, has_ended=has_ended, error=error)
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
-        if not self.over:
+        if not self.ended:
             self._unsent[request.call] = request
             self._wanted.set()
 
@@ -214,7 +214,7 @@ class _Stream:
 
 
 class _Call:
-    """One call at the client: the stream writes, one reader reads."""
+    """Call at the client: the stream writes, one reader reads."""
 
     def __init__(self, stream: _Stream, number: int, timeout_s: float) -> None:
         self.number = number
@@ -255,12 +255,12 @@ class _Call:
     def _expire(self) -> None:
         self._stream.cancel(self.number)
         late = errors.DeadlineExceeded("the call did not end within its deadline")
-        self.take((), over=True, error=late)
+        self.take((), has_ended=True, error=late)
 
-    def take(self, messages: Iterable[bytes], *, over: bool, error: errors.TriptychError | None) -> None:
+    def take(self, messages: Iterable[bytes], *, has_ended: bool, error: errors.TriptychError | None) -> None:
         """Messages for the reader, and with ``over`` the end of the call."""
         self._messages.extend(messages)
-        if over:
+        if has_ended:
             self._over, self._error = True, error
             self._timer.cancel()
         if self._reader is not None and not self._reader.done():

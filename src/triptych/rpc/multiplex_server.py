@@ -35,7 +35,7 @@ class Handlers:
         return iter(self._by_path.items())
 
     def add_registered_method_handlers(self, service: str, handlers: "Mapping[str, Handler]") -> None:
-        """As on a server; generated code calls both methods."""
+        """Add handlers as on a server; generated code calls both methods."""
         self._server.add_registered_method_handlers(service, handlers)
         self._by_path.update((f"/{service}/{name}", handler) for name, handler in handlers.items())
 
@@ -50,7 +50,7 @@ class CallsServicer(calls_pb2_grpc.CallsServicer):
         self.handlers = {
             path: boundary.wrap(handler, path) for path, handler in handlers if not handler.request_streaming
         }
-        """By rpc path."""
+        """Handlers by rpc path."""
         self.limit = inf if limit is None else limit
         self.open = 0
         """Calls of all streams."""
@@ -64,7 +64,7 @@ class CallsServicer(calls_pb2_grpc.CallsServicer):
 
 
 class _Exchange:
-    """One stream: reads requests, runs a task per call, and sends what they have answered."""
+    """Exchange over one stream: reads requests, runs a task per call, and sends what they have answered."""
 
     def __init__(self, context: Context, servicer: CallsServicer) -> None:
         self._context = context
@@ -171,7 +171,7 @@ class _Exchange:
 
 
 class _Call:
-    """One call at the server, and its ``ServicerContext``."""
+    """Call at the server, and its ``ServicerContext``."""
 
     task: asyncio.Task[None]
 
@@ -184,7 +184,7 @@ class _Call:
         self.message = ""
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.late = False
-        """It was cancelled at its deadline."""
+        """Whether it was cancelled at its deadline."""
         self._deadline_s = monotonic() + start.timeout_s
         self.timer = asyncio.get_running_loop().call_later(start.timeout_s, self._expire)
         self._room_nbytes = limits.WINDOW_NBYTES
@@ -238,7 +238,7 @@ class _Unsent:
             end.metadata[key] = value
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the requests: no more will come."""
         self._closed = True
         self._ready.set()
 

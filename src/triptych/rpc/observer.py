@@ -48,9 +48,9 @@ class CallObserver:
     def _measured(self, method: str) -> "_Timed | _Lasting":
         name = method.rsplit(".", 1)[-1]
         lasts = method.endswith(_LASTING)
-        made = _Lasting(self._open.labels(name), self._ended, name) if lasts else _Timed(self._seconds, name)
-        self._methods[method] = made
-        return made
+        measured = _Lasting(self._open.labels(name), self._ended, name) if lasts else _Timed(self._seconds, name)
+        self._methods[method] = measured
+        return measured
 
 
 def _is_traced(method: str, carrier: dict[str, str]) -> bool:
@@ -67,7 +67,7 @@ class _Timed:
         self._by_code: dict[str, Histogram] = {}
 
     def begin(self) -> None:
-        """Nothing is counted before the end."""
+        """Do nothing: no call is counted before its end."""
 
     def end(self, code: str, seconds: float) -> None:
         child = self._by_code.get(code)
@@ -93,7 +93,7 @@ class _Lasting:
 
 
 class Call:
-    """One running call. Its code stays CANCELLED unless another is set."""
+    """Running call. Its code stays CANCELLED unless another is set."""
 
     __slots__ = ("_began_s", "_measured", "_span", "code")
 

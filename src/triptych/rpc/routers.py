@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASK_S = 1.0
-"""How often routers that do not answer are asked for their models, and how long an answer may take."""
+"""Interval at which routers that do not answer are asked for their models, and longest wait for an answer, seconds."""
 _MODELS_NAMED = 8
-"""In the error for a model that is not served."""
+"""Most models named in the error for a model that is not served."""
 _INTRODUCTION_S = 2.0
-"""How long a refused request waits for a router that has not named its models: it is asked in this time."""
+"""Time that a refused request waits for a router that has not named its models, seconds: it is asked in this time."""
 ROUTER_LOST = "the connection to the router was lost"
-"""Of a broken connection, without more that is known of it."""
+"""Text on a broken connection, without more that is known of it."""
 NO_ROUTER = "what answers is no router, but another service"
 
 
@@ -50,7 +50,7 @@ class RouterClient(Router, Protocol):
 
     @property
     def continues(self) -> bool:
-        """Whether it goes on with answers that another router began."""
+        """Whether the router goes on with answers that another router began."""
         ...
 
     async def close(self) -> None: ...
@@ -61,7 +61,7 @@ class _Router:
     address: str
     client: RouterClient
     models: tuple[ModelInfo, ...] = ()
-    """Those that it named last."""
+    """Models that the router named last."""
     answers: bool = False
     leaving: bool = False
     running: int = 0
@@ -72,7 +72,7 @@ class _Router:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What is asked of a router."""
+    """Job for a router."""
 
     request_id: str
     model: str
@@ -81,7 +81,7 @@ class _Job:
     asks_all: bool = False
     """A router that does not know what is asked for says nothing about the others."""
     begun: bool = False
-    """Some of the answer has come."""
+    """Whether some of the answer has come."""
 
     @property
     def goes_on(self) -> bool:
@@ -90,11 +90,11 @@ class _Job:
 
 
 class Routers:
-    """Sends each request to a router of its model: one that answers, with the fewest calls of this process.
+    """Routers to which requests are sent: each to one of its model that answers, with the fewest calls of this process.
 
-    A request that a router refuses as unavailable, or that could not be sent, goes to the next one, which may be one that
-    was added just now: it is waited for. One whose router is lost goes to another one too, or to the same when it is back,
-    and a chat goes on there after the tokens that were passed on (docs/adr/0036).
+    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. That may be one
+    that was added just now: it is waited for. A request whose router is lost goes to another one too, or to the same
+    when it is back. A chat goes on there after the tokens that were passed on (docs/adr/0036).
     """
 
     def __init__(self, connect: Callable[[str], RouterClient], rng: Rng | None = None) -> None:
@@ -128,8 +128,8 @@ class Routers:
         self._follows = True
         async with aclosing(membership.snapshots()) as snapshots:
             async for snapshot in snapshots:
-                leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
-                self.use((one.address for one in snapshot.members), leaving)
+                leaving = [member.address for member in snapshot.members if member.state is not MemberState.ACTIVE]
+                self.use((member.address for member in snapshot.members), leaving)
                 self._listed.set()
 
     async def listed(self) -> None:
@@ -145,7 +145,7 @@ class Routers:
 
     @property
     def unreached(self) -> bool:
-        """Whether none is there, as far as known."""
+        """Whether no router is there, as far as known."""
         return self._only.client.refused if self._only is not None else not self.reached
 
     @property
@@ -210,8 +210,8 @@ class Routers:
             asked = replace(request, timeout_s=left_s)
             yield await client.tokenize(asked, return_token_strs=return_token_strs)
 
-        async with aclosing(self._at_any(_Job(request.request_id, request.model, request.timeout_s), send)) as found:
-            return await anext(found)
+        async with aclosing(self._at_any(_Job(request.request_id, request.model, request.timeout_s), send)) as answers:
+            return await anext(answers)
 
     async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """A router knows the keys that it has returned itself, so one after the other is asked for keys."""
@@ -225,16 +225,16 @@ class Routers:
                 yield items
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """All models, each once, in alphabetical order."""
+        """Models of all routers, each once, in alphabetical order."""
         if self._only is not None:
             return await _answered(self._only.client.models())
-        found = {model.model_id: model for router in self._routers.values() for model in router.models}
-        return tuple(found[name] for name in sorted(found))
+        models = {model.model_id: model for router in self._routers.values() for model in router.models}
+        return tuple(models[name] for name in sorted(models))
 
     async def timeline(self, request_id: str) -> Timeline:
         """Asks one router after the other, as any may have had the request."""
         lost: TriptychError | None = None
-        for router in sorted(self._routers.values(), key=lambda one: not one.answers):
+        for router in sorted(self._routers.values(), key=lambda router: not router.answers):
             try:
                 return await _answered(router.client.timeline(request_id))
             except NotFound:
@@ -250,34 +250,34 @@ class Routers:
         routers = [router for router in self._routers.values() if router.answers]
         if not routers:
             return Readiness(ready=False, missing=("router",))
-        found: list[Readiness] = []
+        all_readiness: list[Readiness] = []
         for router in routers:
             try:
-                found.append(await router.client.readiness())
+                all_readiness.append(await router.client.readiness())
             except TriptychError:
-                found.append(Readiness(ready=False, missing=("router",)))
-            if found[-1].ready and not router.models:  # ready only since it was asked for them
+                all_readiness.append(Readiness(ready=False, missing=("router",)))
+            if all_readiness[-1].ready and not router.models:  # ready only since it was asked for them
                 await self._ask(router)
         ready: set[str] = set()
         lacks: dict[str, tuple[str, ...]] = {}
-        for router, one in zip(routers, found, strict=True):
+        for router, readiness in zip(routers, all_readiness, strict=True):
             for name in [model.model_id for model in router.models] or [""]:
-                if one.ready:
+                if readiness.ready:
                     ready.add(name)
-                lacks.setdefault(name, one.missing)
+                lacks.setdefault(name, readiness.missing)
         missing = dict.fromkeys(
             f"{stage} of {name}" if name else stage
             for name, stages in sorted(lacks.items())
             if name not in ready and (name or not ready)
             for stage in stages
         )
-        instances = dict.fromkeys(line for one in found for line in one.instances)
+        instances = dict.fromkeys(line for readiness in all_readiness for line in readiness.instances)
         return Readiness(ready=not missing, missing=tuple(missing), instances=tuple(instances))
 
     # --- private -----------------------------------------------------------------------------------------------------
 
     async def _at_any(self, job: "_Job", send: Callable[[RouterClient, float], AsyncGenerator[T]]) -> AsyncGenerator[T]:
-        """What a router answers; and what others answer to what is missing, if it is lost."""
+        """Answers of a router; and those of others to what is missing, if it is lost."""
         loop = asyncio.get_running_loop()
         attempts = RouterAttempts(loop.time() + job.timeout_s)
         while True:
@@ -286,17 +286,17 @@ class Routers:
             router.running += 1
             try:
                 async with aclosing(send(router.client, attempts.left_s(loop.time()))) as answer:
-                    async for one in answer:
+                    async for reply in answer:
                         if attempts.error is not None and job.begun:
                             self.continuations += 1
                         attempts.progressed()
                         job.begun = True
-                        yield one
-                if job.answer is None or job.answer.over:
+                        yield reply
+                if job.answer is None or job.answer.is_complete:
                     return
                 lost: TriptychError = InstanceLost("the answer's stream ended early")
             except TriptychError as error:
-                if job.answer is not None and job.answer.over:
+                if job.answer is not None and job.answer.is_complete:
                     return
                 lost = _of_router(error)
             finally:
@@ -338,7 +338,7 @@ class Routers:
             await asyncio.sleep(pause_s)
 
     async def _has_other(self, job: "_Job", tried: set[str]) -> bool:
-        """Whether there is another router. Waits, while there is none, for those that have not named their models yet."""
+        """Whether there is another router. While there is none, waits for those that have not named their models yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_INTRODUCTION_S):
                 while not self._candidates(job, tried) and not self._all_named:
@@ -356,7 +356,7 @@ class Routers:
                 names += f" and {more} more" if more > 0 else ""
                 raise ModelNotFound(f"the model {job.model!r} is not served; served: {names}", param="model")
             raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
-        router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
+        router = min(candidates, key=lambda router: (not router.answers, router.leaving, router.running, router.order))
         self._turns += 1
         router.order = self._turns
         return router
@@ -366,13 +366,13 @@ class Routers:
             router
             for address, router in self._routers.items()
             if address not in tried
-            and (router is self._only or any(one.model_id == job.model for one in router.models))
+            and (router is self._only or any(model.model_id == job.model for model in router.models))
             and (router.client.continues or not job.goes_on)
         ]
 
     @property
     def _all_named(self) -> bool:
-        return self._only is not None or all(one.models for one in self._routers.values())
+        return self._only is not None or all(router.models for router in self._routers.values())
 
     def _may_repeat(self, job: "_Job") -> bool:
         """Whether what is missing of an answer can be had from a router; it may be the one that was lost."""
@@ -397,12 +397,12 @@ class Routers:
 
 
 async def _answered(query: Awaitable[T]) -> T:
-    """What a router answers that is asked once. Raises Unavailable if it does not."""
+    """Answer of a router that is asked once. Raises Unavailable if it does not answer."""
     try:
         return await query
     except TriptychError as error:
-        told = _of_router(error)
-        raise (_no_answer() if told.message == ROUTER_LOST else told) from None
+        known_error = _of_router(error)
+        raise (_no_answer() if known_error.message == ROUTER_LOST else known_error) from None
 
 
 def _of_router(error: TriptychError) -> TriptychError:

@@ -91,13 +91,14 @@ class InstanceSettings(MemberSettings):
     compute: ComputeOptions = ComputeOptions()
     """Device and data type of the engine."""
     delay_profile: Path | None = None
-    """For demonstrations of scaling: a profile, or a directory with one per part. The engine then computes nothing, but takes as
-    long as the profile predicts; answers have no meaning."""
+    """Profile, or directory with one per part, for demonstrations of scaling. The engine then computes nothing, but
+    takes as long as the profile predicts; answers have no meaning.
+    """
 
     transfers: TransferOptions = TransferOptions()
-    """How embeddings are transferred."""
+    """Options of the transfer of embeddings."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
-    """How often expired leases and quarantined memory are checked for memory that can be reused."""
+    """Interval at which expired leases and quarantined memory are checked for memory that can be reused, seconds."""
 
     load_reports: ReportIntervals = ReportIntervals()
     """Intervals of load reports."""

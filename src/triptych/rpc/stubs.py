@@ -50,7 +50,7 @@ class RouterStub(Channel):
     kind = ROUTER
     stub_class = router_pb2_grpc.RouterStub
     continues = False
-    """Whether it goes on with answers that another router began, as far as it has said so with its models."""
+    """Whether the router goes on with answers that another router began, as far as it has said so with its models."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         return self._calls.stream(

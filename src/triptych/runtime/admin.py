@@ -19,7 +19,7 @@ from triptych.runtime.tasks import TaskScope
 logger = logging.getLogger(__name__)
 
 STARTING = "it is starting"
-"""What ``/ready`` says is missing until the process serves."""
+"""Fact that ``/ready`` says is missing until the process serves."""
 
 _MAX_CONNECTIONS = 16
 _MAX_HEAD_NBYTES = 16 << 10

@@ -1,7 +1,7 @@
 """CPU cores and NUMA nodes of this process (ModServe, section 4.4).
 
 An item is decoded by one thread. On a machine with several NUMA nodes each thread of a pool is pinned to the cores of
-one node, so that what it decodes lies in local memory.
+one node. So what it decodes lies in local memory.
 """
 
 import os
@@ -23,12 +23,12 @@ def usable_cores() -> Cores:
 
 def nodes(usable: Cores, directory: Path = _NODES) -> tuple[Cores, ...]:
     """The usable cores of each NUMA node; a single group where the system reports no nodes."""
-    found = []
+    node_cores = []
     for node in sorted(directory.glob("node[0-9]*")):
         with suppress(OSError, ValueError):
             if cores := _parse((node / "cpulist").read_text()) & usable:
-                found.append(cores)
-    return tuple(found) if frozenset().union(*found) == usable else (usable,)
+                node_cores.append(cores)
+    return tuple(node_cores) if frozenset().union(*node_cores) == usable else (usable,)
 
 
 def spread(threads: int, by_node: Sequence[Cores]) -> tuple[Cores, ...]:

@@ -34,8 +34,8 @@ def new_epoch() -> int:
 
 def own_address() -> str:
     """The IP address that this machine's name stands for: in a container, its own. Raises OSError when it has none."""
-    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    return str(found[0][4][0])
+    addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(addresses[0][4][0])
 
 
 def instance_name(service: str, port: int, epoch: int) -> str:

@@ -21,7 +21,7 @@ _REASONS = {
     "GatedRepoError": "it asks for a login, and for its terms to be accepted",
     "RevisionNotFoundError": "the repository has no such revision",
 }
-"""By exception class of the hub's client."""
+"""Reasons by exception class of the hub's client."""
 
 
 def model_directory(model: Path, *, weights: bool = True) -> Path:

@@ -26,7 +26,7 @@ FIELDS = "fields"
 """Key of ``extra`` for a record's own fields in the JSON format."""
 
 _HTTP_CLIENT = "httpx"
-"""It logs every call as INFO, and the scaler of Kubernetes calls every second."""
+"""Logger that writes every call as INFO. The scaler of Kubernetes makes one every second."""
 
 _WARN_EVERY_S = 10.0
 _MAX_MESSAGE_CHARS = 4096
@@ -86,7 +86,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """Formatter of one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -56,11 +56,11 @@ class ManagedMembership:
 
     @property
     def version(self) -> int:
-        """Of the last snapshot."""
+        """Version of the last snapshot."""
         return self._view.snapshot.version
 
     def metrics(self) -> Iterable[Metric]:
-        """How old the list is: a manager confirms it at least every second."""
+        """Metric of the list's age, seconds. A manager confirms the list at least every second."""
         if self._heard_s is not None:
             yield gauge(
                 "triptych_membership_age_seconds",

@@ -1,4 +1,4 @@
-"""How a process reaches the pool managers."""
+"""Access of a process to the pool managers."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class ManagerAccess:
         for address in self.pool_manager:
             if (reason := why_not_called(address, beyond_loopback=True)) is not None:
                 raise ValueError(f"pool_manager {address!r}: {reason}")
-        if twice := sorted({one for one in self.pool_manager if self.pool_manager.count(one) > 1}):
+        if twice := sorted({address for address in self.pool_manager if self.pool_manager.count(address) > 1}):
             raise ValueError(f"pool_manager names {', '.join(twice)} twice")
 
     def pause_s(self, name: str, failures: int) -> float:

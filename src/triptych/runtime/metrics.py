@@ -34,11 +34,11 @@ class Metrics:
         return Counter(name, help_, labels, registry=self.registry)
 
     def gauge(self, name: str, help_: str, labels: Sequence[str] = ()) -> Gauge:
-        """For what begins and ends in many places; ``watch`` is for the state of one object."""
+        """Make a gauge for what begins and ends in many places. ``watch`` is for the state of one object."""
         return Gauge(name, help_, labels, registry=self.registry)
 
     def common_counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
-        """As ``counter``, but shared by several parts of one process: created on first use."""
+        """Make a counter like ``counter``, but shared by several parts of one process. It is created on first use."""
         if name not in self._common:
             self._common[name] = self.counter(name, help_, labels)
         return self._common[name]
@@ -56,7 +56,7 @@ class Metrics:
         self._watched.reads.append(read)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format (``CONTENT_TYPE``)."""
+        """Render all metrics in Prometheus' text format (``CONTENT_TYPE``)."""
         return generate_latest(self.registry)
 
 
@@ -78,7 +78,7 @@ class _Watched(Collector):
 
 
 def gauge(name: str, help_: str, value: float | Values, labels: Sequence[str] = ()) -> Metric:
-    """One value, or with ``labels`` one per tuple of label values."""
+    """Metric with one value, or with ``labels`` one per tuple of label values."""
     return _filled(GaugeMetricFamily(name, help_, labels=labels), value)
 
 
@@ -88,11 +88,11 @@ def longest_wait(name: str, help_: str, waits_s: Mapping[int, float]) -> Metric:
 
 
 def total(name: str, help_: str, value: float | Values, labels: Sequence[str] = ()) -> Metric:
-    """As ``gauge``, for a counter; ``name`` is without its ``_total``."""
+    """Metric like ``gauge``, for a counter. ``name`` is without its ``_total``."""
     return _filled(CounterMetricFamily(name, help_, labels=labels), value)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, value: float | Values) -> Metric:
-    for names, one in value.items() if isinstance(value, Mapping) else (((), value),):
-        family.add_metric(names, one)
+    for names, samples in value.items() if isinstance(value, Mapping) else (((), value),):
+        family.add_metric(names, samples)
     return family

@@ -1,4 +1,4 @@
-"""How many files, connections included, this process may have open at once."""
+"""Limit of the files, connections included, that this process may have open at once."""
 
 import resource
 

@@ -1,6 +1,6 @@
-"""One service process: uvloop, one root task scope, an orderly shutdown.
+"""Service process: uvloop, one root task scope, an orderly shutdown.
 
-Shutdown = stop accepting, drain with a deadline, cancel, close. SIGTERM and SIGINT start it; a second signal cuts the
+Shutdown is: stop accepting, drain with a deadline, cancel, close. SIGTERM and SIGINT start it; a second signal cuts the
 drain short. During startup they end the process at once.
 """
 
@@ -58,7 +58,7 @@ class App(Protocol):
     """A service wired up from its settings."""
 
     async def missing(self) -> Sequence[str]:
-        """What the service lacks to do its work; empty when it is ready."""
+        """Facts that the service lacks to do its work; empty when it is ready."""
         ...
 
     async def drain(self) -> None:

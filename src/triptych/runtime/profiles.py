@@ -39,12 +39,12 @@ def write_profile(path: Path, profile: Profile) -> None:
 def the_profile(path: Path, part: ModelPart) -> Profile:
     """The only profile of a part in a directory or file. Raises BadProfile."""
     profiles, faults = read_profiles(path)
-    found = [profile for profile in profiles if profile.identity.part is part]
+    matching = [profile for profile in profiles if profile.identity.part is part]
     if faults:
         raise BadProfile(faults[0])
-    if len(found) != 1:
-        raise BadProfile(f"{path.name}: {len(found)} profiles of a model's {part.value}, not one")
-    return found[0]
+    if len(matching) != 1:
+        raise BadProfile(f"{path.name}: {len(matching)} profiles of a model's {part.value}, not one")
+    return matching[0]
 
 
 def read_profiles(path: Path) -> tuple[list[Profile], list[str]]:
@@ -69,8 +69,8 @@ class KnownProfiles:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Those of a directory or file; none without a path. Raises BadProfile if a file is not a valid profile, or there is
-        none.
+        """Read the profiles of a directory or file; none without a path. Raises BadProfile if a file is not a valid
+        profile, or there is none.
         """
         profiles, faults = ([], []) if path is None else read_profiles(path)
         if faults:
@@ -83,12 +83,12 @@ class KnownProfiles:
         return bool(self.own or self._others)
 
     def learn(self, others: Iterable[Profile]) -> None:
-        """These are the profiles of others now."""
+        """Replace the profiles that others have."""
         self._others = tuple(others)
         self._chosen.clear()
 
     def costs(self, wanted: ProfileIdentity) -> Costs | None:
-        """Of the profile that fits best; None if there is none of this part, dtype and tensor-parallel degree."""
+        """Costs of the profile that fits best. None if there is none of this part, dtype and tensor-parallel degree."""
         key = wanted.key
         if key not in self._chosen:
             if len(self._chosen) >= _MAX_CHOSEN:

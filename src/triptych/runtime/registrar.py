@@ -19,7 +19,7 @@ from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
-"""How long the end of a process waits for pool managers that do not read."""
+"""Longest wait of an ending process for pool managers that do not read, seconds."""
 _SOONEST = 0.25
 """A change of the load is reported after this share of the heartbeat's interval."""
 
@@ -47,11 +47,11 @@ SetStages = Callable[[frozenset[Stage], int], None]
 
 
 class _Stream:
-    """One stream to one pool manager."""
+    """Stream to one pool manager."""
 
     def __init__(self) -> None:
         self.register_again = False
-        self.over = False
+        self.ended = False
 
 
 class Registrar:
@@ -115,7 +115,7 @@ class Registrar:
                 except TriptychError as error:
                     reason = f"{error.code}: {error.message}"
                 finally:
-                    stream.over = True
+                    stream.ended = True
                     self._registered.discard(address)
                     self._load.notify()
                 if not self._leaving:
@@ -155,7 +155,7 @@ class Registrar:
         sequence = window = 0
         async with aclosing(self._load.watch()) as loads:
             async for load in loads:
-                if stream.over:
+                if stream.ended:
                     return
                 if stream.register_again:
                     stream.register_again = False

@@ -1,9 +1,11 @@
 """Settings: one frozen object per service, read at start from the command line, the environment and a file.
 
 Precedence: command line > environment (``TRIPTYCH_<SERVICE>_...``) > file (``--config FILE``, TOML) > default. Unknown
-keys are errors. Each default exists once, in the class that owns it: a field of a settings class may be a *group*, the
-frozen dataclass of the module that uses it. A file has a table per group, as ``--print-config`` shows; on the command
-line and in the environment a group's settings go by their own names alone.
+keys are errors.
+
+Each default exists once, in the class that owns it. A field of a settings class may be a *group*, the frozen dataclass
+of the module that uses it. A file has a table per group, as ``--print-config`` shows. On the command line and in the
+environment a group's settings go by their own names alone.
 """
 
 import os
@@ -78,7 +80,7 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     """Lowest severity to log: DEBUG, INFO, WARNING or ERROR."""
     drain_s: float = Field(default=10.0, ge=0, le=3600)
-    """How long requests may continue after SIGTERM."""
+    """Longest time that requests may continue after SIGTERM, seconds."""
     log_format: str = Field(default="text", pattern="^(text|json)$")
     """Format of log lines: text or json."""
     admin_host: str = "127.0.0.1"
@@ -94,8 +96,9 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
     trace_sampling: float = Field(default=1.0, ge=0, le=1)
-    """Share of the requests without a caller's trace of which spans are recorded; a trace that a caller has begun is
-    recorded if the caller records it."""
+    """Share of the requests without a caller's trace of which spans are recorded. A trace that a caller has begun is
+    recorded if the caller records it.
+    """
 
     @model_validator(mode="after")
     def _numbers_are_usable(self) -> Self:
@@ -160,10 +163,10 @@ class ServiceSettings(BaseSettings):
 
     def flat(self, cls: "type[ServiceSettings]") -> dict[str, Any]:
         """The settings that ``cls``, this class or one above it, declares, by their own names."""
-        found, group_of = {}, _flat(cls)[1]
+        values, group_of = {}, _flat(cls)[1]
         for name in _flat(cls)[0].model_fields:
-            found[name] = getattr(getattr(self, group_of[name]) if name in group_of else self, name)
-        return found
+            values[name] = getattr(getattr(self, group_of[name]) if name in group_of else self, name)
+        return values
 
     def print_and_exit(self) -> NoReturn:
         sys.stdout.write(self.model_dump_json(indent=2) + "\n")
@@ -282,9 +285,11 @@ def _read_command_line(cls: type[ServiceSettings], argv: list[str]) -> dict[str,
         source: CliSettingsSource[Any] = CliSettingsSource(flat, cli_parse_args=argv, cli_exit_on_error=False)
     except InvalidCommandLine as error:
         flags = [f"--{name.replace('_', '-')}" for name in flat.model_fields]
-        told = str(error).removeprefix("error parsing CLI: ")
-        wrong = next((flag for one in argv if (flag := one.split("=")[0]) in told and flag.startswith("-")), "")
-        raise SettingsError(f"{told}{_meant(wrong, flags)} (--help lists all settings)") from None
+        complaint = str(error).removeprefix("error parsing CLI: ")
+        wrong = next(
+            (flag for argument in argv if (flag := argument.split("=")[0]) in complaint and flag.startswith("-")), ""
+        )
+        raise SettingsError(f"{complaint}{_meant(wrong, flags)} (--help lists all settings)") from None
     return _grouped(cls, InitSettingsSource(flat, init_kwargs=source())())
 
 

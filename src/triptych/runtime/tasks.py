@@ -24,7 +24,7 @@ class TaskScope:
         self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
         self._vital: dict[asyncio.Task[None], bool] = {}
-        """Whether it may end without an error."""
+        """Tasks whose end ends the scope; True for those that may end without an error."""
         self._failed = asyncio.Event()
         self._failure = ""
         self._closed = False

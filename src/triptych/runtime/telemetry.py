@@ -22,7 +22,7 @@ async def _starting() -> Sequence[str]:
 
 
 class Telemetry:
-    """One per process, created first. Without arguments it measures but exports nothing."""
+    """Telemetry of a process, created first. Without arguments it measures but exports nothing."""
 
     def __init__(self, settings: ServiceSettings | None = None, *, tracing: Tracing | None = None) -> None:
         self.metrics = metrics.Metrics()
@@ -39,7 +39,7 @@ class Telemetry:
 
     @classmethod
     def of(cls, service: str, settings: ServiceSettings) -> "Telemetry":
-        """From the settings. Exits with one line when tracing is configured but not installed."""
+        """Make the telemetry of the settings. Exits with one line when tracing is configured but not installed."""
         try:
             endpoint, sampling = settings.otlp_endpoint, settings.trace_sampling
             tracing = Tracing.exporting(service, endpoint, sampling) if endpoint else None

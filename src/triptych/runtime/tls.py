@@ -18,7 +18,9 @@ from triptych.runtime.logs import BoundedWarnings
 logger = logging.getLogger(__name__)
 
 ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS = "router", "instance", "pool-manager", "scaler", "redis"
-"""What is called by name: the certificate of a router under ``--tls-name NAME`` is for ``router.NAME``, and so on."""
+"""Kinds of servers that are called by name. The certificate of a router under ``--tls-name NAME`` is for
+``router.NAME``, and so on.
+"""
 GATEWAY, OPERATOR = "gateway", "operator"
 """Kinds of callers that nobody calls under their names."""
 KINDS = frozenset({ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS, GATEWAY, OPERATOR})
@@ -46,7 +48,7 @@ class TlsSettings:
     """Certificate of this process (PEM). With it, tls_key and tls_ca, services talk to each other by mutual TLS. Files that
     are replaced are used for new connections."""
     tls_key: Path | None = None
-    """Its private key (PEM)."""
+    """Private key of the certificate (PEM)."""
     tls_ca: Path | None = None
     """CA certificates (PEM) that sign the certificates of trusted services."""
     tls_name: str = ""
@@ -76,10 +78,10 @@ def check_domain(name: str) -> None:
 
 
 class Reloaded(Generic[T]):
-    """What ``make`` builds of files: built again on the first use more than a second after they have changed.
+    """Object that ``make`` builds of files. Any thread may use it.
 
-    New files that cannot be used, as while they are being written, are logged and tried again; until then the last
-    ones count. Any thread may use it.
+    It is built again on the first use more than a second after the files have changed. New files that cannot be used,
+    as while they are being written, are logged and tried again. Until then the last ones count.
     """
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T], *, clock: Clock = monotonic) -> None:
@@ -128,15 +130,15 @@ class Reloaded(Generic[T]):
 
 def _file_state(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """From when to when a certificate is valid, in seconds since 1970."""
+    """Times from which and until which a certificate is valid, seconds since 1970."""
 
     begins_s: float
     ends_s: float
@@ -144,7 +146,7 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What a process uses for new connections."""
+    """Certificates and keys of a process, for new connections."""
 
     certificate: bytes = field(repr=False)
     """Including intermediate certificates, if any."""
@@ -199,8 +201,8 @@ class TlsIdentity:
         return f"{kind}.{self._name}" if self._name else None
 
     def admits(self, names: Iterable[str], kinds: Collection[str]) -> bool:
-        """Whether a peer whose certificate carries these domain names is of one of these kinds. Always without ``tls_name``, as
-        certificates do not tell kinds then.
+        """Whether a peer whose certificate carries these domain names is of one of these kinds. Always without
+        ``tls_name``, as certificates do not tell kinds then.
         """
         return not self._name or not self.kinds_of(names).isdisjoint(kinds)
 
@@ -213,18 +215,24 @@ class TlsIdentity:
         return frozenset(kind for kind in KINDS if every or f"{kind}.{self._name}" in carried)
 
     def listening(self, *kinds: str) -> ssl.SSLContext:
-        """For a server: each connection uses the files of its time. Callers are of one of ``kinds``, if any are given."""
+        """Context of a server: each connection uses the files of its time. Callers are of one of ``kinds``, if any are
+        given.
+        """
         admits = (lambda names: self.admits(names, kinds)) if kinds else _anyone
-        return _Listening.made(lambda: self.current.listener, admits)
+        return _Listening.make(lambda: self.current.listener, admits)
 
     def calling(self, kind: str) -> ssl.SSLContext:
-        """For connections to services of this kind: each uses the files of its time, and checks ``name_of`` the kind."""
-        return _Calling.made(lambda: self.current.caller, self.name_of(kind))
+        """Context for connections to services of this kind. Each uses the files of its time, and checks ``name_of`` the
+        kind.
+        """
+        return _Calling.make(lambda: self.current.caller, self.name_of(kind))
 
 
 def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """For connections to a server outside of the cluster's authority; the certificate is for servers that ask for one. Each
-    connection uses the files of its time. Raises ValueError.
+    """Context for connections to a server outside of the cluster's authority. The certificate is for servers that ask
+    for one.
+
+    Each connection uses the files of its time. Raises ValueError.
     """
 
     def make() -> ssl.SSLContext:
@@ -238,7 +246,7 @@ def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ss
 
     files = [file for file in (authority, certificate, key) if file is not None]
     following = Reloaded(files, make)
-    return _Calling.made(lambda: following.current)
+    return _Calling.make(lambda: following.current)
 
 
 class ServerCertificate:
@@ -261,8 +269,8 @@ class ServerCertificate:
         return self._made.current[1]
 
     def listening(self) -> ssl.SSLContext:
-        """Each connection uses the files of its time."""
-        return _Listening.made(lambda: self._made.current[0])
+        """Context whose connections each use the files of their time."""
+        return _Listening.make(lambda: self._made.current[0])
 
 
 class _Calling(ssl.SSLContext):
@@ -272,14 +280,14 @@ class _Calling(ssl.SSLContext):
     name: str | None
 
     @classmethod
-    def made(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
+    def make(cls, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
         """``name``, if given, is checked instead of the host."""
-        made = cls(ssl.PROTOCOL_TLS_CLIENT)
-        made.source, made.name = source, name
-        return made
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.source, context.name = source, name
+        return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """What event loops call for each connection."""
+        """Wrap a connection, as event loops call it."""
         if self.name is not None:
             options["server_hostname"] = self.name
         return self.source().wrap_bio(*args, **options)
@@ -297,23 +305,23 @@ class _Listening(ssl.SSLContext):
     refusals: BoundedWarnings
 
     @classmethod
-    def made(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
+    def make(cls, source: Callable[[], ssl.SSLContext], admits: Callable[[Iterable[str]], bool] = _anyone) -> Self:
         """``admits`` decides by the domain names in the caller's certificate."""
-        made = cls(ssl.PROTOCOL_TLS_SERVER)
-        made.source, made.admits, made.refusals = source, admits, BoundedWarnings(logger)
-        return made
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context.source, context.admits, context.refusals = source, admits, BoundedWarnings(logger)
+        return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """What event loops call for each connection."""
+        """Wrap a connection, as event loops call it."""
         context = self.source()
         context.sslobject_class = _Watched
-        made: Any = context.wrap_bio(*args, **options)
-        made.admits, made.refusals = self.admits, self.refusals
-        return made  # type: ignore[no-any-return]
+        wrapped: Any = context.wrap_bio(*args, **options)
+        wrapped.admits, wrapped.refusals = self.admits, self.refusals
+        return wrapped  # type: ignore[no-any-return]
 
 
 class _Watched(ssl.SSLObject):
-    """One connection of a server. Event loops drop a handshake that fails without a word."""
+    """Connection of a server. Event loops drop a handshake that fails without a word."""
 
     admits: Callable[[Iterable[str]], bool]
     refusals: BoundedWarnings
@@ -380,9 +388,10 @@ def _explained(*files: Path) -> Generator[None]:
 
 
 def _validity(certificate: Path, key: Path, *, serves: bool, kinds: Sequence[bytes] = (b"",)) -> Validity:
-    """That of the own certificate. The module ``ssl`` decodes one only when a peer presents it: so it is presented here, in
-    memory, as a server's or a caller's. Raises SSLCertVerificationError if it is not valid now, or not for that, and ValueError
+    """Validity of the own certificate. Raises SSLCertVerificationError if it is not valid now, or not for that use, and ValueError
     for a key of none of ``kinds``.
+
+    The module ``ssl`` decodes a certificate only when a peer presents it. So it is presented here, in memory, as a server's or a caller's.
     """
     listener, caller = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller.check_hostname = False
@@ -393,8 +402,8 @@ def _validity(certificate: Path, key: Path, *, serves: bool, kinds: Sequence[byt
     verifies.load_verify_locations(cafile=str(certificate))
     for context in (listener, caller):
         context.load_cert_chain(str(certificate), str(key), password=_refuse_password)
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = caller.wrap_bio(back, there), listener.wrap_bio(there, back, server_side=True)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = caller.wrap_bio(to_client, to_server), listener.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(3):
         for end in ends:
             with contextlib.suppress(ssl.SSLWantReadError):

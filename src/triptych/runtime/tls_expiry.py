@@ -1,4 +1,4 @@
-"""When the certificates of a process expire: in its metrics, and in its log before it is too late."""
+"""Expiry of a process's certificates: in its metrics, and in its log before it is too late."""
 
 import asyncio
 import logging

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReportIntervals:
-    """How often a watcher hears of a value."""
+    """Intervals at which a watcher hears of a value."""
 
     load_min_interval_s: Annotated[float, Between(0.001, 10)] = 0.02
     """Shortest time between two load reports to one watcher."""
@@ -39,7 +39,9 @@ class WatchedValue(Generic[T]):
         self._intervals = intervals
         self._most_per_s = most_per_s
         self._watchers: dict[asyncio.Event, None] = {}
-        """In the order in which they began, which is that in which they are told: events hash by address."""
+        """Watchers in the order in which they began, which is that in which they hear of a change. A set would not do:
+        events hash by address.
+        """
         self._listeners: list[Callable[[], None]] = []
 
     def notify(self) -> None:
@@ -54,7 +56,7 @@ class WatchedValue(Generic[T]):
         self._listeners.append(listener)
 
     async def watch(self, more: Callable[[], bool] = lambda: False) -> AsyncGenerator[T]:
-        """While ``more()`` the value is sent again without a change."""
+        """Watch the value. While ``more()`` it is sent again without a change."""
         changed = asyncio.Event()
         self._watchers[changed] = None
         try:

@@ -32,7 +32,7 @@ class NoScaler:
         return tuple(ScaledPool(pool, wanted, (), fault) for pool, wanted in self._wanted.items())
 
     async def close(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
     def _check(self, token: int) -> None:
         if token < self._token:

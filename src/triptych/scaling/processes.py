@@ -50,11 +50,11 @@ class Processes(Protocol):
     def kill(self, process: str) -> None: ...
 
     async def serves(self, processes: Sequence[str]) -> list[str]:
-        """Those of them that have finished starting."""
+        """Names of the processes that have finished starting."""
         ...
 
     async def answered(self, processes: Sequence[str]) -> list[str]:
-        """Those of them that have done what they are for at least once."""
+        """Names of the processes that have done what they are for at least once."""
         ...
 
 
@@ -102,7 +102,10 @@ class ProcessScaler:
             ScaledPool(
                 name,
                 self._machine.wanted(key),
-                tuple(ScaledInstance(one.name, one.phase, one.reason) for one in self._machine.processes(key)),
+                tuple(
+                    ScaledInstance(process.name, process.phase, process.reason)
+                    for process in self._machine.processes(key)
+                ),
                 self._machine.fault(key),
             )
             for name, key in self._keys.items()
@@ -124,8 +127,8 @@ class ProcessScaler:
         self._handle(ProcessEnded(process, reason))
 
     def phase(self, process: str) -> ProcessPhase | None:
-        """None if it belongs to no pool (any more)."""
-        return next((one.phase for one in self._machine.all_processes() if one.name == process), None)
+        """Phase of a process. None if it belongs to no pool (any more)."""
+        return next((state.phase for state in self._machine.all_processes() if state.name == process), None)
 
     async def run(self) -> None:
         """Carry out what is due, until closed."""
@@ -145,7 +148,7 @@ class ProcessScaler:
                     await self._news.wait()
 
     def _refuse_before_it_begins(self) -> None:
-        """What runs is not adopted yet: an answer would be wrong."""
+        """Refuse until it runs. Running processes are not adopted yet, so an answer would be wrong."""
         if not self._begun:
             raise Unavailable("the processes of the cluster are starting")
 
@@ -182,9 +185,9 @@ class ProcessScaler:
     def _starting(self) -> Iterator[str]:
         """Processes that were started and are not ready yet."""
         pending = {effect.process for effect in self._effects if isinstance(effect, StartProcess)}
-        for one in self._machine.all_processes():
-            if one.phase is ProcessPhase.STARTING and one.name not in pending:
-                yield one.name
+        for state in self._machine.all_processes():
+            if state.phase is ProcessPhase.STARTING and state.name not in pending:
+                yield state.name
 
     def _pause_s(self) -> float | None:
         due_s = self._machine.due_s

@@ -21,7 +21,7 @@ class LeaseTimes:
     lease_margin_s: float = 2.0
     """A leader stops this much earlier on its own clock."""
     lease_retry_s: float = 2.0
-    """How often a leader renews the lease, and others try to acquire it."""
+    """Interval at which a leader renews the lease, and others try to acquire it, seconds."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_retry_s < self.lease_ttl_s - self.lease_margin_s < self.lease_ttl_s <= 3600:
@@ -72,7 +72,7 @@ class Leadership:
                     logger.info("lease %s could not be given back: %s", self._lease, error)
 
     def _pause_s(self) -> float:
-        """Until the next attempt, or until leadership ends, if that is sooner."""
+        """Pause until the next attempt, or until leadership ends, if that is sooner, seconds."""
         left_s = self._until_s - self._clock()
         return (
             min(self._times.lease_retry_s, left_s)

@@ -124,8 +124,8 @@ class RedisStore:
     async def tail(self, log: str, n: int) -> tuple[LogRecord, ...]:
         check_name(log)
         self._limits.check_records(n)
-        found = await self._run(scripts.TAIL, [self._key("log", log)], [n])
-        return tuple(LogRecord(*self._parsed(raw, f"a record of log {log}")) for raw in found)
+        entries = await self._run(scripts.TAIL, [self._key("log", log)], [n])
+        return tuple(LogRecord(*self._parsed(raw, f"a record of log {log}")) for raw in entries)
 
     # --- leases ---
 
@@ -270,7 +270,7 @@ class _PasswordFile:
 
 
 class _NoPassword(exceptions.AuthenticationError):
-    """There is none to send. Apart from ``exceptions.AuthenticationError``, which is the answer of Redis."""
+    """No password to send. Apart from ``exceptions.AuthenticationError``, which is the answer of Redis."""
 
 
 class _Encrypted(SSLConnection):
@@ -310,7 +310,7 @@ def _connection(settings: RedisSettings, tls: ssl.SSLContext | None) -> dict[str
 
 
 def _told(error: Exception) -> str:
-    """What went wrong, without the address."""
+    """Text of an error, without the address."""
     match error:
         case _NoPassword():
             return str(error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """How Redis is reached."""
+    """Settings of the access to Redis."""
 
     redis: str = ""
     """HOST:PORT of Redis, which keeps the state of several managers; empty keeps it in this process."""
@@ -26,13 +26,13 @@ class RedisSettings:
     redis_tls_cert: Path | None = None
     """Certificate of this process (PEM), if Redis asks for one."""
     redis_tls_key: Path | None = None
-    """Its private key (PEM)."""
+    """Private key of the certificate (PEM)."""
     redis_timeout_s: float = 2.0
     """Longest time of a call, with connecting and waiting for a connection."""
     redis_connections: int = 8
     """Most connections. Further calls wait for one."""
     redis_poll_s: float = 0.25
-    """How often a watched table is checked for changes."""
+    """Interval at which a watched table is checked for changes, seconds."""
 
     def __post_init__(self) -> None:
         host, _, port = self.redis.rpartition(":")

@@ -5,7 +5,7 @@ are below 2**53, so that Lua's floats are exact. A script that writes answers ``
 """
 
 FOREIGN = "TRIPTYCHFOREIGN"
-"""In the error of a script that found something it cannot read."""
+"""Mark in the error of a script that found something it cannot read."""
 
 _NUMBER_OF = f"""
 local function number_of(raw)

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class AnswerText:
-    """One choice's text. A stop string counts once ``min_tokens`` are there."""
+    """Text of one choice. A stop string counts once ``min_tokens`` are there."""
 
     def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams) -> None:
         self._detokenizer = detokenizer

@@ -16,7 +16,7 @@ from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 
 FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template's code can raise, besides jinja2's own errors."""
+"""Exceptions that a template's code can raise, besides jinja2's own errors."""
 
 _BEGIN, _END, _OTHER = "triptych-probe-begin", "triptych-probe-end", "triptych-other"
 _CALL, _ARGUMENT, _VALUE = "triptych_probe_call", "triptych_probe_argument", "triptych-probe-value"
@@ -75,7 +75,7 @@ class _Nothing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """How the template takes calls. ``as_text``: their arguments as JSON text; else as an object."""
+    """Form in which the template takes calls. ``as_text``: their arguments as JSON text; else as an object."""
 
     nothing: _Nothing
     as_text: bool
@@ -83,7 +83,7 @@ class _Calls:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What decides on the form of a message: templates treat the first ones, and those after them, differently."""
+    """Place that decides on the form of a message: templates treat the first ones, and those after them, differently."""
 
     role: SpeakerRole
     first: bool = False
@@ -110,7 +110,7 @@ _PROBES: Mapping[_Place, tuple[_Place, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """How one template takes messages, with tools or without. ``refused`` are places that it refuses itself."""
+    """Forms in which one template takes messages, with tools or without. ``refused`` are places that it refuses itself."""
 
     forms: Mapping[_Place, tuple[Form, ...]]
     refused: frozenset[_Place]
@@ -142,8 +142,8 @@ class ContentForms:
             turn = _Object(role=message.role)
             if calls is not None and message.tool_calls:
                 names |= {call.call_id: call.name for call in message.tool_calls}
-                made = [_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
-                turn |= _turn_of_calls(calls, made)
+                all_calls = [_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
+                turn |= _turn_of_calls(calls, all_calls)
             if message.parts or not message.tool_calls:
                 turn["content"] = self._content(message, self._form(message, place, param))
             if message.role == "tool":
@@ -210,7 +210,7 @@ def find_forms(
 def _find_calls(
     render: Callable[[list[dict[str, Any]]], str], forms: Mapping[_Place, tuple[Form, ...]]
 ) -> tuple[_Calls | None, tuple[Form, ...]]:
-    """How the template takes calls, and the forms of results; None if it does not show a call and its result."""
+    """Find how the template takes calls, and the forms of results; None if it does not show a call and its result."""
     asked = _Object(role="user", content=_other(forms[_FIRST]))
     call = (_CALL_ID, _CALL, _Object({_ARGUMENT: _VALUE}))
     for calls in (_Calls(nothing, as_text) for as_text in (False, True) for nothing in _Nothing):

@@ -1,5 +1,7 @@
-"""Incremental detokenization. ``tokenizers.decoders.DecodeStream`` is not used: it cannot be flushed, so an answer that
-ends within a character or in U+FFFD loses its end, and it raises on byte sequences that never become valid.
+"""Incremental detokenization.
+
+``tokenizers.decoders.DecodeStream`` is not used. It cannot be flushed, so an answer that ends within a character or in
+U+FFFD loses its end. It also raises on byte sequences that never become valid.
 """
 
 from collections.abc import Sequence

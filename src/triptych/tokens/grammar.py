@@ -18,7 +18,7 @@ from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
 _WHAT = {"response_format": "response format", "tools": "call of a tool"}
-"""What is constrained, by the request field that asks for it."""
+"""Name of what is constrained, by the request field that asks for it."""
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_REASON_CHARS = 300
 _PLACE = re.compile(r"\Aat \d+\(\d+\): |\n.*", re.DOTALL)
@@ -71,8 +71,9 @@ class Grammars:
         self._lock = Lock()
 
     def start(self, response_format: ResponseFormat) -> TokenMatcher:
-        """A matcher for the format, in its initial state. Raises InvalidRequest if the schema is invalid, uses features
-        that cannot be enforced, or is too complex; and for every format if the model's tokenizer is not supported.
+        """Start a matcher for the format, in its initial state. Raises InvalidRequest if the schema is invalid, uses
+        features that cannot be enforced, or is too complex. For every format it raises if the model's tokenizer is not
+        supported.
         """
         with self._lock:
             if (known := self._cached.get(response_format)) is not None:
@@ -137,7 +138,7 @@ def _refusal(reason: str, param: str) -> InvalidRequest:
 
 
 def _wrapped(tokenizer: Tokenizer) -> LLTokenizer | None:
-    """None if llguidance does not support the tokenizer, or it has no end-of-sequence token."""
+    """Wrap the tokenizer. None if llguidance does not support it, or it has no end-of-sequence token."""
     if not tokenizer.eos_ids:
         return None
     slices = LLTokenizer.json_slices()

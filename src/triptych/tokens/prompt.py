@@ -120,18 +120,18 @@ class PromptBuilder:
 
     def _replace(self, text: str, infos: Sequence[MediaInfo], replacements: Sequence[PromptReplacement]) -> str:
         """The rendered prompt with each target replaced; each ``Placeholders`` is written as one token."""
-        found = list(self._target.finditer(text))
-        if len(found) < len(infos):
+        matches = list(self._target.finditer(text))
+        if len(matches) < len(infos):
             raise InvalidRequest(
-                f"the model's chat template places {len(found)} of {len(infos)} {_named(infos)}; "
+                f"the model's chat template places {len(matches)} of {len(infos)} {_named(infos)}; "
                 "put them into user messages",
                 param="messages",
             )
-        if len(found) > len(infos):
-            raise self._placeholder_in_text(found[-1][0], len(found) - len(infos))
+        if len(matches) > len(infos):
+            raise self._placeholder_in_text(matches[-1][0], len(matches) - len(infos))
         pieces: list[str] = []
         end = 0
-        for match, info, replacement in zip(found, infos, replacements, strict=True):
+        for match, info, replacement in zip(matches, infos, replacements, strict=True):
             if match[0] != self.targets[info.modality]:
                 raise InvalidRequest("the model's chat template reorders the items", param="messages")
             pieces.append(text[end : match.start()])

@@ -27,7 +27,7 @@ MAX_MULTIPLE = 10_000
 """A ``multipleOf``, or the least common multiple of several that may apply to one value, in steps of the last decimal
 place."""
 MAX_MULTIPLES = 50_000
-"""These steps of all ``multipleOf`` together."""
+"""Most steps of all ``multipleOf`` together."""
 MAX_NAME_PATTERNS = 100
 """Patterns in all ``patternProperties`` together. Each is compared with all the others."""
 
@@ -35,7 +35,7 @@ _LOWS = ("minimum", "exclusiveMinimum")
 _BOUNDS = (*_LOWS, "maximum", "exclusiveMaximum")
 _PATTERN = re.compile(r"\\.|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", re.DOTALL)
 _SET_OPERATORS = re.compile(r"(?<!\\)(?:\\\\)*\[\^?\]?(?:\\.|[^\]\\])*?(\[|&&|--|~~)", re.DOTALL)
-"""What the library takes as an operator between classes, and JSON Schema as characters."""
+"""Operators between classes to the library, which are characters to JSON Schema."""
 _COMBINED = frozenset(("allOf", "anyOf", "$ref"))
 _ANNOTATIONS = frozenset(
     ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title")
@@ -171,7 +171,7 @@ class _Check:
             raise self._beyond(f"a pattern has {operator[1]!r} within a character class, escape it")
 
     def _target(self, reference: str) -> object:
-        """What a reference names by a plain JSON pointer, else None."""
+        """Target that a reference names by a plain JSON pointer, else None."""
         value = self.schema
         for name in reference.removeprefix("#").split("/")[1:]:
             value = value.get(name) if isinstance(value, dict) else None
@@ -203,7 +203,7 @@ def _number(value: object) -> int | float | None:
 
 
 def _numbers(value: object) -> Iterator[int | float]:
-    """All the numbers in a value."""
+    """Numbers in a value."""
     stack = [value]
     while stack:
         value = stack.pop()
@@ -216,11 +216,11 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 
 def _repeats(pattern: str) -> int:
-    """How often a pattern repeats a character or group at most. Classes do not count: they cost nothing."""
+    """Most repetitions of a character or group by a pattern. Classes do not count: they cost nothing."""
     repeats = 1
     before = ""
-    for found in _PATTERN.finditer(pattern):
-        if found["least"] is not None and before not in _CLASSES:
-            repeats *= max(1, int(found["most"] or found["least"]))
-        before = found[0]
+    for match in _PATTERN.finditer(pattern):
+        if match["least"] is not None and before not in _CLASSES:
+            repeats *= max(1, int(match["most"] or match["least"]))
+        before = match[0]
     return repeats

@@ -34,8 +34,8 @@ class StopStrings:
             return StopResult(text, stopped=False)
         held, text = len(self._held), self._held + text
         # Matches that end within the held text were ignored before.
-        found = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stops if counts)
-        matches = [(start + len(stop), start) for start, stop in found if start >= 0]
+        hits = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stops if counts)
+        matches = [(start + len(stop), start) for start, stop in hits if start >= 0]
         if matches:
             self._stopped, self._held = True, ""
             return StopResult(text[: min(matches)[1]], stopped=True)

@@ -20,7 +20,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OTHER_TAGGED = ("<function=", "<arg_key>")
 """Templates that put something other than JSON between the same tags."""
 _GUIDANCE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-"""How arguments are written under a grammar: like templates write them, without optional white space."""
+"""Form of arguments under a grammar: as templates write them, without optional white space."""
 
 
 class CallSyntax(Enum):
@@ -55,7 +55,7 @@ def read_tools(tools: str) -> tuple[Tool, ...]:
         given = None
     if not isinstance(given, list):
         raise InvalidRequest("tools: must be a JSON array", param="tools")
-    return tuple(_tool(one, f"tools[{place}]") for place, one in enumerate(given))
+    return tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(given))
 
 
 def _tool(given: object, param: str) -> Tool:
@@ -128,10 +128,10 @@ class CallReader:
         """A call has been read, and its closing tag may follow."""
         self._after_call = False
         self._plain = False
-        """Nothing more can be a call."""
+        """Whether no more of the text can be a call."""
 
     def feed(self, text: str) -> list[str | Call]:
-        """What this piece completes, in order."""
+        """Parts that this piece completes, in order."""
         self._held += text
         out: list[str | Call] = []
         while self._step(out):
@@ -243,15 +243,15 @@ class _ObjectScan:
                 return None
             if text[self._at] != "{":
                 return 0
-        while (found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
-            mark = found[0]
+        while (match := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
+            mark = match[0]
             if mark == "\\":
-                if found.end() == len(text):  # the escaped character has not arrived yet
-                    self._at = found.start()
+                if match.end() == len(text):  # the escaped character has not arrived yet
+                    self._at = match.start()
                     return None
-                self._at = found.end() + 1
+                self._at = match.end() + 1
                 continue
-            self._at = found.end()
+            self._at = match.end()
             if mark == '"':
                 self._in_string = not self._in_string
             else:

@@ -85,10 +85,11 @@ class HeaderArena:
 class HostArena(HeaderArena):
     """``ports.Arena`` in page-aligned host memory, touched once at start so that no pull pays for page faults.
 
-    Where the kernel supports sealed memory files the arena is one, so that its descriptor can be handed to another
-    process on this host; the memory has no name in any file system and goes with the last process that maps it. It is
-    not freed while the process lives: freeing memory under a peer's one-sided read crashes this process. All backends
-    of a process share one arena.
+    Where the kernel supports sealed memory files the arena is one. So its descriptor can be given to another process on
+    this host. The memory has no name in any file system and goes with the last process that maps it.
+
+    It is not freed while the process lives: freeing memory under a peer's one-sided read crashes this process. All
+    backends of a process share one arena.
     """
 
     def __init__(self, nbytes: int, *, instance_id: str, epoch: int, part: str = "") -> None:
@@ -141,15 +142,15 @@ class _SealedFile:
 
     @classmethod
     def make(cls, nbytes: int) -> "_SealedFile | None":
-        """None where the system has no memory files or has run out of them."""
+        """Make a sealed memory file. None where the system has none or has run out of them."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
-            made = cls(os.memfd_create("triptych-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            os.ftruncate(made.fd, nbytes)
+            sealed = cls(os.memfd_create("triptych-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.ftruncate(sealed.fd, nbytes)
         except OSError:
             return None
-        return made
+        return sealed
 
     def seal(self) -> bool:
         """Seal the file after mapping it for writing. False where the kernel cannot (before Linux 5.1)."""

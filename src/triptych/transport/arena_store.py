@@ -1,4 +1,4 @@
-"""What an instance holds for others: its arena, and the state machine of its slots and leases."""
+"""Memory that an instance holds for others: its arena, and the state machine of its slots and leases."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ class ArenaStore:
         self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
 
     def window(self, slot: arena_events.Slot) -> memoryview | None:
-        """Where the payload of a reserved slot is written; None in the memory of a device."""
+        """Memory in which the payload of a reserved slot is written. None in the memory of a device."""
         return self.arena.window(slot.offset + GENERATION_NBYTES, slot.payload_nbytes)
 
     async def seal(self, slot: arena_events.Slot, named: bytes) -> None:

@@ -25,7 +25,7 @@ class DaemonThreadPool:
         return len(self._began_s)
 
     def hanging_s(self, now_s: float) -> float:
-        """How long the oldest call has been running; 0 when there is none."""
+        """Time for which the oldest call has been running, seconds; 0 when there is none."""
         return now_s - min(self._began_s, default=now_s)
 
     async def run(self, fn: Callable[..., Any], *args: object) -> Any:

@@ -39,7 +39,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One instance's transport. ``check`` decides each read."""
+    """Transport of one instance. ``check`` decides each read."""
 
     def __init__(self, network: MemoryNetwork, arena: Arena, *, host: str, check: LeaseCheck) -> None:
         self._network = network

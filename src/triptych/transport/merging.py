@@ -7,16 +7,15 @@ from triptych.ports import EmbeddingInput
 
 
 def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:
-    """One input per item. ``continues`` tells which inputs are further shards of the previous one's item.
-
-    Blocks while it copies shards; whole items are passed on.
+    """Merge shards into one input per item. ``continues`` tells which inputs are further shards of the previous one's
+    item. Blocks while it copies shards; whole items are passed on.
     """
     items: list[list[EmbeddingInput]] = []
-    for one, goes_on in zip(inputs, continues, strict=True):
+    for tensor, goes_on in zip(inputs, continues, strict=True):
         if goes_on:
-            items[-1].append(one)
+            items[-1].append(tensor)
         else:
-            items.append([one])
+            items.append([tensor])
     return tuple(item[0] if len(item) == 1 else _whole(item) for item in items)
 
 

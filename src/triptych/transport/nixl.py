@@ -165,7 +165,7 @@ class NixlTransport:
             if self._arena.read(at, PROBE_NBYTES) != theirs.probe:
                 raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
         finally:
-            live.when_over(at, lambda: self._arena.give_scratch(at))
+            live.when_read(at, lambda: self._arena.give_scratch(at))
 
     def remove(self, peer: "NixlPeer") -> None:
         self._peers.discard(peer)
@@ -277,7 +277,9 @@ class NixlPeer:
             return self._link
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        """As ``Peer.pull``, but the holder is not asked: only ``slot.verify`` notices a lease that is over."""
+        """Pull like ``Peer.pull``, without a question to the holder. Only ``slot.verify`` notices a lease that has
+        ended.
+        """
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
         self._check_open()

@@ -76,7 +76,7 @@ class NixlAgent:
         config.pthrDelay = _PROGRESS_DELAY_US
         errors = [error for error in vars(nixl).values() if isinstance(error, type) and issubclass(error, Exception)]
         self.errors: tuple[type[Exception], ...] = (*errors, RuntimeError)
-        """Every exception type that the bindings raise."""
+        """Exception types that the bindings raise."""
         self.nixl = nixl
         self.rdma = rdma
         self.incarnation = incarnation

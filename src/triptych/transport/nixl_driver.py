@@ -30,7 +30,7 @@ _INLINE_NBYTES = _MAX_JOINED * _SMALL_NBYTES
 """Most bytes that the event loop reads in one turn, so that it is not blocked for long."""
 _NOT_BEGUN = "given up before it was begun"
 _STUCK_S = 1.0
-"""How long ``stop`` waits, beyond its timeout, for a call into NIXL to return."""
+"""Longest wait of ``stop``, beyond its timeout, for a call into NIXL to return, seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +43,11 @@ class Read:
     local_address: int
     remote_address: int
     nbytes: int
-    over: "asyncio.Future[str | None]"
-    """None for success, else NIXL's error."""
+    outcome: "asyncio.Future[str | None]"
+    """Outcome of the read: None for success, else NIXL's error."""
     wanted: bool = True
     given_up_s: float | None = None
-    """When the caller gave up before the read ended, on the event loop's clock."""
+    """Time when the caller gave up before the read ended, seconds on the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class _Transfer:
 
 
 OnEnd = Callable[[Sequence[Read], str | None], None]
-"""Called in the event loop with the reads of a transfer and their outcome (as ``Read.over``)."""
+"""Called in the event loop with the reads of a transfer and their outcome (as ``Read.outcome``)."""
 
 
 class NixlDriver:
@@ -137,7 +137,7 @@ class NixlDriver:
 
     @property
     def hanging_s(self) -> float:
-        """How long the thread has been inside its current call into NIXL; 0 while in none."""
+        """Time for which the thread has been inside its current call into NIXL, seconds; 0 while in none."""
         since_s = self._calling_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s  # noqa: TID251 - the thread's clock
 
@@ -178,10 +178,10 @@ class NixlDriver:
         """Everything in the inbox; empty after the timeout. Notes a request to stop."""
         arrived: list[Sequence[Read] | _Transfer] = []
         with contextlib.suppress(queue.Empty):
-            one = self._inbox.get(timeout=timeout_s)
-            while one is not None:
-                arrived.append(one)
-                one = self._inbox.get_nowait()
+            call = self._inbox.get(timeout=timeout_s)
+            while call is not None:
+                arrived.append(call)
+                call = self._inbox.get_nowait()
             self._stopping = True
         return arrived
 
@@ -189,12 +189,12 @@ class NixlDriver:
         """Return the transfers that are running."""
         begun: list[_Transfer] = []
         wanted: list[Read] = []
-        for one in arrived:
-            if isinstance(one, _Transfer):
-                begun.append(one)
+        for call in arrived:
+            if isinstance(call, _Transfer):
+                begun.append(call)
                 continue
-            wanted += [read for read in one if read.wanted]
-            if abandoned := tuple(read for read in one if not read.wanted):
+            wanted += [read for read in call if read.wanted]
+            if abandoned := tuple(read for read in call if not read.wanted):
                 self._end(_Transfer(abandoned), _NOT_BEGUN)
         begun += [transfer for transfer in map(_Transfer, group_reads(wanted)) if self._step(transfer, self._begin)]
         return begun
@@ -215,11 +215,11 @@ class NixlDriver:
 
     def _begin(self, transfer: _Transfer) -> bool:
         nixl, reads = self._nixl, transfer.reads
-        here, there = self._device, reads[0].device
-        local_parts = [(read.local_address, read.nbytes, here or 0) for read in reads]
-        remote_parts = [(read.remote_address, read.nbytes, there or 0) for read in reads]
-        local = nixl.nixlXferDList(segment(nixl, here), local_parts)
-        remote = nixl.nixlXferDList(segment(nixl, there), remote_parts)
+        local_device, remote_device = self._device, reads[0].device
+        local_parts = [(read.local_address, read.nbytes, local_device or 0) for read in reads]
+        remote_parts = [(read.remote_address, read.nbytes, remote_device or 0) for read in reads]
+        local = nixl.nixlXferDList(segment(nixl, local_device), local_parts)
+        remote = nixl.nixlXferDList(segment(nixl, remote_device), remote_parts)
         transfer.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, reads[0].peer, b"", [self._ucx])
         return bool(self._agent.postXferReq(transfer.handle) == nixl.NIXL_IN_PROG)
 
@@ -241,8 +241,8 @@ class NixlDriver:
     def _report(self, reads: Sequence[Read], error: str | None) -> None:
         self._under_way -= len(reads)
         for read in reads:
-            if not read.over.done():
-                read.over.set_result(error)
+            if not read.outcome.done():
+                read.outcome.set_result(error)
         self._on_end(reads, error)
 
 

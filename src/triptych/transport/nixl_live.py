@@ -74,7 +74,7 @@ class LiveAgent:
         return max((now_s - read.given_up_s for read in self._reads if read.given_up_s is not None), default=0.0)
 
     def hanging_s(self, now_s: float) -> float:
-        """How long the oldest call into NIXL has been running."""
+        """Time for which the oldest call into NIXL has been running, seconds."""
         return max(self._driver.hanging_s, self._threads.hanging_s(now_s))
 
     def abandoned(self) -> list[tuple[int, int]]:
@@ -91,11 +91,11 @@ class LiveAgent:
         agent = self._open_agent()
         async with self._peer_lock(name):
             try:
-                said = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
+                peer_name = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
             except agent.errors:
                 self._failed()
                 raise TransferFailed("NIXL cannot reach the holder") from None
-            if said != name.encode():
+            if peer_name != name.encode():
                 raise TransferFailed("the holder's NIXL metadata is not of the instance that its probe names")
             self._links[name] += 1
         return name
@@ -154,35 +154,35 @@ class LiveAgent:
                 await asyncio.sleep(0)  # let others join this turn
             finally:
                 self._post()  # whoever resumes first posts for all
-            if read.over.done():
-                error = read.over.result()
+            if read.outcome.done():
+                error = read.outcome.result()
             else:
                 async with asyncio.timeout(within_s):
-                    error = await asyncio.shield(read.over)
+                    error = await asyncio.shield(read.outcome)
         except TimeoutError:
             raise TransferFailed(f"{nbytes} bytes did not arrive within {within_s} s") from None
         finally:
             read.wanted = False
-            if not read.over.done():
+            if not read.outcome.done():
                 read.given_up_s = loop.time()
         if error is not None:
             raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
 
-    def when_over(self, offset: int, then: Callable[[], None]) -> None:
+    def when_read(self, offset: int, then: Callable[[], None]) -> None:
         """Call ``then`` once nothing can write to this offset: now, if nothing does."""
         address = self._base + offset
         late = next((read for read in self._reads if read.local_address == address), None)
         if late is None:
             then()
         else:
-            late.over.add_done_callback(lambda _: then())
+            late.outcome.add_done_callback(lambda _: then())
 
     def _add_read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
         self._open_agent()
         if len(self._reads) >= _MAX_READS:
             raise Overloaded("too many NIXL reads wait")
-        over = asyncio.get_running_loop().create_future()
-        read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, over)
+        finished = asyncio.get_running_loop().create_future()
+        read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, finished)
         self._reads.add(read)
         self._unposted.append(read)
         return read
@@ -190,7 +190,7 @@ class LiveAgent:
     def _post(self) -> None:
         if not self._unposted:
             return
-        reads, self._unposted = [read for read in self._unposted if not read.over.done()], []
+        reads, self._unposted = [read for read in self._unposted if not read.outcome.done()], []
         if self._agent is None:
             for read in reads:
                 read.wanted = False
@@ -247,6 +247,6 @@ class LiveAgent:
 
     def _end_reads(self, why: str) -> None:
         for read in list(self._reads):
-            if not read.over.done():
-                read.over.set_result(why)
+            if not read.outcome.done():
+                read.outcome.set_result(why)
         self._reads.clear()

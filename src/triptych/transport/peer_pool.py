@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 _DESCRIBE_TIMEOUT_S = 2.0
 _IDLE_S = 600.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 8.0
-"""How long an address that did not answer is not asked again; doubles with each further failure."""
+"""Shortest and longest pauses before a silent address is asked again, seconds. The pause doubles with each further
+failure.
+"""
 _MAX_BACKOFFS = 1024
 
 
@@ -48,7 +50,7 @@ class _Member:
     link: _Link | None = None
     attempt: _Attempt | None = None
     known: bool = False
-    """Whether it has ever answered."""
+    """Whether the address has ever answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,14 @@ class _Backoff:
 
 
 class PeerPool:
-    """One stub and one memory link per address; concurrent callers share one connection attempt.
+    """Pool of one stub and one memory link per address. Concurrent callers share one connection attempt.
 
-    Addresses come with tickets and are not trusted: before its memory is connected, a holder must identify itself as
-    the instance and epoch that the ticket names. An address that does not answer is dropped after the attempt, and asked
-    again after a backoff: tickets that name it fail at once meanwhile, as each attempt holds memory for its pull. A
-    restarted holder gets a new link, while readers of the old one go on. A failed link is not reused; it is closed
-    after its last reader.
+    Addresses come with tickets and are not trusted. Before its memory is connected, a holder must identify itself as
+    the instance and epoch that the ticket names.
+
+    An address that does not answer is dropped after the attempt, and asked again after a backoff. Tickets that name it
+    fail at once meanwhile, as each attempt holds memory for its pull. A restarted holder gets a new link, while readers
+    of the old one go on. A failed link is not reused; it is closed after its last reader.
     """
 
     def __init__(
@@ -87,9 +90,9 @@ class PeerPool:
         self._clock = clock
         self._own = own
         self._members: dict[str, _Member] = {}
-        """By address, least recently used first."""
+        """Members by address, least recently used first."""
         self._backoffs: dict[str, _Backoff] = {}
-        """By address, oldest first."""
+        """Backoffs by address, oldest first."""
 
     def __len__(self) -> int:
         return len(self._members)

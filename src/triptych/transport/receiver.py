@@ -68,7 +68,7 @@ class Arrived:
     """A request's embeddings, readable until the request leaves the receiver."""
 
     inputs: tuple[EmbeddingInput, ...]
-    """One per item, in the order of placements; shards are merged."""
+    """Inputs of the items, in the order of placements; shards are merged."""
     reports: tuple[PullReport, ...]
 
 
@@ -107,19 +107,21 @@ class TensorReceiver:
         placements), InvalidRequest for what can never fit, Overloaded.
         """
         try:
-            slots = await self._acquired(Acquire(request_id, tuple([one.ticket for one in placements]), turn))
+            slots = await self._acquired(
+                Acquire(request_id, tuple([placement.ticket for placement in placements]), turn)
+            )
         except TransferFailed as error:
             raise TransferFailed(
                 error.message, items=tuple(sorted(placements[at].item for at in error.items))
             ) from None
         inputs: list[EmbeddingInput] = []
         reports: list[PullReport] = []
-        for one, slot in zip(placements, slots, strict=True):
+        for placement, slot in zip(placements, slots, strict=True):
             of_slot = tensors(self.arena, slot.offset, slot.ticket)
-            inputs.append(EmbeddingInput(one.start, one.tokens, of_slot, slot.ticket.key))
-            reports.append(_report(one, slot))
+            inputs.append(EmbeddingInput(placement.start, placement.tokens, of_slot, slot.ticket.key))
+            reports.append(_report(placement, slot))
         merged: tuple[EmbeddingInput, ...] = tuple(inputs)
-        continues = [one.continues for one in placements]
+        continues = [placement.continues for placement in placements]
         if any(continues):
             merged = await self.offload.run(merge, merged, continues)
         return Arrived(merged, tuple(reports))
@@ -145,7 +147,7 @@ class TensorReceiver:
         self._handle(Leave(request_id))
 
     def copies_gone(self, request_id: str) -> None:
-        """All copies of the request's embeddings are freed. Unknown ids are ignored."""
+        """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
         self._handle(CopiesGone(request_id))
 
     async def tick(self) -> None:

@@ -31,7 +31,7 @@ _COPY_THREADS = 4
 
 
 class ShmTransport:
-    """One instance's transport: hands out its own arena, maps those of others."""
+    """Transport of one instance: hands out its own arena, maps those of others."""
 
     def __init__(self, arena: HostArena, listener: ShmListener, *, machine: str, max_pull_s: float) -> None:
         """Use ``listen``."""
@@ -149,7 +149,9 @@ class ShmPeer:
         return BACKEND
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        """As ``Peer.pull``, but the holder is not asked: only ``slot.verify`` notices a lease that is over."""
+        """Pull like ``Peer.pull``, without a question to the holder. Only ``slot.verify`` notices a lease that has
+        ended.
+        """
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
         if not self._arena.holds(destination_offset, nbytes):
@@ -233,8 +235,8 @@ async def _greet(offer: ShmOffer) -> tuple[socket.socket, int]:
         if same_user(connection):
             await loop.sock_sendall(connection, offer.nonce)
             await _readable(connection)
-            said, fds, _, _ = socket.recv_fds(connection, PROBE_NBYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
-            if len(fds) == 1 and said == offer.probe:
+            greeting, fds, _, _ = socket.recv_fds(connection, PROBE_NBYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if len(fds) == 1 and greeting == offer.probe:
                 return connection, fds[0]
     except OSError:
         _close(connection, fds)

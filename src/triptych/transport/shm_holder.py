@@ -1,7 +1,7 @@
-"""The holder's side of the shared-memory backend: hands the arena's descriptor to readers of the same user and host.
+"""Holder's side of the shared-memory backend: gives the arena's descriptor to readers of the same user and host.
 
-A reader connects to a socket in the abstract namespace (so no file can be left behind), sends the offer's nonce, and
-receives the arena's descriptor. The connection then stays open and silent: when it closes, the reader knows that the
+A reader connects to a socket in the abstract namespace, so no file can be left behind. It sends the offer's nonce and
+receives the arena's descriptor. The connection then stays open and silent. When it closes, the reader knows that the
 holder is gone, which the mapped memory itself would not show.
 """
 
@@ -58,8 +58,8 @@ class ShmOffer:
 
 def same_user(connection: socket.socket) -> bool:
     """Whether the peer process runs as this user, according to the kernel."""
-    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(said)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())
 
 

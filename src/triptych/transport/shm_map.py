@@ -55,5 +55,5 @@ class ReadOnlyMap:
         ctypes.memmove(destination_address, self.address + offset, nbytes)
 
     def close(self) -> None:
-        """No copy may be running."""
+        """Unmap the arena. No copy may be running."""
         _libc.munmap(self.address, self.nbytes)

@@ -1,7 +1,8 @@
-"""The holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
+"""Holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
 
-Callbacks only: a connection has a task until its TLS handshake has ended. Bounded are connections, queued requests per
-connection, bytes in the write buffer, bytes sent per turn of the event loop, the time of a read, and idle time.
+It works with callbacks only: a connection has a task until its TLS handshake has ended. Bounded are connections, queued
+requests per connection, bytes in the write buffer, and bytes sent per turn of the event loop. The time of a read and
+idle time are bounded as well.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _GREETING_S = 10.0
 """Time in which a new connection must send its first request."""
 
 OnFailure = Callable[[str], None]
-"""Told the name of what cannot go on."""
+"""Callback with the name of what cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class TcpLimits:
     max_pull_s: float
     """Time limit of one read, on both sides."""
     max_connections: int = 1024
-    """Of readers, those included whose TLS handshake has not ended."""
+    """Most connections of readers, those included whose TLS handshake has not ended."""
     max_requests_in_line: int = 128
     """Per connection."""
     idle_s: float = 600.0
@@ -66,7 +67,7 @@ class TcpListener:
         self._loop = asyncio.get_running_loop()
         self._scope = TaskScope("tcp")
         self._beginning: dict[Serving, socket.socket] = {}
-        """Before the end of their TLS handshake. They count in the limit: each has buffers."""
+        """Connections before the end of their TLS handshake. They count in the limit: each has buffers."""
         self._serving: set[Serving] = set()
         self._warnings = BoundedWarnings(logger)
         self._closed = False
@@ -126,7 +127,7 @@ class TcpListener:
 
 
 class Serving(asyncio.Protocol):
-    """One connection of a reader. ``gone`` is set when it has closed."""
+    """Connection of a reader. ``gone`` is set when it has closed."""
 
     def __init__(
         self, arena: Arena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
@@ -147,7 +148,7 @@ class Serving(asyncio.Protocol):
         self._paused = False
         self._continues = False
         self._since_s = self._loop.time()
-        """When the current reply began, or the connection became idle."""
+        """Time when the current reply began, or the connection became idle."""
         self._greeted = False
         self._watch: asyncio.TimerHandle | None = None
 

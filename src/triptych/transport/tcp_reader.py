@@ -50,7 +50,7 @@ class _PendingReply:
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection to a holder."""
+    """Connection to a holder."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -62,7 +62,7 @@ class Link(asyncio.BufferedProtocol):
         self._pending: deque[_PendingReply] = deque()
         self._next_tag = 1
         self.used = False
-        """Whether it has carried a whole reply."""
+        """Whether the connection has carried a whole reply."""
         self.closed = asyncio.Event()
 
     @property
@@ -87,7 +87,7 @@ class Link(asyncio.BufferedProtocol):
         """Cancel a reply. Nothing is written to its place after this returns."""
         reply.place = None
         reply.done.cancel()
-        if self._pending and all(other.place is None for other in self._pending):
+        if self._pending and all(read.place is None for read in self._pending):
             self.abort()
 
     def abort(self) -> None:

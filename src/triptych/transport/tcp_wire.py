@@ -40,7 +40,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of a holder's arena."""
+    """Read of a holder's arena."""
 
     tag: int
     lease_id: LeaseId
@@ -52,7 +52,7 @@ class Read:
 
     @classmethod
     def parse(cls, data: bytes) -> "Read | None":
-        """None when ``data``, which has a request's length, is not a request."""
+        """Parse a request; None when ``data``, which has a request's length, is none."""
         magic, tag, lease_id, offset, nbytes = REQUEST.unpack(data)
         return cls(tag, lease_id, offset, nbytes) if magic == REQUEST_MAGIC else None
 

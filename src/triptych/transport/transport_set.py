@@ -40,7 +40,7 @@ class TransportSet:
         return tuple(self._transports)
 
     def offers(self) -> tuple[TransportOffer, ...]:
-        """One offer per backend, for readers."""
+        """Offers for readers, one per backend."""
         return tuple(transport.offer() for transport in self._transports.values())
 
     async def connect(self, offers: Sequence[TransportOffer]) -> Peer:

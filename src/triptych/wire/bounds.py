@@ -182,7 +182,7 @@ TABLE: Mapping[str, Rows] = {
         "waiting_media_tokens": _COUNT,
         "waiting_prompt_tokens": _COUNT,
     },
-    "ClassWindow": {one.name: _COUNT for one in fields(ClassWindow) if one.type is int},
+    "ClassWindow": {field.name: _COUNT for field in fields(ClassWindow) if field.type is int},
     "NamedClass": {"name": Size(32)},
     "NamedInstance": {"instance_id": Size(128)},
     "Judged": {"met": _COUNT, "missed": _COUNT},

@@ -39,12 +39,12 @@ class _Layout:
     @classmethod
     def of(cls, descriptor: Any) -> "_Layout":
         layout = cls()
-        for one in descriptor.fields:
-            if one.message_type is not None:
-                if not one.message_type.GetOptions().map_entry:
-                    layout.nested[one.number] = cls.of(one.message_type)
-            elif (limit := _max_nbytes(one, bound_of(one))) is not None:
-                layout.max_nbytes[one.number] = (one.name, limit)
+        for field_descriptor in descriptor.fields:
+            if field_descriptor.message_type is not None:
+                if not field_descriptor.message_type.GetOptions().map_entry:
+                    layout.nested[field_descriptor.number] = cls.of(field_descriptor.message_type)
+            elif (limit := _max_nbytes(field_descriptor, bound_of(field_descriptor))) is not None:
+                layout.max_nbytes[field_descriptor.number] = (field_descriptor.name, limit)
         return layout
 
 
@@ -112,11 +112,11 @@ def decoder(message: type[MessageT]) -> Callable[[bytes], MessageT]:
         if len(data) > COUNTED_FROM_NBYTES:
             _count(data, 0, len(data), layout, MAX_FIELDS)
         try:
-            found = parse(data)
+            message = parse(data)
         except DecodeError:
             raise InvalidRequest(f"the message is not a valid {descriptor.name}") from None
-        check(found)
-        return found
+        check(message)
+        return message
 
     return decode
 
@@ -127,4 +127,4 @@ REQUESTS: Mapping[str, Decode] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-"""By rpc path."""
+"""Decoders of requests by rpc path."""

@@ -47,7 +47,9 @@ def _member(member: MemberStatus) -> dict[str, Any]:
         "serves_s": round(member.open_s, 1),
         "wanted": None if member.wanted is None else member.wanted.value,
         "first_served_s": None if member.served_s is None else round(member.served_s, 2),
-        "closed": {one.stage.value: {"opens_s": one.opens_s, "fault": one.fault} for one in member.load.closed},
+        "closed": {
+            closed.stage.value: {"opens_s": closed.opens_s, "fault": closed.fault} for closed in member.load.closed
+        },
     }
 
 
@@ -55,7 +57,7 @@ def _scaling(scaling: ScalingStatus) -> dict[str, Any]:
     return {
         **asdict(scaling),
         "attainment": _judged(scaling.attainment),
-        "decisions": [_decision(one) for one in scaling.decisions],
+        "decisions": [_decision(decision) for decision in scaling.decisions],
     }
 
 

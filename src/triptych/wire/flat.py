@@ -85,17 +85,17 @@ class Pair(Generic[DomainT, MessageT]):
         names = [field.name for field in fields(cast(Any, domain))]
         if differ := set(names) ^ {*given, *message.DESCRIPTOR.fields_by_name}:
             raise TypeError(f"{domain.__name__} and its message differ in {sorted(differ)}")
-        wire, here = [], []
+        wire, back_fields = [], []
         for name in names:
             if name in given:
-                here.append(name)
+                back_fields.append(name)
                 continue
             to, back = self._field(name, kinds[name])
             wire.append(f"{name}={to}")
-            here.append(back)
+            back_fields.append(back)
         self.to_wire: Callable[[DomainT], MessageT] = compiled(f"lambda v: {_made(wire)}", self._names)
         self.from_wire: Callable[..., DomainT] = compiled(
-            f"lambda {', '.join(('m', *given))}: D({', '.join(here)})", self._names
+            f"lambda {', '.join(('m', *given))}: D({', '.join(back_fields)})", self._names
         )
 
     def _field(self, name: str, kind: Any) -> tuple[str, str]:
@@ -108,7 +108,7 @@ class Pair(Generic[DomainT, MessageT]):
         field = self.message.DESCRIPTOR.fields_by_name[name]
         optional = False
         if isinstance(kind, UnionType) and NoneType in get_args(kind):
-            kind, optional = next(one for one in get_args(kind) if one is not NoneType), True
+            kind, optional = next(member for member in get_args(kind) if member is not NoneType), True
         repeated = get_origin(kind) is tuple
         if repeated:
             kind = get_args(kind)[0]
@@ -119,16 +119,16 @@ class Pair(Generic[DomainT, MessageT]):
         if repeated:
             if kind in _SCALARS:
                 return f"v.{name}", f"tuple(m.{name})"
-            there, here = f"[{to('x')} for x in v.{name}]", f"tuple([{back('x')} for x in m.{name}])"
-            return f"v.{name} and {there}", f"{here} if m.{name} else ()"
-        there, here = to(f"v.{name}"), back(f"m.{name}")
+            to_wire, from_wire = f"[{to('x')} for x in v.{name}]", f"tuple([{back('x')} for x in m.{name}])"
+            return f"v.{name} and {to_wire}", f"{from_wire} if m.{name} else ()"
+        to_wire, from_wire = to(f"v.{name}"), back(f"m.{name}")
         if optional:
-            there = there if kind in _SCALARS else f"None if v.{name} is None else {there}"
-            here = f"{here} if m.HasField({name!r}) else None"
-        return there, here
+            to_wire = to_wire if kind in _SCALARS else f"None if v.{name} is None else {to_wire}"
+            from_wire = f"{from_wire} if m.HasField({name!r}) else None"
+        return to_wire, from_wire
 
     def _value(self, name: str, kind: Any) -> tuple[Callable[[str], str], Callable[[str], str]]:
-        """How to convert one value each way: functions from an expression to an expression."""
+        """Conversions of one value each way: functions from an expression to an expression."""
         field = self.message.DESCRIPTOR.fields_by_name[name]
         if kind in _SCALARS:
             if _scalar(field.cpp_type, field.type) is not kind:
@@ -161,10 +161,10 @@ class Variants:
             return writers[type(value)](value)
 
         def from_wire(message: Message) -> Any:
-            which = message.WhichOneof(oneof)
-            if which is None:
+            case = message.WhichOneof(oneof)
+            if case is None:
                 raise errors.InternalError(f"a peer sent an unknown {oneof}")
-            return readers[which](getattr(message, which))
+            return readers[case](getattr(message, case))
 
         self.to_wire = to_wire
         self.from_wire = from_wire
@@ -173,10 +173,10 @@ class Variants:
 
 def _made(arguments: list[str]) -> str:
     """A call of ``M``. A repeated field that is usually empty is cheaper when not passed."""
-    rare = [one for one in arguments if " and [" in one]
+    rare = [argument for argument in arguments if " and [" in argument]
     if len(rare) != 1:
         return f"M({', '.join(arguments)})"
-    without = [one for one in arguments if one not in rare]
+    without = [argument for argument in arguments if argument not in rare]
     name = rare[0].partition("=")[0]
     return f"M({', '.join(arguments)}) if v.{name} else M({', '.join(without)})"
 

@@ -17,26 +17,26 @@ _STAGE = EnumPair.of(Stage.__members__, instance_pb2.Stage.DESCRIPTOR)
 
 def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
     stages: list[instance_pb2.StageLoad] = []
-    for stage, one in load.stages.items():
-        made = instance_pb2.StageLoad(
+    for stage, stage_load in load.stages.items():
+        stage_message = instance_pb2.StageLoad(
             stage=_STAGE.to_wire[stage],
-            pending_tokens=one.pending_tokens,
-            pending=one.pending,
-            leased_bytes=one.leased_bytes,
-            free_tokens=one.free_tokens,
-            served=one.served,
+            pending_tokens=stage_load.pending_tokens,
+            pending=stage_load.pending,
+            leased_bytes=stage_load.leased_bytes,
+            free_tokens=stage_load.free_tokens,
+            served=stage_load.served,
         )
-        stages.append(made)
+        stages.append(stage_message)
     return stages
 
 
 def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, StageLoad]:
     stages: dict[Stage, StageLoad] = {}
-    for one in message.stages:
-        free_tokens = one.free_tokens if one.HasField("free_tokens") else None
-        served = one.served if one.HasField("served") else None
-        stages[_STAGE.from_wire[one.stage]] = StageLoad(
-            one.pending_tokens, one.pending, one.leased_bytes, free_tokens, served
+    for stage_load in message.stages:
+        free_tokens = stage_load.free_tokens if stage_load.HasField("free_tokens") else None
+        served = stage_load.served if stage_load.HasField("served") else None
+        stages[_STAGE.from_wire[stage_load.stage]] = StageLoad(
+            stage_load.pending_tokens, stage_load.pending, stage_load.leased_bytes, free_tokens, served
         )
     if len(stages) != len(message.stages):
         raise InvalidRequest("a load report names a stage twice", param="stages")

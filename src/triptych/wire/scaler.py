@@ -7,7 +7,7 @@ from triptych.wire.flat import Pair
 
 MAX_POOLS = 1024
 MAX_INSTANCES = 4096
-"""Of one pool."""
+"""Most instances of one pool."""
 _MAX_NAME = 512
 _MAX_REASON = 4096
 
@@ -45,8 +45,8 @@ def pools_from_wire(message: scaler_pb2.ScaledPools) -> tuple[ScaledPool, ...]:
         if len(pool.instances) > MAX_INSTANCES:
             fault = f"a pool has {len(pool.instances)} instances, the limit is {MAX_INSTANCES}"
             raise InvalidRequest(fault, param="pools")
-        names = (pool.name.model, *(one.name for one in pool.instances))
-        reasons = (pool.fault, *(one.reason for one in pool.instances))
+        names = (pool.name.model, *(instance.name for instance in pool.instances))
+        reasons = (pool.fault, *(instance.reason for instance in pool.instances))
         if max(map(len, names)) > _MAX_NAME or max(map(len, reasons)) > _MAX_REASON:
             raise InvalidRequest("a name or reason is too long", param="pools")
     pools = tuple(map(_POOL.from_wire, message.pools))

@@ -16,7 +16,9 @@ _MAX_ITEMS_NAMED = 512
 _TREE = errors.tree()
 _TLS_FAULT = re.compile(r"handshake failed.{0,200}OPENSSL_internal:([A-Z0-9_]{1,80})(?:: ([a-z ]{1,80}))?", re.ASCII)
 _BROKEN = re.compile("Internal error from Core|RST_STREAM|Stream removed", re.ASCII)
-"""What gRPC says with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its connection."""
+"""Details that gRPC gives with INTERNAL or UNKNOWN of a stream that broke: at a write, by a reset, or with its
+connection.
+"""
 LOST = "the connection to the instance was lost"
 _FAILED = "the call failed with {}"
 NOT_SERVED = _FAILED.format("UNIMPLEMENTED")
@@ -62,14 +64,14 @@ def error_from_status(
     A broken connection is UNAVAILABLE without our metadata (INTERNAL or UNKNOWN where gRPC notices it at a write or by a
     reset): that is an InstanceLost. gRPC's own messages contain addresses, so they are replaced.
     """
-    found = {key: value for key, value in metadata if isinstance(value, str)}
-    cls = _TREE.get(found.get(_CODE_KEY, ""))
+    texts = {key: value for key, value in metadata if isinstance(value, str)}
+    cls = _TREE.get(texts.get(_CODE_KEY, ""))
     if cls is None:
         return _foreign_status(grpc_code, message)
-    param = found.get(_PARAM_KEY)
-    retry_after_s = _float_or_none(found.get(_RETRY_AFTER_KEY))
+    param = texts.get(_PARAM_KEY)
+    retry_after_s = _float_or_none(texts.get(_RETRY_AFTER_KEY))
     if issubclass(cls, errors.TransferFailed):
-        items = tuple(int(item) for item in found.get(_ITEMS_KEY, "").split(",") if item.isdecimal())
+        items = tuple(int(item) for item in texts.get(_ITEMS_KEY, "").split(",") if item.isdecimal())
         error: errors.TriptychError = cls(message, items=items, param=param, retry_after_s=retry_after_s)
     else:
         error = cls(message, param=param, retry_after_s=retry_after_s)

@@ -13,6 +13,6 @@ from triptych.runtime.profiles import write_profile
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with synthetic profiles of both parts of the demo model."""
     directory = tmp_path_factory.mktemp("profiles")
-    for one in synthetic_profiles(MODEL_DIR):
-        write_profile(directory / one.file_name, one)
+    for profile in synthetic_profiles(MODEL_DIR):
+        write_profile(directory / profile.file_name, profile)
     return directory

@@ -39,7 +39,7 @@ def certificate(folder: Path) -> x509.Certificate:
 
 def names(folder: Path) -> list[str]:
     extension = certificate(folder).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    return [str(one.value) for one in extension.value]
+    return [str(name.value) for name in extension.value]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -104,7 +104,7 @@ def test_an_authority_is_replaced_in_three_steps(tmp_path: Path) -> None:
 
     def trusts(ca: bytes, leaf: bytes) -> bool:
         authorities = x509.load_pem_x509_certificates(ca)
-        return x509.load_pem_x509_certificate(leaf).issuer in [one.subject for one in authorities]
+        return x509.load_pem_x509_certificate(leaf).issuer in [authority.subject for authority in authorities]
 
     steps = [content(tmp_path)]
     for flag in ("--new-authority", "--renew", "--drop-old-authorities"):

@@ -375,7 +375,7 @@ async def test_the_manager_of_an_autoscaled_cluster_starts_and_stops_instances_a
         await scaler.remove(pool, "encoder-1", 1)
         await until_said(out, "stopping encoder-1 (removed)", "encoder-1 has stopped")
         (found,) = [found for found in await scaler.pools() if found.name == pool]
-        assert [(one.name, one.phase) for one in found.instances] == [
+        assert [(instance.name, instance.phase) for instance in found.instances] == [
             ("encoder-2", ProcessPhase.RUNNING),
             ("encoder-3", ProcessPhase.RUNNING),
         ]

@@ -127,7 +127,7 @@ def test_settings_of_encoders_are_those_of_mounted_ones_too(tmp_path: Path) -> N
     assert flags["encoder"] == (*kept, "--sweep-interval-s=0.2", "--log-level=INFO")
     assert flags["mounted_encoder"] == kept, "the others are those of the whole instance"
     assert flags["text"] == ("--sweep-interval-s=0.2",)
-    plans = ClusterPlan.made(
+    plans = ClusterPlan.make(
         DEMO, scaled=False, autoscale=False, threads=1, options=flags, roles="E:1,PD:1,EPD:1"
     ).processes
     lines = {plan.name: plan.command(1.0) for plan in plans}
@@ -156,7 +156,7 @@ def test_what_switches_is_told_objectives_and_profiles(profiles: Path) -> None:
 
 def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None:
     flags = {"text": ("--t",), "encoder": ("--e",), "mounted_encoder": ("--arena-bytes", "8 MiB")}
-    plans = ClusterPlan.made(
+    plans = ClusterPlan.make(
         DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1,EPD:1", switch_roles=True
     ).processes
     lines = {plan.name: plan.command(1.0) for plan in plans}
@@ -168,7 +168,7 @@ def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None
         assert (line[0].endswith("triptych.services.text"), line[-1]) == (True, "--t")
     assert "--switch-roles" in lines["pool-manager"]
     assert {plan.name: str(plan.pool) for plan in plans if plan.pool is not None}["encoder-1"] == f"{MODEL_ID}/E"
-    plain = ClusterPlan.made(DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1")
+    plain = ClusterPlan.make(DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1")
     assert not [one for plan in plain.processes for one in plan.command(1.0) if one.startswith("--switch")]
 
 
@@ -261,9 +261,9 @@ def test_profiles_are_read_before_anything_starts(tmp_path: Path, profiles: Path
     with pytest.raises(CliError, match=f"--delay-profile {tmp_path}: .*0 profiles of a model's encoder, not one"):
         flags_of(DEMO, sizes(), f"--delay-profile={tmp_path}")
     twice = tmp_path / "twice"
-    for one in synthetic_profiles(MODEL_DIR):
+    for profile in synthetic_profiles(MODEL_DIR):
         for hardware in ("a", "b"):
-            other = replace(one, identity=replace(one.identity, hardware=hardware))
+            other = replace(profile, identity=replace(profile.identity, hardware=hardware))
             write_profile(twice / other.file_name, other)
     with pytest.raises(CliError, match="2 profiles of a model's encoder, not one"):
         flags_of(DEMO, sizes(), f"--delay-profile={twice}", f"--profiles={profiles}")

@@ -120,7 +120,7 @@ class Scripted:
         return self.told
 
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
-        names = {one.registration.instance_id for pool in self.told.pools for one in pool.members}
+        names = {member.registration.instance_id for pool in self.told.pools for member in pool.members}
         if instance_id not in names:
             raise NotFound("no member has this instance id", param="instance_id")
         if not force and (lost := loss(instance_id, self.told.pools)):
@@ -128,7 +128,7 @@ class Scripted:
         self.orders.append(instance_id)
 
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
-        if instance_id not in {one.registration.instance_id for pool in self.told.pools for one in pool.members}:
+        if instance_id not in {member.registration.instance_id for pool in self.told.pools for member in pool.members}:
             raise NotFound("no member has this instance id", param="instance_id")
         if not force and (lost := loss(instance_id, self.told.pools, keeps=role.stages)):
             raise FailedPrecondition(lost)

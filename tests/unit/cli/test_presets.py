@@ -43,20 +43,23 @@ def started(preset: Preset, profiles: Path, slo: str | None = None) -> list[tupl
     given = parse([f"--profiles={profiles}", *(() if slo is None else (f"--slo={slo}",))])
     sizes, switches = placed(preset.roles), preset.switching
     options = ClusterSettings(DEMO, sizes, given, preset, switch_roles=switches).flags()
-    made = ClusterPlan.made(
+    made = ClusterPlan.make(
         DEMO, scaled=False, autoscale=False, threads=1, options=options, roles=preset.roles, switch_roles=switches
     )
     flags = {"--role", "--switchable", "--switch-roles"}
-    return [(one.name, one.service, *sorted(flags.intersection(one.arguments)), *one.options) for one in made.processes]
+    return [
+        (process.name, process.service, *sorted(flags.intersection(process.arguments)), *process.options)
+        for process in made.processes
+    ]
 
 
 def test_no_two_presets_start_the_same(profiles: Path) -> None:
     assert set(PRESETS) == set(get_args(PresetName))
-    for (one, first), (other, second) in combinations(PRESETS.items(), 2):
-        assert started(first, profiles) != started(second, profiles), (one, other)
+    for (combination, first), (other, second) in combinations(PRESETS.items(), 2):
+        assert started(first, profiles) != started(second, profiles), (combination, other)
 
 
-@pytest.mark.parametrize("column", [one.name for one in fields(Preset)])
+@pytest.mark.parametrize("column", [field.name for field in fields(Preset)])
 def test_each_column_has_an_effect_on_what_is_started(column: str, profiles: Path) -> None:
     assert getattr(PLAIN, column) != OTHER[column]
     assert started(replace(PLAIN, **{column: OTHER[column]}), profiles) != started(PLAIN, profiles)
@@ -127,15 +130,15 @@ def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
     shown = {row[0]: row[1:8] for row in rows if row and row[0] in PRESETS}
     assert shown == {
         name: [
-            one.roles,
-            one.routing,
-            one.sharding,
-            one.ordering,
-            "" if one.tpot_slo_s is None else f"{one.tpot_slo_s:g} s",
-            "" if one.lending == "always" else one.lending,
-            "yes" if one.switching else "",
+            preset.roles,
+            preset.routing,
+            preset.sharding,
+            preset.ordering,
+            "" if preset.tpot_slo_s is None else f"{preset.tpot_slo_s:g} s",
+            "" if preset.lending == "always" else preset.lending,
+            "yes" if preset.switching else "",
         ]
-        for name, one in PRESETS.items()
+        for name, preset in PRESETS.items()
     }
 
 

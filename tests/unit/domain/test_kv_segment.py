@@ -33,7 +33,7 @@ def test_a_segment_has_up_to_8_mib_and_64_to_256_positions(kind: KvKind, tokens:
     ],
 )
 def test_positions_are_cut_at_the_multiples(first: int, end: int, cut: list[tuple[int, int]]) -> None:
-    assert [(one.first, one.end) for one in SMALL.segments(first, end)] == cut
+    assert [(segment.first, segment.end) for segment in SMALL.segments(first, end)] == cut
 
 
 def test_the_payload_is_its_one_tensor() -> None:

@@ -28,7 +28,7 @@ def test_a_record_has_what_a_frozen_dataclass_has(cls: type[Sent] | type[Frozen]
     assert one != cls(4, "encoder-1")
     assert len({one, cls(3, "encoder-1"), cls(4, "encoder-1")}) == 2
     assert repr(one) == f"{cls.__name__}(item=3, encoder='encoder-1', tags=('a',))"
-    assert [one.name for one in fields(cls)] == ["item", "encoder", "tags"]
+    assert [field.name for field in fields(cls)] == ["item", "encoder", "tags"]
     assert replace(one, item=4) == cls(4, "encoder-1")
     assert not hasattr(one, "__dict__")
     match one:

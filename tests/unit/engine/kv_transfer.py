@@ -26,7 +26,7 @@ def prefill(source: HandingTextEngine, request: EngineRequest) -> tuple[list[Eng
     for _ in range(_MOST_STEPS):
         outputs += source.step()
         _pack(source, name, first, packed, most=len(request.token_ids))
-        if {one.choice for one in outputs if one.request_id == name} == set(request.begun):
+        if {output.choice for output in outputs if output.request_id == name} == set(request.begun):
             source.cancel(name)
             return outputs, packed
     raise AssertionError(f"{name} has no first token")

@@ -141,12 +141,14 @@ def test_a_part_digest_is_of_the_part_alone(model_dir: Path, tmp_path: Path) -> 
     plain = digests("plain", lambda _: None)
     assert len(set(plain)) == 2
     assert (
-        digests("renamed", lambda one: one.update(transformers_version="9", architectures=one["architectures"]))
+        digests(
+            "renamed", lambda config: config.update(transformers_version="9", architectures=config["architectures"])
+        )
         == plain
     )
-    longer = digests("longer", lambda one: one["text_config"].update(num_hidden_layers=9))
+    longer = digests("longer", lambda config: config["text_config"].update(num_hidden_layers=9))
     assert longer[0] == plain[0]
     assert longer[1] != plain[1]
-    other = digests("other", lambda one: one["vision_config"].update(num_hidden_layers=9))
+    other = digests("other", lambda config: config["vision_config"].update(num_hidden_layers=9))
     assert other[0] != plain[0]
     assert other[1] == plain[1]

@@ -74,7 +74,7 @@ def test_heads_are_rotated_and_stored(*, normalizes: bool) -> None:
 
     expected = [rotated(query, weights[0]), rotated(key, weights[1]), value.clone()]
     none = np.empty(0, np.float32)
-    norms = [one.numpy() if normalizes else none for one in weights]
+    norms = [weight.numpy() if normalizes else none for weight in weights]
     cpu_kernels.rotate_and_store(
         all_heads.numpy(),
         angles.cos().numpy(),
@@ -128,10 +128,10 @@ def test_heads_of_any_size_attend_alike_alone_and_among_others(size: int, group:
     used = torch.tensor([slot for one in slots for slot in one])  # of all others one would be missed
     keys[used], values[used] = torch.randn(2, len(used), kv_heads, size)
     attended = _attend(query, keys, values, own, lengths, block, window)
-    for row, one in enumerate(slots):
+    for row, slot in enumerate(slots):
         grouped = query[row].view(kv_heads, group, size)
-        weights = torch.einsum("kgs,tks->kgt", grouped, keys[one] * size**-0.5).softmax(-1)
-        expected = torch.einsum("kgt,tks->kgs", weights, values[one]).reshape(-1, size)
+        weights = torch.einsum("kgs,tks->kgt", grouped, keys[slot] * size**-0.5).softmax(-1)
+        expected = torch.einsum("kgt,tks->kgs", weights, values[slot]).reshape(-1, size)
         torch.testing.assert_close(attended[row], expected, rtol=1e-4, atol=1e-5)
         alone = [torch.cat([whole[at * block :][:block] for at in own[row]]) for whole in (keys, values)]
         table = list(range(numbers[row]))

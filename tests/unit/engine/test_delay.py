@@ -70,7 +70,7 @@ def test_a_prompt_is_prefilled_in_chunks_beside_the_decodes() -> None:
     assert [output.request_id for output in outputs] == ["a"]
     assert [[output.request_id for output in engine.step()] for _ in range(2)] == [["a"], ["a", "b"]]
     chunks = (1.0 + 0.1 + 1.0 + 0.63, 1.0 + 0.1 + 1.0 + 0.37)
-    assert slept == [5.0, 1.3, *(pytest.approx(one) for one in chunks)]
+    assert slept == [5.0, 1.3, *(pytest.approx(chunk) for chunk in chunks)]
     assert not engine.has_work
     assert engine.step() == []
     assert len(slept) == 4
@@ -91,7 +91,9 @@ def test_answers_are_as_long_as_it_is_told_up_to_their_limits() -> None:
     )
     engine.add(request("stops", prompt=2, tokens=3))
     engine.add(request("is cut", prompt=9, tokens=3))
-    ends = [(one.request_id, one.finish_reason) for _ in range(3) for one in engine.step() if one.finish_reason]
+    ends = [
+        (output.request_id, output.finish_reason) for _ in range(3) for output in engine.step() if output.finish_reason
+    ]
     assert ends == [("stops", FinishReason.STOP), ("is cut", FinishReason.LENGTH)]
 
 
@@ -114,7 +116,7 @@ def test_an_answer_that_goes_on_prefills_its_tokens_and_sends_the_rest() -> None
     engine.add(replace(request("one", 10, 8, n=3), continued=continued))
     assert engine.pending_tokens == 10 + 6 + 2 * 2
     outputs = [output for _ in range(2) for output in engine.step()]
-    assert [(one.choice, one.finish_reason) for one in outputs] == [
+    assert [(output.choice, output.finish_reason) for output in outputs] == [
         (0, None),
         (2, None),
         (0, FinishReason.LENGTH),
@@ -174,7 +176,7 @@ def test_keys_and_values_take_the_time_of_their_bytes() -> None:
         assert list(slept) == pytest.approx([segment.nbytes / 8e9] * 2, abs=1e-6)
         assert source.prefix_hash("a", 1, segment.end) == target.prefix_hash("a", 1, segment.end) is not None
     assert not target.awaiting
-    assert [one.finish_reason for _ in range(2) for one in target.step()] == [None, FinishReason.LENGTH]
+    assert [output.finish_reason for _ in range(2) for output in target.step()] == [None, FinishReason.LENGTH]
     source.cancel("a")
     assert not source.has_work
 
@@ -188,7 +190,7 @@ def test_what_does_not_arrive_is_computed() -> None:
     assert not engine.unpack("a", 0, KvSegment(engine.kv_kind, 24, 6), memoryview(bytearray(6 * 64)))
     engine.arrived("a")
     assert engine.pending_tokens == 10 + 1
-    assert [one.finish_reason for one in engine.step()] == [FinishReason.LENGTH]
+    assert [output.finish_reason for output in engine.step()] == [FinishReason.LENGTH]
     assert slept[-1] == pytest.approx(1.0 + 10 * 0.01)
 
 
@@ -228,7 +230,7 @@ def test_a_synthetic_profile_covers_every_usual_size() -> None:
         text.prefill_s(2048, 30_000),
         text.decode_s(256, 4096),
     ]
-    assert {one.warnings for one in usual} == {frozenset({CostWarning.SYNTHETIC})}
+    assert {output.warnings for output in usual} == {frozenset({CostWarning.SYNTHETIC})}
     assert costs.encode_s(16).value == pytest.approx(0.2)
     assert costs.start_s().value == text.start_s().value == 8.0
     assert encoder.measured.load_s == 5.0

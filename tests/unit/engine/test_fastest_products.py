@@ -44,11 +44,12 @@ class Measured:
 
     def __call__(self, shapes: Sequence[Alike], row_counts: Sequence[int]) -> list[list[Times]]:
         self.asked = [
-            ((one.layers[0].out_features, one.layers[0].in_features), len(one.layers), set(one.makes)) for one in shapes
+            ((shape.layers[0].out_features, shape.layers[0].in_features), len(shape.layers), set(shape.makes))
+            for shape in shapes
         ]
         self.rows = row_counts
         chosen = self._chosen[len(ROWS) - len(row_counts) :]
-        return [[{by: 1.0 + (by is not fast) for by in one.makes} for fast in chosen] for one in shapes]
+        return [[{by: 1.0 + (by is not fast) for by in shape.makes} for fast in chosen] for shape in shapes]
 
 
 @pytest.mark.parametrize(

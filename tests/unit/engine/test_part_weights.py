@@ -44,13 +44,13 @@ def test_values_are_the_same_after_a_load(part: ModelPart, dtype: DType) -> None
 
 
 def _are_equal(model: nn.Module, values: Mapping[str, torch.Tensor]) -> bool:
-    return all(torch.equal(values[name], one) for name, one in model.named_parameters())
+    return all(torch.equal(values[name], parameter) for name, parameter in model.named_parameters())
 
 
 def test_what_is_in_no_file_is_kept_in_host_memory(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_model(tmp_path))
     model = load_part(checkpoint, ModelPart.DECODER, dtype=DType.F32, device=CPU)
-    parameter = next(one for one in model.parameters() if one.dim() > 1)
+    parameter = next(parameter for parameter in model.parameters() if parameter.dim() > 1)
     parameter.data += 1
     expected = parameter.clone()
     weights = PartWeights(model, checkpoint)

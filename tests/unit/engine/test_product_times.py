@@ -53,7 +53,7 @@ def test_it_is_the_time_of_a_product_of_each_kind() -> None:
     alike = Alike(layers(2, 64, 32), {By.PLAIN: slow, By.PACKED: lambda _: lambda rows: rows})
     (times_s,) = product_times_s([alike], ROWS)
     assert len(times_s) == len(ROWS)
-    assert all(0.0 <= one[By.PACKED] < one[By.PLAIN] < 1.0 for one in times_s)
+    assert all(0.0 <= times[By.PACKED] < times[By.PLAIN] < 1.0 for times in times_s)
 
 
 def test_the_first_call_and_rare_slow_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_layers_of_all_shapes_take_turns_as_in_a_pass() -> None:
 def test_more_rows_are_not_measured_with_the_compiled_product() -> None:
     calls = Calls()
     (times_s,) = product_times_s([calls.alike(layers(1, 64, 64))], ROWS)
-    assert [set(one) for one in times_s] == [set(KINDS)] * 3 + [set(KINDS[:3])]
+    assert [set(times) for times in times_s] == [set(KINDS)] * 3 + [set(KINDS[:3])]
     assert {rows for _, by, rows in calls.called if by is By.COMPILED} == {1, 8, 16}
 
 

@@ -171,7 +171,7 @@ class Reference:
 
 def text_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersTextEngine:
     options: dict[str, Any] = {"kv_cache_bytes": 4 << 20, "max_sequences": 16, "token_budget": 64}
-    options |= {one.name: changes.pop(one.name) for one in fields(EngineOptions) if one.name in changes}
+    options |= {field.name: changes.pop(field.name) for field in fields(EngineOptions) if field.name in changes}
     rest: dict[str, Any] = {"max_embedding_bytes": 1 << 30, "compute": _compute(changes)}
     return TransformersTextEngine(directory, EngineOptions(**options), model_id="tiny", **(rest | changes))
 
@@ -182,7 +182,9 @@ def encoder_engine(directory: Path | Checkpoint, **changes: Any) -> Transformers
 
 
 def _compute(changes: dict[str, Any]) -> ComputeOptions:
-    return ComputeOptions(**{one.name: changes.pop(one.name) for one in fields(ComputeOptions) if one.name in changes})
+    return ComputeOptions(
+        **{field.name: changes.pop(field.name) for field in fields(ComputeOptions) if field.name in changes}
+    )
 
 
 def engine_request(

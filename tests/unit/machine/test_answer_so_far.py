@@ -40,7 +40,7 @@ def test_a_request_of_which_nothing_has_come_is_sent_as_it_was() -> None:
 )  # fmt: skip
 def test_what_is_missing_is_asked_for(events: Sequence[ChatEvent], continued: dict[int, tuple[int, ...]]) -> None:
     answer = after(*events)
-    assert (answer.begun, answer.may_go_on, answer.over) == (True, True, False)
+    assert (answer.begun, answer.may_go_on, answer.is_complete) == (True, True, False)
     assert answer.rest(4.0).continued == tuple(ContinuedChoice(*one) for one in continued.items())
 
 
@@ -52,7 +52,7 @@ def test_the_usage_is_that_of_the_whole_answer() -> None:
     answer.rest(3.0)
     end: list[ChatEvent] = [TokenChunk((5,), "d", 2), ChoiceFinished(STOP, 2), ChatFinished(Usage(9, 1, 4))]
     assert answer.take(end) == [*end[:2], ChatFinished(Usage(9, 5, 4))]
-    assert (answer.over, answer.may_go_on) == (True, False)
+    assert (answer.is_complete, answer.may_go_on) == (True, False)
 
 
 @pytest.mark.parametrize(

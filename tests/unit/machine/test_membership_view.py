@@ -23,7 +23,7 @@ def full(*members: Member, incarnation: int = 1, version: int = 1) -> Membership
 
 
 def removed(departure: Departure, *members: Member, version: int = 2) -> MembershipDelta:
-    return MembershipDelta(1, version, removed=tuple(Removal(one.address, departure) for one in members))
+    return MembershipDelta(1, version, removed=tuple(Removal(member.address, departure) for member in members))
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Pools:
 
     @property
     def phases(self) -> dict[str, ProcessPhase]:
-        return {one.name: one.phase for one in self.machine.processes("encoder")}
+        return {process.name: process.phase for process in self.machine.processes("encoder")}
 
     @property
     def fault(self) -> str:

@@ -39,9 +39,9 @@ def test_what_is_let_in_is_shared_by_weight() -> None:
     for number in range(400):
         arrivals.refused("flood", 1.0, 5.0 + number / 1000)
     for number in range(100):
-        arrivals.let_in("flood", 1.0, 5.4 + number / 1000)
+        arrivals.admit("flood", 1.0, 5.4 + number / 1000)
     for _ in range(30):
-        arrivals.let_in("small", 1.0, 5.5)
+        arrivals.admit("small", 1.0, 5.5)
     for _ in range(60):
         arrivals.refused("heavier", 2.0, 5.5)
     # 130 were let in, over a weight of 4: 32.5 for a weight of one.
@@ -54,19 +54,19 @@ def test_what_is_let_in_is_shared_by_weight() -> None:
 
 def test_a_key_that_sends_alone_is_beyond_any_share() -> None:
     arrivals = Arrivals(1.0)
-    arrivals.let_in("only", 1.0, 5.0)
+    arrivals.admit("only", 1.0, 5.0)
     assert not arrivals.is_within_share("only", 5.1)
 
 
 def test_arrivals_count_for_a_window_and_then_are_forgotten() -> None:
     arrivals = Arrivals(1.0)
     for key in ("a", "b", "b", "b"):
-        arrivals.let_in(key, 1.0, 5.0)
+        arrivals.admit(key, 1.0, 5.0)
     for now_s in (5.9, 6.9):
         assert (arrivals.is_within_share("a", now_s), arrivals.is_within_share("b", now_s)) == (True, False)
-    arrivals.let_in("a", 1.0, 8.0)
+    arrivals.admit("a", 1.0, 8.0)
     assert not arrivals.is_within_share("a", 8.0), "b has sent nothing for three seconds"
-    arrivals.let_in("b", 1.0, 50.0)
+    arrivals.admit("b", 1.0, 50.0)
     assert not arrivals.is_within_share("b", 50.0)
 
 

@@ -127,9 +127,9 @@ def test_whatever_comes_it_ends_as_the_last_order_wants(role: Role, widest: Role
     for number, event in enumerate(events):
         effects = states.handle(event, float(number))
         states.validate()
-        if isinstance(event, SwitchWanted) and not any(isinstance(one, Refuse) for one in effects):
+        if isinstance(event, SwitchWanted) and not any(isinstance(effect, Refuse) for effect in effects):
             last = event.stages
-        if any(isinstance(one, GivenUp) for one in effects):
+        if any(isinstance(effect, GivenUp) for effect in effects):
             last = states.open
     pending: list[SwitchEffect] = [*map(Open, Stage), *map(Close, Stage)]
     for one in [*pending, *pending]:

@@ -118,17 +118,17 @@ async def refusals(made: Authority, domain: str) -> dict[str, set[str]]:
     for kind, (folder, servicers, more) in servers.items():
 
         def register(server: Any, servicers: Any = servicers, more: Any = more) -> None:
-            for one in (*(make(broken) for make in servicers), *((more,) if more is not None else ())):
-                one.register(server)
+            for servicer in (*(make(broken) for make in servicers), *((more,) if more is not None else ())):
+                servicer.register(server)
 
         tls = identities.identity(folder, domain)
         async with RpcServer(host=HOST, port=0, service_names=(), register=register, tls=tls) as server:
             target = f"{HOST}:{server.port}"
             for name in (name for name, (stub, _) in CALLS.items() if stub is kind):
                 outcome = await asyncio.gather(
-                    *(refused(target, name, identities.identity(made.folder / one)) for one in FOLDERS)
+                    *(refused(target, name, identities.identity(made.folder / folder)) for folder in FOLDERS)
                 )
-                found[name] = {one for one, is_refused in zip(FOLDERS, outcome, strict=True) if is_refused}
+                found[name] = {folder for folder, is_refused in zip(FOLDERS, outcome, strict=True) if is_refused}
     return found
 
 

@@ -369,7 +369,7 @@ async def ends_of(stream: Any, number: int) -> dict[int, str]:
         while len(ends) < number:
             message = await stream.read()
             assert message is not grpc.aio.EOF
-            ends |= {one.call: one.end.code for one in message.answers if one.HasField("end")}
+            ends |= {answer.call: answer.end.code for answer in message.answers if answer.HasField("end")}
     return ends
 
 
@@ -469,7 +469,9 @@ async def test_answers_that_are_ready_together_share_a_message() -> None:
         requests = [started(number).requests[0] for number in (1, 2, 3)]
         await stream.write(calls_pb2.CallRequests(requests=requests))
         answers = (await stream.read()).answers
-    assert [(one.call, len(one.messages), one.end.code) for one in answers] == [(n, 2, "OK") for n in (1, 2, 3)]
+    assert [(answer.call, len(answer.messages), answer.end.code) for answer in answers] == [
+        (n, 2, "OK") for n in (1, 2, 3)
+    ]
 
 
 # --- a server that is not ours -----------------------------------------------------------------------------------------
@@ -506,7 +508,9 @@ async def test_requests_that_are_ready_together_share_a_message() -> None:
     end = calls_pb2.CallEnd(code="OK")
     async with answering(*(calls_pb2.CallAnswer(call=number, end=end) for number in (1, 2, 3))) as (stub, servicer):
         await asyncio.gather(*(answer(stub, request()) for _ in range(3)))
-    assert [(one.call, one.start.method) for one in servicer.request.requests] == [(n, METHOD) for n in (1, 2, 3)]
+    assert [(request.call, request.start.method) for request in servicer.request.requests] == [
+        (n, METHOD) for n in (1, 2, 3)
+    ]
 
 
 async def test_a_stream_that_ends_in_the_middle_of_a_call_has_lost_it() -> None:

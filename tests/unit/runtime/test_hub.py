@@ -58,7 +58,7 @@ def test_the_bundled_model_has_a_name(asked: list[dict[str, Any]]) -> None:
 def test_a_repository_is_downloaded(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     assert model_directory(Path("owner/some-model_1.5")) == tmp_path
     model_directory(Path("owner/model@v1.0"), weights=False)
-    assert [(one["repository"], one["revision"]) for one in asked] == [
+    assert [(asked_for["repository"], asked_for["revision"]) for asked_for in asked] == [
         ("owner/some-model_1.5", None),
         ("owner/model", "v1.0"),
     ]

@@ -13,8 +13,8 @@ def test_a_watcher_gets_the_value_at_once_then_changes_at_a_bounded_rate_and_hea
 
         async def watch() -> None:
             async with aclosing(watched.watch()) as values:
-                async for one in values:
-                    seen.append((round(asyncio.get_running_loop().time(), 3), one))
+                async for value in values:
+                    seen.append((round(asyncio.get_running_loop().time(), 3), value))
                     if len(seen) == 4:
                         return
 
@@ -48,8 +48,8 @@ def test_watchers_hear_of_a_change_in_the_order_in_which_they_began() -> None:
             told.clear()
             watched.notify()
             await asyncio.sleep(1.0)
-            for one in watching:
-                one.cancel()
+            for watcher in watching:
+                watcher.cancel()
         return told
 
     assert run(scenario()) == list(range(50))
@@ -74,8 +74,8 @@ def test_many_watchers_share_a_rate_of_changes() -> None:
             for _ in range(1000):
                 await asyncio.sleep(0.01)
                 watched.notify()
-            for one in watching:
-                one.cancel()
+            for watcher in watching:
+                watcher.cancel()
         return sent
 
     assert 900 <= run(scenario(50)) <= 1000
@@ -87,7 +87,7 @@ def test_waiting_ends_when_the_condition_holds() -> None:
         value = 3
         watched = WatchedValue(lambda: value, ReportIntervals(0.001, 60.0))
         async with asyncio.TaskGroup() as group:
-            group.create_task(watched.wait_until(lambda one: one == 0))
+            group.create_task(watched.wait_until(lambda watcher: watcher == 0))
             while value:
                 await asyncio.sleep(1.0)
                 value -= 1

@@ -75,7 +75,7 @@ def test_a_stop_string_before_min_tokens_is_ignored(stops: list[str], early: lis
         out += result.text
         stopped = result.stopped
     if ends:
-        starts = [ends[0] - len(one) for one in stops if text[: ends[0]].endswith(one)]
+        starts = [ends[0] - len(stop) for stop in stops if text[: ends[0]].endswith(stop)]
         # Text that was sent before cannot be retracted.
         assert stopped
         assert out == text[: min(starts)] or (

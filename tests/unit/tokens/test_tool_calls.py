@@ -20,17 +20,17 @@ WEATHER = Call("get_weather", '{"city": "Zürich }</tool_call>{ \\" \\\\", "days
 def merged(told: list[str | Call]) -> list[str | Call]:
     """The same with adjacent texts joined."""
     out: list[str | Call] = []
-    for one in told:
-        if isinstance(one, str) and out and isinstance(out[-1], str):
-            out[-1] += one
+    for part in told:
+        if isinstance(part, str) and out and isinstance(out[-1], str):
+            out[-1] += part
         else:
-            out.append(one)
+            out.append(part)
     return out
 
 
 def read(syntax: CallSyntax, *pieces: str, ends: bool = True) -> list[str | Call]:
     reader = CallReader(syntax, NAMES)
-    told = [one for piece in pieces for one in reader.feed(piece)]
+    told = [part for piece in pieces for part in reader.feed(piece)]
     assert "" not in told
     return merged(told + reader.flush() if ends else told)
 
@@ -127,7 +127,7 @@ def test_any_text_is_parsed_the_same_in_any_pieces_without_losses(
     so_far = read(syntax, text, ends=False)
     assert read(syntax, *text, ends=False) == so_far, "what another router has passed on"
     assert read(syntax, *pieces, ends=False) == so_far
-    calls = [one for one in whole if isinstance(one, Call)]
+    calls = [part for part in whole if isinstance(part, Call)]
     for call in calls:
         assert isinstance(json.loads(call.arguments), dict)
         call.arguments.encode()

@@ -63,7 +63,7 @@ def read(peer: str = "a", nbytes: int = 100) -> Read:
 
 async def ended(*reads: Read) -> list[str | None]:
     async with asyncio.timeout(60):
-        return list(await asyncio.gather(*(one.over for one in reads)))
+        return list(await asyncio.gather(*(read.outcome for read in reads)))
 
 
 async def test_small_reads_of_one_peer_are_merged_and_posted_first() -> None:
@@ -78,7 +78,7 @@ async def test_a_small_read_from_a_connected_peer_is_posted_at_once_when_idle(
     nixl.go_on.set()
     first = read()
     driver.submit([first], warm={"a"})
-    assert first.over.done()
+    assert first.outcome.done()
     cold, large = read(), read(nbytes=1 << 20)
     driver.submit([cold], warm=set())
     driver.submit([large], warm={"a"})
@@ -90,7 +90,7 @@ async def test_an_unfinished_read_posted_at_once_is_polled_by_the_thread(driver:
     first, second = read(), read()
     driver.submit([first], warm={"a"})
     driver.submit([second], warm={"a"})
-    assert not first.over.done()
+    assert not first.outcome.done()
     nixl.go_on.set()
     assert await ended(first, second) == [None, None]
     assert [inline for _, _, inline in nixl.posted] == [True, False]

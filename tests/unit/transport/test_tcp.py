@@ -161,7 +161,7 @@ def test_readers_connect_at_once_after_an_error_of_another_connection(
 ) -> None:
     monkeypatch.setattr(listening_sockets, "_AGAIN_S", HOUR_S)
     run(new_loop, connects(monkeypatch, [error] * 3))
-    (said,) = (one.getMessage() for one in caplog.records if one.name == listening_sockets.__name__)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == listening_sockets.__name__)
     assert said == f"a reader could not connect: [Errno {error}] {os.strerror(error)}"
 
 
@@ -184,7 +184,7 @@ def test_a_lack_of_resources_pauses_accepting(
 
     monkeypatch.setattr(listening_sockets, "_AGAIN_S", HOUR_S)
     run(new_loop, waits())
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"readers cannot connect: [Errno {error}] {os.strerror(error)}"
     ]
     monkeypatch.setattr(listening_sockets, "_AGAIN_S", 0.01)
@@ -213,7 +213,7 @@ def test_a_listening_socket_that_is_dead_is_told_once(
 
     run(new_loop, dies())
     assert failures == ["the listening socket of tcp"]
-    (said,) = (one for one in caplog.records if one.name == listening_sockets.__name__)
+    (said,) = (record for record in caplog.records if record.name == listening_sockets.__name__)
     assert (said.levelname, said.getMessage()) == (
         "ERROR",
         f"readers cannot connect any more: [Errno {errno.EINVAL}] {os.strerror(errno.EINVAL)}",

@@ -37,7 +37,9 @@ def test_every_rpc_has_its_request_decoded() -> None:
         for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
-    assert REQUESTS.keys() == {f"/{one.full_name}/{method.name}" for one in services for method in one.methods}
+    assert REQUESTS.keys() == {
+        f"/{service.full_name}/{method.name}" for service in services for method in service.methods
+    }
 
 
 def test_every_row_of_the_table_names_a_request_field() -> None:

@@ -57,7 +57,7 @@ class Bench:
         attainment: float,
         seed: int,
     ) -> Self:
-        """From the command line; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
+        """Make a load from the command line; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
         rate, sweep = rates
         if rate is not None and sweep is not None:
             raise WorkloadError("--rate and --sweep exclude each other")

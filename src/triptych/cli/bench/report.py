@@ -12,7 +12,7 @@ LATE_S = 0.25
 """A generator whose 99th percentile send delay exceeds this has not kept up."""
 
 _RESULTS = frozenset({"HTTP 429", "HTTP 504", TIMEOUT})
-"""What an endpoint does with more load than it can serve. Any other error is a failure."""
+"""Answers of an endpoint that has more load than it can serve. Any other error is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run at one rate. ``attainment`` is the share of all requests, failed ones included, that met the objectives."""
+    """Report of one run at one rate. ``attainment`` is the share of all requests, failed ones included, that met the
+    objectives.
+    """
 
     rate: float
     """Requests offered per second, according to the plan."""
@@ -83,7 +85,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: the requested rate (None: the trace's own) and its results."""
+    """Run of the load: the requested rate (None: the trace's own) and its results."""
 
     asked_rate: float | None
     report: Report

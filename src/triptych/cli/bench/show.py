@@ -11,7 +11,7 @@ from triptych.cli.bench.report import Latency, Objectives, Report, Run
 
 
 def run_table(report: Report) -> Table:
-    """One run in full."""
+    """Table of one run in full."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     for _ in range(4):
@@ -52,7 +52,7 @@ def not_kept_up(report: Report) -> str | None:
 
 
 def sweep_table(reports: Sequence[Report]) -> Table:
-    """One line per rate."""
+    """Table with a line per rate."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns = ("req/s", "sent", "errors", "answered/s", "TTFT p50", "p99", "TPOT p50", "p99", "attainment")
     for name in columns:

@@ -112,7 +112,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One client. ``sizes`` is sorted by the start of the part of the day."""
+    """Client of a trace. ``sizes`` is sorted by the start of the part of the day."""
 
     windows: tuple[Window, ...]
     sizes: tuple[tuple[float, Sizes], ...]

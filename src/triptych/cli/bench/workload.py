@@ -28,7 +28,7 @@ class WorkloadError(CliError):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """In pixels."""
+    """Size of an image, pixels."""
 
     width: int
     height: int

@@ -80,7 +80,7 @@ def profile(job: Job, console: Console) -> bool:
         for table in show.tables(measured):
             console.print(table)
         if run.found:
-            console.print(show.found(run.found, job.slo_factor), soft_wrap=True)
+            console.print(show.search_result(run.found, job.slo_factor), soft_wrap=True)
         console.print(f"profile written to {path}", soft_wrap=True)
         if job.plot:
             show.plot(path.with_suffix(".png"), measured)
@@ -176,16 +176,16 @@ class PartRun:
                 self.found = report
 
     def _started(self, report: Mapping[str, Any], known: Profile | None) -> Profile:
-        told = report["identity"]
+        reported = report["identity"]
         identity = ProfileIdentity(
-            part=ModelPart(told["part"]),
-            digest=told["digest"],
-            stages=frozenset(Stage(stage) for stage in told["stages"]),
-            hardware=told["hardware"],
-            dtype=DType(told["dtype"]),
-            tensor_parallel=told["tensor_parallel"],
-            software=told["software"],
-            options=told["options"],
+            part=ModelPart(reported["part"]),
+            digest=reported["digest"],
+            stages=frozenset(Stage(stage) for stage in reported["stages"]),
+            hardware=reported["hardware"],
+            dtype=DType(reported["dtype"]),
+            tensor_parallel=reported["tensor_parallel"],
+            software=reported["software"],
+            options=reported["options"],
         )
         measured = Measured(
             Origin.MEASURED,
@@ -218,16 +218,16 @@ class PartRun:
         assert self._profile is not None  # noqa: S101  # checked by the caller
         before = self._profile.measured.drift
         first, *later = self._controls
-        drift = max(before, *(one / first - 1 for one in later), key=abs)
+        drift = max(before, *(rate / first - 1 for rate in later), key=abs)
         done = self._timed(replace(self._profile, measured=replace(self._profile.measured, drift=drift)))
         done = replace(done, errors=held_out_errors(done))
         return parse_profile(dump_profile(done))
 
 
-def write(path: Path, one: Profile) -> None:
+def write(path: Path, profile: Profile) -> None:
     """Raises CliError."""
     try:
-        write_profile(path, one)
+        write_profile(path, profile)
     except OSError as error:
         raise CliError(f"cannot write {path}: {error.strerror}", caller=True) from None
 

@@ -24,7 +24,9 @@ from triptych.runtime.profiles import read_profiles, the_profile
 
 _KV_CACHE_BYTES = 256 << 20
 _REPEATS_S = 60.0
-"""For all repeated measurements of one start. A part whose first measurement took longer than what is left is not repeated."""
+"""Longest time for all repeated measurements of one start, seconds. A part whose first measurement took longer than
+what is left is not repeated.
+"""
 _MEASURING = "measuring"
 _DISTURBED = "disturbed"
 """Profiles of parts whose measurement was disturbed, and of the others. They stay, as long as the commands may run that use them:
@@ -55,12 +57,12 @@ def demo_profiles(
     """
     with sole_writer(cache, waits=lambda: console.print("another command measures the demo model: waiting for it")):
         directory = cache / f"demo-{threads}"
-        found = read_profiles(directory)[0] if directory.is_dir() and not again else []
+        profiles = read_profiles(directory)[0] if directory.is_dir() and not again else []
         checkpoint = open_checkpoint(MODEL_DIR)
         parts = [
             part
             for part in ModelPart
-            if not any(_describes(one, part, checkpoint.part_digest(part), threads) for one in found)
+            if not any(_describes(profile, part, checkpoint.part_digest(part), threads) for profile in profiles)
         ]
         if not parts:
             return directory
@@ -86,9 +88,9 @@ def demo_profiles(
             "decisions on sizes will not be exact. These profiles serve for this run only: the next start measures again",
             soft_wrap=True,
         )
-        for one in read_profiles(directory)[0]:
-            if one.file_name not in not_kept:
-                write(disturbed / one.file_name, one)
+        for profile in read_profiles(directory)[0]:
+            if profile.file_name not in not_kept:
+                write(disturbed / profile.file_name, profile)
         _forget(disturbed)
         return disturbed
 
@@ -138,14 +140,14 @@ def _measured(
         _say_disturbed(console, part, signs, "end what else runs for exact ones")
     place = directory / _DISTURBED if signs else directory
     place.mkdir(exist_ok=True)
-    made = list(job.out.glob("*.json"))
-    for path in made:
+    written = list(job.out.glob("*.json"))
+    for path in written:
         path.replace(place / path.name)
-    return _PartMeasured(repeated_s, frozenset(path.name for path in made if signs))
+    return _PartMeasured(repeated_s, frozenset(path.name for path in written if signs))
 
 
 def _forget(directory: Path) -> None:
-    """All but the newest profiles of a directory."""
+    """Remove all but the newest profiles of a directory."""
     files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in files[:-_MOST_FILES]:
         path.unlink()
@@ -158,8 +160,8 @@ def _say_disturbed(console: Console, part: ModelPart, signs: Sequence[str], then
     )
 
 
-def _describes(one: Profile, part: ModelPart, digest: str, threads: int) -> bool:
-    """Whether it is a profile of this part that can be used."""
-    told = one.identity
-    same = (told.part, told.digest, told.hardware, told.dtype) == (part, digest, cpu_name(), DType.F32)
-    return same and told.options.get("threads") == str(threads) and not disturbances(one)
+def _describes(profile: Profile, part: ModelPart, digest: str, threads: int) -> bool:
+    """Whether the profile is of this part and can be used."""
+    identity = profile.identity
+    same = (identity.part, identity.digest, identity.hardware, identity.dtype) == (part, digest, cpu_name(), DType.F32)
+    return same and identity.options.get("threads") == str(threads) and not disturbances(profile)

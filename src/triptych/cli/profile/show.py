@@ -13,17 +13,17 @@ _SHOWN = ("encode", "prepare", "prefill", "decode", "transfer", "load", "errors"
 
 
 def summary(profile: Profile) -> str:
-    """One line: what was measured, on what, for how long."""
-    one, measured = profile.identity, profile.measured
+    """Line on what was measured, on what, for how long."""
+    identity, measured = profile.identity, profile.measured
     rows = sum(len(getattr(profile, name)) for name in TABLES if name != "errors")
     return (
-        f"{one.part.value} {one.digest[:12]} on {one.hardware}, {one.dtype.value}, {measured.weights_nbytes / 2**20:.3g} MiB "
+        f"{identity.part.value} {identity.digest[:12]} on {identity.hardware}, {identity.dtype.value}, {measured.weights_nbytes / 2**20:.3g} MiB "
         f"of weights: {rows} rows in {measured.took_s:.0f} s; starts in {measured.start_s:.1f} s"
     )
 
 
 def tables(profile: Profile) -> Iterator[Table]:
-    """One table per measured table. Times are in milliseconds."""
+    """Tables of a profile, one per measured table. Times are in milliseconds."""
     for name in _SHOWN:
         rows = sorted(
             getattr(profile, name), key=lambda row: [str(cell) if not _is_number(cell) else cell for cell in row]
@@ -40,7 +40,7 @@ def tables(profile: Profile) -> Iterator[Table]:
         yield table
 
 
-def found(report: Mapping[str, Any], factor: float) -> str:
+def search_result(report: Mapping[str, Any], factor: float) -> str:
     """The largest load and batch within the objectives."""
     objectives = ", ".join(f"{stage} {1000 * seconds:.3g} ms" for stage, seconds in report["objectives"].items())
     if not report["tokens_per_s"]:
@@ -52,7 +52,7 @@ def found(report: Mapping[str, Any], factor: float) -> str:
 
 
 def plot(path: Path, profile: Profile) -> None:
-    """One plot per table, a line per value of its second axis. Raises OSError."""
+    """Draw a plot per table, with a line per value of its second axis. Raises OSError."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,12 +1,12 @@
 """Attention over packed sequences, each against its own blocks of the KV cache.
 
 It is registered with transformers under its own name and receives the batch as a keyword argument that decoder layers
-pass through: no global state, so several engines can live in one process.
+pass through. There is no global state, so several engines can live in one process.
 
-On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer; short or
+On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer. Short or
 fragmented sequences are gathered and padded instead (docs/engine.md). Prompts are computed by torch's attention, or by
-products (``engine/product_attention.py``) where that is faster. Fused decoders do neither (``fused_layers``). On CUDA one paged
-kernel handles everything, where available (``engine/decoder/paged_attention.py``).
+products (``engine/product_attention.py``) where that is faster. Fused decoders do neither (``fused_layers``). On CUDA
+one paged kernel handles everything, where available (``engine/decoder/paged_attention.py``).
 """
 
 from collections.abc import Sequence
@@ -149,10 +149,10 @@ class DecodeRows:
 
     @classmethod
     def of(cls, contexts: Sequence[Context]) -> "DecodeRows":
-        counts = np.array([len(one.table) for one in contexts], np.int64)
+        counts = np.array([len(context.table) for context in contexts], np.int64)
         ends = counts.cumsum()
-        tables = np.fromiter(chain.from_iterable(one.table for one in contexts), np.int64)
-        return cls(tables, ends - counts, np.array([one.length for one in contexts], np.int64))
+        tables = np.fromiter(chain.from_iterable(context.table for context in contexts), np.int64)
+        return cls(tables, ends - counts, np.array([context.length for context in contexts], np.int64))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -160,7 +160,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer passes to its attention function beside tensors."""
+    """Arguments that a layer passes to its attention function beside tensors."""
 
     scaling: float | None
     window: int | None
@@ -168,9 +168,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` are where each row's key and value go.
+    """Batch of one pass: the rows of ``decodes``, then those of ``chunks``. ``slots`` are where each row's key and
+    value go.
 
-    If ``paged`` is set, a paged kernel uses it instead of the other two. If ``rows`` is set, fused layers compute it instead of ``decodes``.
+    If ``paged`` is set, a paged kernel uses it instead of the other two. If ``rows`` is set, fused layers compute it
+    instead of ``decodes``.
     """
 
     cache: KvCache
@@ -180,16 +182,16 @@ class PackedBatch:
     paged: PagedLayout | None = None
     rows: DecodeRows | None = None
     calls: dict[int, AttentionCall] | None = None
-    """By layer, filled by ``packed_attention`` if there is one."""
+    """Calls by layer, filled by ``packed_attention`` if there is one."""
 
 
 def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:
     """Indices of decoding sequences, in groups that are computed together; rows have this order."""
     if device.type != "cpu":
         return [sorted(range(len(contexts)), key=lambda at: contexts[at].length)] if contexts else []
-    short = [at for at, one in enumerate(contexts) if one.length <= SHORT_TOKENS]
+    short = [at for at, context in enumerate(contexts) if context.length <= SHORT_TOKENS]
     groups = [short] if len(short) >= _MANY else []
-    rest = [at for at, one in enumerate(contexts) if one.length > SHORT_TOKENS or not groups]
+    rest = [at for at, context in enumerate(contexts) if context.length > SHORT_TOKENS or not groups]
     groups += [[at] for at in rest if contexts[at].is_contiguous]
     pieces = sorted((at for at in rest if not contexts[at].is_contiguous), key=lambda at: contexts[at].length)
     return groups + [pieces[at : at + _GROUP] for at in range(0, len(pieces), _GROUP)]
@@ -197,18 +199,20 @@ def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[lis
 
 def decodes(row: int, contexts: Sequence[Context], cache: KvCache) -> Decodes:
     """A group of ``order_decodes``."""
-    lengths = tuple(one.length for one in contexts)
+    lengths = tuple(context.length for context in contexts)
     if len(contexts) == 1 and contexts[0].is_contiguous:
         return Decodes(row, lengths, contexts[0].table[0] * cache.block_tokens, None)
     longest = max(lengths)
     device = cache.keys.device
-    if all(one.is_contiguous for one in contexts):  # built by torch: a Python loop takes a twentieth of a small step
-        firsts = torch.tensor([one.table[0] * cache.block_tokens for one in contexts], device=device)
+    if all(
+        context.is_contiguous for context in contexts
+    ):  # built by torch: a Python loop takes a twentieth of a small step
+        firsts = torch.tensor([context.table[0] * cache.block_tokens for context in contexts], device=device)
         columns = torch.minimum(torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None] - 1)
         return Decodes(row, lengths, None, (firsts[:, None] + columns).flatten())
     read: list[int] = []
-    for one in contexts:
-        slots = cache.slots(one.table, 0, one.length)
+    for context in contexts:
+        slots = cache.slots(context.table, 0, context.length)
         read += slots
         read += [slots[-1]] * (longest - len(slots))
     return Decodes(row, lengths, None, torch.tensor(read, device=device))

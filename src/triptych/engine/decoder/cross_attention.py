@@ -18,11 +18,11 @@ from transformers import AttentionInterface
 CROSS_ATTENTION = "triptych_cross"
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-"""Each [kv heads, states, head size]."""
+"""Keys and values, each [kv heads, states, head size]."""
 
 
 class Zone(NamedTuple):
-    """From prompt position ``first`` up to the next zone, text attends to states ``begin`` to ``end``."""
+    """Zone of a prompt: from position ``first`` up to the next zone, text attends to states ``begin`` to ``end``."""
 
     first: int
     begin: int
@@ -39,7 +39,7 @@ class CrossStates:
     states: torch.Tensor
     zones: tuple[Zone, ...]
     kept: dict[int, KeysValues] | None = None
-    """By layer, if there was room."""
+    """Keys and values by layer, if there was room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class CrossCache:
 
 @dataclass(frozen=True, slots=True)
 class CrossPass:
-    """One pass; rows in no part attend to nothing."""
+    """Cross-attention of one pass. Rows in no part attend to nothing."""
 
     cache: CrossCache
     parts: Sequence[CrossPart] = field(default_factory=tuple)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _FEW = (1, 2, 4)
 _STEP = 8
 _MIXED = (16, 32, 64, 128, 256, 512)
-"""With more rows, kernels take longer than their launches."""
+"""Numbers of rows of passes with prompts. With more rows, kernels take longer than their launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,12 @@ class PassGraphs:
         ):
             buffer.fill_(value)
         kinds = [*(_Kind(size, True) for size in self._decodes), *(_Kind(size, False) for size in self._mixed)]
-        for kind in sorted(kinds, key=lambda one: -one.rows):  # the largest first: smaller ones reuse its memory
+        for kind in sorted(kinds, key=lambda kind: -kind.rows):  # the largest first: smaller ones reuse its memory
             self._replays[kind] = capture(self._work(kind))
 
     def covers(self, inputs: Sequence[ForwardInput]) -> bool:
         """Whether a graph was captured for a pass over ``inputs``, in which positions see no later ones."""
-        return self._kind(inputs) is not None and not any(one.bidirectional for one in inputs)
+        return self._kind(inputs) is not None and not any(entry.bidirectional for entry in inputs)
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[ForwardInput], embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -148,26 +148,26 @@ class PassGraphs:
         """The smallest that is large enough."""
         if len(inputs) > self._sequences:
             return None
-        rows = sum(one.count for one in inputs)
+        rows = sum(entry.count for entry in inputs)
         sizes = self._decodes if rows == len(inputs) else self._mixed
         at = bisect_left(sizes, rows)
         return None if at == len(sizes) else _Kind(sizes[at], rows == len(inputs))
 
     def _fill(self, inputs: Sequence[ForwardInput], kind: "_Kind") -> None:
         block_tokens = self._cache.block_tokens
-        used = [one.table[: -(-one.end // block_tokens)] for one in inputs]  # a sequence may own one block more
+        used = [entry.table[: -(-entry.end // block_tokens)] for entry in inputs]  # a sequence may own one block more
         width = max(map(len, used))
         tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
-        slots = [slot for one in inputs for slot in self._cache.slots(one.table, one.first, one.end)]
+        slots = [slot for entry in inputs for slot in self._cache.slots(entry.table, entry.first, entry.end)]
         unused = kind.rows - len(slots)
-        lengths = [one.end for one in inputs]
+        lengths = [entry.end for entry in inputs]
         if kind.decodes:  # padding rows are sequences of one position
             lengths += [1] * unused
             tables += [[self._spare] * width] * unused
         else:
-            starts = [0, *accumulate(one.count for one in inputs)]
+            starts = [0, *accumulate(entry.count for entry in inputs)]
             self._put(self._starts, _integers(starts + [starts[-1]] * (len(self._starts) - len(starts))))
-            tiles = tiles_of([one.count for one in inputs], self._step(kind.rows))
+            tiles = tiles_of([entry.count for entry in inputs], self._step(kind.rows))
             spare = [(self._sequences, 0)] * (self._most_tiles(kind.rows) - len(tiles))
             self._put(self._tiles[:, : self._most_tiles(kind.rows)], _integers(tiles + spare).T)
         self._put(self._slots[: kind.rows], torch.tensor(slots + [self._spare * block_tokens] * unused))
@@ -180,7 +180,7 @@ class PassGraphs:
         buffer.copy_(values, non_blocking=True)
 
     def _most_tiles(self, rows: int) -> int:
-        """Of a pass with prompts: a sequence's last tile may have a single row."""
+        """Most tiles of a pass with prompts: a sequence's last tile may have a single row."""
         return rows // self._step(rows) + self._sequences
 
     def _step(self, rows: int) -> int:
@@ -210,7 +210,7 @@ class PassGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Of a graph: passes of up to ``rows`` rows, each of a sequence of its own if ``decodes``."""
+    """Kind of graph: passes of up to ``rows`` rows, each of a sequence of its own if ``decodes``."""
 
     rows: int
     decodes: bool
@@ -221,8 +221,8 @@ def _integers(values: Sequence[Any]) -> torch.Tensor:
 
 
 def _compiled(decoder: torch.nn.Module) -> Any:
-    """With what lies between the matrix products fused, and attention called as it is. The code is for any number of rows, but for a few
-    that are compiled on their own.
+    """Compile a pass: what lies between the matrix products is fused, and attention is called as it is. The code is for
+    any number of rows, but for a few that are compiled on their own.
     """
     import torch._inductor.config as inductor
 

@@ -1,11 +1,11 @@
-"""A decoder with few, compiled operations between its matrix products (``cpu_kernels``): float32 on a CPU.
+"""Decoder with few, compiled operations between its matrix products (``cpu_kernels``): float32 on a CPU.
 
-It stands in for transformers' decoders of Llama's structure: token embeddings, layers, a last normalization and rotary positions; in each layer two
-root mean square normalizations, attention, whose heads may be normalized, and a gated MLP with SiLU. A structure does not say what is computed,
-so passes are compared before they are used.
+It stands in for transformers' decoders of Llama's structure: token embeddings, layers, a last normalization and rotary
+positions. Each layer has two root mean square normalizations, attention, whose heads may be normalized, and a gated MLP
+with SiLU. A structure does not say what is computed, so passes are compared before they are used.
 
-A pass of few rows is short, so what Python does between products counts: a layer makes four calls of kernels and four of products, in memory
-that the pass allocates once.
+A pass of few rows is short, so what Python does between products counts. A layer makes four calls of kernels and four
+of products, in memory that the pass allocates once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,10 @@ def can_fuse(decoder: nn.Module) -> bool:
 def fuse(
     decoder: Any, cache: KvCache, calls: Mapping[int, AttentionCall], threads: WorkerThreads
 ) -> list[JoinedLinear]:
-    """Of a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
+    """Fuse a decoder that ``can_fuse``: compute passes with ``PackedBatch.rows`` by fused layers, all others as before.
 
-    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now on.
+    ``calls``: what each layer passes to its attention function. Returns the layers whose parts compute nothing from now
+    on.
     """
     layers = [_FusedLayer(layer, cache, calls[layer.self_attn.layer_idx], threads) for layer in decoder.layers]
     for layer, fused in zip(decoder.layers, layers, strict=True):
@@ -70,12 +71,12 @@ def fuse(
 
 def unfuse(decoder: Any) -> None:
     """Compute all passes as before."""
-    for one in (decoder, *decoder.layers):
-        del one.forward
+    for module in (decoder, *decoder.layers):
+        del module.forward
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """As ``model_runner.best_tokens``, in one reading."""
+    """Best tokens like ``model_runner.best_tokens``, in one reading."""
     tokens, are_finite = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
     cpu_kernels.best_tokens(logits.contiguous().numpy(), tokens, are_finite)
     return tokens.tolist(), are_finite.tolist()
@@ -89,8 +90,8 @@ def _has_structure(layer: nn.Module) -> bool:
     activation = parts.pop("mlp.act_fn", None)
     return (
         parts.keys() == {"", "self_attn", "mlp"}
-        and all(isinstance(getattr(one, "variance_epsilon", None), float) for one in (*norms, *head_norms))
-        and all(type(one) is nn.Linear for one in products)
+        and all(isinstance(getattr(norm, "variance_epsilon", None), float) for norm in (*norms, *head_norms))
+        and all(type(product) is nn.Linear for product in products)
         and all(len({_part(layer, name).bias is None for name in names}) == 1 for names in _JOINED)
         and len(head_norms) in {0, len(_HEAD_NORMS)}
         and type(activation).__name__ in {"SiLU", "SiLUActivation"}
@@ -98,9 +99,9 @@ def _has_structure(layer: nn.Module) -> bool:
 
 
 def _part(layer: nn.Module, name: str) -> nn.Linear:
-    found = layer.get_submodule(name)
-    assert isinstance(found, nn.Linear)  # noqa: S101 - it has the structure
-    return found
+    module = layer.get_submodule(name)
+    assert isinstance(module, nn.Linear)  # noqa: S101 - it has the structure
+    return module
 
 
 def _norm(module: Any) -> Norm:
@@ -115,13 +116,13 @@ class _Prompt:
 
     rows: slice
     slots: Integers
-    """Of all positions that they attend to."""
+    """Slots of all positions that they attend to."""
     ends: Sequence[int]
-    """Where the units of its attention are divided among threads."""
+    """Ends at which the units of its attention are divided among threads."""
 
 
 class _Pass:
-    """What the layers of one pass share: its positions, its rows, and memory between two products."""
+    """State that the layers of one pass share: its positions, its rows, and memory between two products."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class _Pass:
     ) -> None:
         self._chunks = packed.chunks
         self._block_tokens = packed.cache.block_tokens
-        self.cosines, self.sines = (one[0].contiguous().numpy() for one in position_embeddings)
+        self.cosines, self.sines = (table[0].contiguous().numpy() for table in position_embeddings)
         self.slots = packed.slots.numpy()
         if self.cosines.ndim != 2 or len(self.cosines) != len(self.slots):
             raise NotImplementedError("fused layers rotate each row by its own angles")
@@ -146,12 +147,12 @@ class _Pass:
         """[rows, ...] of the pass, which all layers write to anew, as tensor and array."""
         key = name, shape
         if key not in self._memory:
-            made = torch.empty(len(self.cosines), *shape)
-            self._memory[key] = made, made.numpy()
+            memory = torch.empty(len(self.cosines), *shape)
+            self._memory[key] = memory, memory.numpy()
         return self._memory[key]
 
     def ends(self, width: int) -> list[int]:
-        """Where the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
+        """Ends at which the decoded rows, whose heads have ``width`` numbers, are divided among threads."""
         if width not in self._ends:
             self._ends[width] = self._divided(self.rows.lengths * width)
         return self._ends[width]
@@ -159,7 +160,7 @@ class _Pass:
     def prompts(self, window: int | None, heads: int, kv_heads: int, size: int) -> Sequence[_Prompt]:
         """The rows that are not decoded, for layers with this window. All layers have the same heads."""
         if window not in self._prompts:
-            self._prompts[window] = [self._prompt(one, window, heads, kv_heads, size) for one in self._chunks]
+            self._prompts[window] = [self._prompt(chunk, window, heads, kv_heads, size) for chunk in self._chunks]
         return self._prompts[window]
 
     def _prompt(self, chunk: Chunk, window: int | None, heads: int, kv_heads: int, size: int) -> _Prompt:
@@ -177,7 +178,7 @@ class _Pass:
         total = np.cumsum(work)
         threads = self._threads.usable(min(int(total[-1]) // _WORTH_A_THREAD, len(total)))
         shares = np.arange(1, threads) * (total[-1] / threads)
-        return [0, *(int(one) for one in np.searchsorted(total, shares)), len(total)]
+        return [0, *(int(end) for end in np.searchsorted(total, shares)), len(total)]
 
 
 class _FusedDecoder:
@@ -224,18 +225,18 @@ class _FusedLayer:
 
     def __init__(self, layer: Any, cache: KvCache, call: AttentionCall, threads: WorkerThreads) -> None:
         self._plain = layer.forward
-        own = layer.self_attn
+        attention = layer.self_attn
         self.heads, self.gate_and_up = (JoinedLinear([_part(layer, name) for name in names]) for names in _JOINED)
-        """Of queries, keys and values; and of the MLP's two branches."""
-        self._out, self._down = own.o_proj, layer.mlp.down_proj
+        """Joined layers of queries, keys and values, and of the MLP's two branches."""
+        self._out, self._down = attention.o_proj, layer.mlp.down_proj
         self._first_norm, self._second_norm = (_norm(getattr(layer, name)) for name in _NORMS)
-        self._query_norm, epsilon = _norm(getattr(own, "q_norm", None))
-        self._key_norm = _norm(getattr(own, "k_norm", None))[0], epsilon
-        self._size: int = own.head_dim
+        self._query_norm, epsilon = _norm(getattr(attention, "q_norm", None))
+        self._key_norm = _norm(getattr(attention, "k_norm", None))[0], epsilon
+        self._size: int = attention.head_dim
         self._scaling = np.float32(self._size**-0.5 if call.scaling is None else call.scaling)
         self._window = call.window
         self._block_tokens = cache.block_tokens
-        self._memory = cache.keys[own.layer_idx].numpy(), cache.values[own.layer_idx].numpy()
+        self._memory = cache.keys[attention.layer_idx].numpy(), cache.values[attention.layer_idx].numpy()
         self._threads = threads
 
     def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -292,7 +293,7 @@ class _FusedLayer:
         return attended.view(len(normed), -1)
 
     def _attend(self, query: Floats, attended: Floats, shared: _Pass) -> None:
-        """Of the rows that are decoded, divided among threads where there is much to do."""
+        """Attend for the rows that are decoded, divided among threads where there is much to do."""
         keys, values = self._memory
         rows, window = shared.rows, self._window or 0
 

@@ -96,7 +96,7 @@ class KvCache:
                     layer.index_copy_(0, where, row.to(target.device, non_blocking=True))
 
     def _tensors(self, segment: KvSegment, memory: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Its keys and its values, each [layers, positions, heads, head size]."""
+        """Keys and values of a layer, each [layers, positions, heads, head size]."""
         kind = self.kind
         flat = memory[: segment.nbytes].view(TORCH_DTYPES[kind.dtype])
         return iter(flat.view(2, kind.layers, segment.positions, kind.heads, kind.head_size))

@@ -30,7 +30,7 @@ class KvMover:
                 give_back(memory.data_ptr(), memory.nbytes)
 
     def run(self, moves: Iterable[Move]) -> None:
-        """In the given order."""
+        """Run the moves in the given order."""
         for move in moves:
             if isinstance(move, CopyOut):
                 self.cache.export(move.blocks, move.segment.first, move.segment.end, self._host[move.offset :])
@@ -60,12 +60,12 @@ class KvMover:
         table = range(-(-positions // self.cache.block_tokens))
         memory = self._memory(KvSegment(self.cache.kind, 0, positions).nbytes)
 
-        def there_and_back() -> None:
+        def copy_both_ways() -> None:
             segment = self.cache.export(table, 0, positions, memory)
             self.cache.load(table, segment, memory, first=0)
             self._finish()
 
-        return fastest_s(there_and_back)
+        return fastest_s(copy_both_ways)
 
     @property
     def _is_cuda(self) -> bool:

@@ -54,14 +54,14 @@ class ForwardOutput:
 
 
 Result = ForwardOutput | EngineFailure | None
-"""None for a prompt's chunk before the last; EngineFailure if the pass failed for this sequence."""
+"""Result of an input: None for a prompt's chunk before the last; EngineFailure if the pass failed for this sequence."""
 
 
 class ModelRunner(Protocol):
     """Runs forward passes of the decoder. Its state of sequences is keyed by their ids."""
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        """One pass over all inputs. A sequence that makes it fail gets an EngineFailure, the others their outputs."""
+        """Run one pass over all inputs. A sequence that makes it fail gets an EngineFailure, the others their outputs."""
         ...
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
@@ -100,13 +100,13 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
         if part.plan.next_position is not None:
             first += part.plan.next_position - prompt
         plain.extend(range(first, first + part.count))
-    made = torch.tensor(plain).expand(axes, -1)
+    result = torch.tensor(plain).expand(axes, -1)
     if inside:
-        made = made.clone()
+        result = result.clone()
         for part, known in inside:
-            made[:, part.row : part.row + known.shape[1]] = known.to(made.device)
-    made = made.to(device)
-    return made if axes == 1 else made[:, None]
+            result[:, part.row : part.row + known.shape[1]] = known.to(result.device)
+    result = result.to(device)
+    return result if axes == 1 else result[:, None]
 
 
 def rotary_axes(decoder: Any) -> int:
@@ -116,12 +116,12 @@ def rotary_axes(decoder: Any) -> int:
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Of [n, vocabulary], float32: each row's argmax, and whether all its numbers are finite."""
+    """Find the best tokens of [n, vocabulary], float32: each row's argmax, and whether all its numbers are finite."""
     return argmax(logits), logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are
 
 
 Best = Callable[[torch.Tensor], tuple[list[int], list[bool]]]
-"""As ``best_tokens``."""
+"""Function like ``best_tokens``."""
 
 
 def forward_outputs(logits: torch.Tensor, wants: Sequence[bool], best: Best = best_tokens) -> list[ForwardOutput]:

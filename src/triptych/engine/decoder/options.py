@@ -1,4 +1,4 @@
-"""What a text engine can be told."""
+"""Options of a text engine."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -29,9 +29,11 @@ class EngineOptions:
     """Most tokens in one step of the engine. All prompts of a step are done at its end, and answers wait for it. Empty: on a CPU as many as
     are computed faster together, measured at start; else 2048."""
     tpot_slo_s: Annotated[float | None, Between(0, above=True)] = None
-    """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
-    budget becomes the largest, up to ``token_budget`` or 2048, that takes three quarters of the target on an idle instance. Role
-    EPD: likewise for what is encoded beside a step of decodes."""
+    """Target for the duration of one step, and so for the time between two tokens, seconds.
+
+    At start, steps are measured. The token budget becomes the largest, up to ``token_budget`` or 2048, that takes three
+    quarters of the target on an idle instance. Role EPD: likewise for what is encoded beside a step of decodes.
+    """
     cross_cache_bytes: Count = 1 << 30
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""

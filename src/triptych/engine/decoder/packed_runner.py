@@ -56,7 +56,7 @@ class PackedModelRunner:
         self.by_products = False
         """Whether prompts' attention is computed by products (``product_attention``)."""
         self.calls: dict[int, AttentionCall] | None = None
-        """By layer, filled by passes if there is one."""
+        """Calls by layer, filled by passes if there is one."""
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
@@ -65,21 +65,21 @@ class PackedModelRunner:
         self._group = head_group(adapter.decoder.config)
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        """One pass over all inputs; if it fails, one per input, so that only the culprit fails."""
+        """Run one pass over all inputs. If it fails, run one per input, so that only the culprit fails."""
         try:
             return self._forward(inputs)
         except Exception:
             if len(inputs) > 1:
                 logger.warning("a pass over %d sequences failed: running them one by one", len(inputs), exc_info=True)
-                return [result for one in inputs for result in self.run([one])]
+                return [result for entry in inputs for result in self.run([entry])]
             logger.exception("sequence %s fails", inputs[0].sequence_id)
             return [EngineFailure("the engine failed on this request")]
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
-        """Nothing to do: all state is in the blocks."""
+        """Do nothing: all state is in the blocks."""
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """Nothing to do: all state is in the blocks."""
+        """Do nothing: all state is in the blocks."""
 
     def weights_moved(self) -> None:
         """Graphs have addresses in them. Where they cannot be captured again, passes run eagerly from now on."""
@@ -95,13 +95,15 @@ class PackedModelRunner:
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         order, groups = self._order(inputs)
         ordered = [inputs[at] for at in order]
-        rows = list(accumulate((one.count for one in ordered), initial=0))
-        parts = [ForwardPart(one.plan, one.first, one.count, row) for one, row in zip(ordered, rows, strict=False)]
+        rows = list(accumulate((entry.count for entry in ordered), initial=0))
+        parts = [
+            ForwardPart(entry.plan, entry.first, entry.count, row) for entry, row in zip(ordered, rows, strict=False)
+        ]
         hidden = self._decode(ordered, parts, rows[-1], groups)
-        ends = [row - 1 for one, row in zip(ordered, rows[1:], strict=True) if one.reaches_end]
+        ends = [row - 1 for entry, row in zip(ordered, rows[1:], strict=True) if entry.reaches_end]
         if not ends:
             return [None] * len(inputs)
-        wants = [one.wants_logits for one in ordered if one.reaches_end]
+        wants = [entry.wants_logits for entry in ordered if entry.reaches_end]
         outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants, self.best))
         results: list[Result] = [None] * len(inputs)
         for at in order:
@@ -113,7 +115,7 @@ class PackedModelRunner:
         """The order of rows: sequences that are decoded in groups that are computed together, then the others."""
         if self.paged:
             return list(range(len(inputs))), []
-        single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
+        single = [at for at, entry in enumerate(inputs) if entry.count == 1 and not entry.bidirectional]
         contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
         groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
         several = sorted(set(range(len(inputs))).difference(single))
@@ -122,15 +124,15 @@ class PackedModelRunner:
 
     def _pack(self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]]) -> PackedBatch:
         slots: list[int] = []
-        for one in ordered:
-            slots += self._cache.slots(one.table, one.first, one.end)
+        for entry in ordered:
+            slots += self._cache.slots(entry.table, entry.first, entry.end)
         where = self._tensor(slots)
         if self.paged:
             layout = paged_layout(
-                [one.count for one in ordered],
-                [one.end for one in ordered],
-                [one.table for one in ordered],
-                [one.bidirectional for one in ordered],
+                [entry.count for entry in ordered],
+                [entry.end for entry in ordered],
+                [entry.table for entry in ordered],
+                [entry.bidirectional for entry in ordered],
                 self._cache.block_tokens,
                 self._device,
                 group=self._group,
@@ -142,10 +144,10 @@ class PackedModelRunner:
             if fused is None:
                 singles.append(decodes(row, group, self._cache))
             row += len(group)
-        for one in ordered[row:]:
-            context = Context(one.end, one.table, one.is_contiguous)
-            chunks.append(Chunk(row, one.count, context, one.bidirectional, self.by_products))
-            row += one.count
+        for entry in ordered[row:]:
+            context = Context(entry.end, entry.table, entry.is_contiguous)
+            chunks.append(Chunk(row, entry.count, context, entry.bidirectional, self.by_products))
+            row += entry.count
         return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
 
     def _decode(
@@ -156,7 +158,7 @@ class PackedModelRunner:
         groups: Sequence[Sequence[Context]],
     ) -> torch.Tensor:
         """Hidden states, [rows, hidden]."""
-        embeds = self._embed_tokens(self._tensor([token for one in ordered for token in one.token_ids]))
+        embeds = self._embed_tokens(self._tensor([token for entry in ordered for token in entry.token_ids]))
         for part in parts:
             splice(part, embeds[part.row : part.row + part.count])
         more = self._adapter.inputs(parts, rows)
@@ -172,7 +174,7 @@ class PackedModelRunner:
         return hidden
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        """On the device; copied from pinned memory on CUDA, so that nothing waits for the transfer."""
+        """Tensor on the device; copied from pinned memory on CUDA, so that nothing waits for the transfer."""
         if self._device.type != "cuda":
             return torch.tensor(values, device=self._device)
         return torch.tensor(values, pin_memory=True).to(self._device, non_blocking=True)

@@ -63,18 +63,18 @@ def _is_usable(device: torch.device) -> bool:
     try:
         layout = paged_layout([1], [1], [[0]], [()], 16, device, group=1)
         query, memory = torch.ones(1, 1, 1, 16, device=device), torch.ones(16, 1, 16, device=device)
-        found = paged_attention(layout, query, memory, memory, None, None)
+        attended = paged_attention(layout, query, memory, memory, None, None)
     except Exception:  # triton raises many types: no triton, no compiler, a device that it does not know
         logger.warning("paged attention cannot be compiled, so sequences are gathered: that is slow", exc_info=True)
         return False
-    if bool((found == 1).all()):
+    if bool((attended == 1).all()):
         return True
     logger.warning("paged attention computes something else on %s, so sequences are gathered: that is slow", device)
     return False
 
 
 def head_group(config: Any) -> int:
-    """How many of a decoder's heads share a key head."""
+    """Number of a decoder's heads that share a key head."""
     return int(config.num_attention_heads // config.num_key_value_heads)
 
 
@@ -108,7 +108,9 @@ def paged_layout(
     padded = [slot for table in tables for slot in (*table, *[0] * (most - len(table)))]
     limits = _limits(counts, lengths, bidirectional) if any(bidirectional) else []
     parts = [starts, lengths, padded, [at for at, _ in tiles], [row for _, row in tiles], limits]
-    packed = torch.tensor([one for part in parts for one in part], dtype=torch.int32, pin_memory=device.type == "cuda")
+    packed = torch.tensor(
+        [number for part in parts for number in part], dtype=torch.int32, pin_memory=device.type == "cuda"
+    )
     moved = torch.split(packed.to(device, non_blocking=True), [len(part) for part in parts])
     return PagedLayout(
         block_tokens,
@@ -123,16 +125,16 @@ def paged_layout(
 
 def _limits(counts: Sequence[int], lengths: Sequence[int], bidirectional: Sequence[Sequence[Span]]) -> list[int]:
     """``PagedLayout.limits``."""
-    found: list[int] = []
+    all_limits: list[int] = []
     for count, length, spans in zip(counts, lengths, bidirectional, strict=True):
         first = length - count
-        own = list(range(first, length))
+        limits = list(range(first, length))
         for span in spans:
             end = min(span.start + span.tokens, length)
             for position in range(max(span.start, first), end):
-                own[position - first] = end - 1
-        found += own
-    return found
+                limits[position - first] = end - 1
+        all_limits += limits
+    return all_limits
 
 
 def paged_attention(

@@ -1,8 +1,12 @@
-"""Triton kernels of paged attention, for ``paged_attention.py``. Importing this needs triton, which torch brings along for GPUs.
+"""Triton kernels of paged attention, for ``paged_attention.py``. Importing this needs triton, which torch brings along
+for GPUs.
 
-Flash attention over the blocks of each sequence: a program has a few rows of one sequence and all heads that share a key head, goes over
-the keys in tiles, and keeps a running maximum and sum (FlashAttention-2, sections 3.1 and 3.2). With few rows, as in a decode step, the
-keys of a sequence are divided among several programs, and a second kernel combines what they found (Flash-Decoding).
+They are flash attention over the blocks of each sequence (FlashAttention-2, sections 3.1 and 3.2). A program has a few
+rows of one sequence and all heads that share a key head. It goes over the keys in tiles, and keeps a running maximum
+and sum.
+
+With few rows, as in a decode step, the keys of a sequence are divided among several programs. A second kernel combines
+what they found (Flash-Decoding).
 """
 
 from typing import Any
@@ -124,7 +128,7 @@ def combine(
     HEAD_PADDED: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One row and head: what the parts of its keys found, weighted by their sums."""
+    """Combine one row and head: what the parts of its keys found, weighted by their sums."""
     row = tl.program_id(0).to(tl.int64)
     parts = row * PARTS + tl.arange(0, PARTS)
     dims = tl.arange(0, HEAD_PADDED)

@@ -50,11 +50,11 @@ class PerSequenceModelRunner:
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         results: list[Result] = []
-        for one in inputs:
+        for entry in inputs:
             try:
-                results.append(self._forward(one))
+                results.append(self._forward(entry))
             except Exception:
-                logger.exception("sequence %s fails", one.sequence_id)
+                logger.exception("sequence %s fails", entry.sequence_id)
                 results.append(EngineFailure("the engine failed on this request"))
         return results
 
@@ -67,27 +67,27 @@ class PerSequenceModelRunner:
             self._caches.pop(sequence_id, None)
 
     def weights_moved(self) -> None:
-        """Nothing to do: no address is kept."""
+        """Do nothing: no address is kept."""
 
     @torch.inference_mode()
-    def _forward(self, one: ForwardInput) -> ForwardOutput | None:
-        if one.plan.bidirectional:
+    def _forward(self, entry: ForwardInput) -> ForwardOutput | None:
+        if entry.plan.bidirectional:
             raise ValueError("bidirectional spans need attention layers that are full or sliding")
-        if not one.first:
-            self._caches[one.sequence_id] = DynamicCache(config=self._decoder.config)
-        part = ForwardPart(one.plan, one.first, one.count, 0)
-        embeds = self._embed_tokens(torch.tensor(one.token_ids, device=self._device))
+        if not entry.first:
+            self._caches[entry.sequence_id] = DynamicCache(config=self._decoder.config)
+        part = ForwardPart(entry.plan, entry.first, entry.count, 0)
+        embeds = self._embed_tokens(torch.tensor(entry.token_ids, device=self._device))
         splice(part, embeds)
         hidden = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions([part], self._device),
             use_cache=True,
-            **{self._cache_argument: self._caches[one.sequence_id]},
-            **self._adapter.inputs([part], one.count),
+            **{self._cache_argument: self._caches[entry.sequence_id]},
+            **self._adapter.inputs([part], entry.count),
         ).last_hidden_state[0]
-        if not one.reaches_end:
+        if not entry.reaches_end:
             return None
-        return forward_outputs(self._adapter.logits(hidden[-1:]), [one.wants_logits])[0]
+        return forward_outputs(self._adapter.logits(hidden[-1:]), [entry.wants_logits])[0]
 
 
 def _nbytes(cache: Any) -> int:

@@ -42,19 +42,21 @@ def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sa
     Grammars advance by the sampled tokens. Where a sequence's grammar raises or allows no token, its exception is
     returned in place of a token.
     """
-    scored = [row for row, one in enumerate(sequences) if one.sampling.logprobs is not None]
+    scored = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
     raw = logits[torch.tensor(scored, device=logits.device)] if scored else logits
     failures = _adjust(logits, sequences)
     tokens = argmax(logits)
-    random = [row for row, one in enumerate(sequences) if one.sampling.temperature > 0 and row not in failures]
+    random = [
+        row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0 and row not in failures
+    ]
     if random:
         for row, token in zip(random, _draw(_rows(logits, random), [sequences[row] for row in random]), strict=True):
             tokens[row] = token
     scores = dict(zip(scored, _scores(raw, scored, tokens, sequences), strict=True)) if scored else {}
-    for row, one in enumerate(sequences):
-        if one.grammar is not None and row not in failures:
+    for row, sequence in enumerate(sequences):
+        if sequence.grammar is not None and row not in failures:
             try:
-                one.grammar.accept(tokens[row])
+                sequence.grammar.accept(tokens[row])
             except Exception as error:  # noqa: BLE001 - returned: it concerns one sequence
                 failures[row] = error
     return [failures[row] if row in failures else Sampled(token, scores.get(row)) for row, token in enumerate(tokens)]
@@ -66,13 +68,13 @@ def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sa
 def _adjust(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> dict[int, Exception]:
     """Apply grammar masks, early ends, bias and penalties in place; returns grammar failures by row."""
     failures: dict[int, Exception] = {}
-    if not any(one.is_adjusted for one in sequences):
+    if not any(sequence.is_adjusted for sequence in sequences):
         return failures
     _mask(logits, sequences, failures)
     _forbid_ends(logits, sequences)
     bias, repetition, counts = _Cells(), _Cells(), _Cells()
-    for row, one in enumerate(sequences):
-        sampling = one.sampling
+    for row, sequence in enumerate(sequences):
+        sampling = sequence.sampling
         if sampling.logit_bias:
             bias.add(
                 row,
@@ -81,13 +83,13 @@ def _adjust(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> dict[i
             )
         answer = np.empty(0, dtype=np.intp)
         if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
-            answer = np.array(one.answer, dtype=np.intp)
+            answer = np.array(sequence.answer, dtype=np.intp)
         if sampling.repetition_penalty != 1:
-            repetition.add(row, np.concatenate((one.prompt_ids, answer)), np.float32(sampling.repetition_penalty))
+            repetition.add(row, np.concatenate((sequence.prompt_ids, answer)), np.float32(sampling.repetition_penalty))
         if sampling.frequency_penalty or sampling.presence_penalty:
-            there, times = np.unique(answer, return_counts=True)
+            present, times = np.unique(answer, return_counts=True)
             penalty = sampling.frequency_penalty * times + sampling.presence_penalty
-            counts.add(row, there, penalty.astype(np.float32))
+            counts.add(row, present, penalty.astype(np.float32))
     bias.change(logits, torch.add)
     repetition.change(logits, lambda now, penalty: torch.where(now > 0, now / penalty, now * penalty))
     counts.change(logits, torch.sub)
@@ -125,10 +127,10 @@ def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: d
     vocabulary = logits.shape[1]
     width = -(-vocabulary // 8)
     masks: dict[int, bytes] = {}
-    for row, one in enumerate(sequences):
-        if one.grammar is not None:
+    for row, sequence in enumerate(sequences):
+        if sequence.grammar is not None:
             try:
-                masks[row] = one.grammar.allowed()[:width].ljust(width, b"\0")
+                masks[row] = sequence.grammar.allowed()[:width].ljust(width, b"\0")
             except Exception as error:  # noqa: BLE001 - returned: it concerns one sequence
                 failures[row] = error
     if not masks:
@@ -145,12 +147,12 @@ def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: d
 
 def _forbid_ends(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> None:
     """Forbid end tokens before ``min_tokens``, unless nothing else is allowed."""
-    for row, one in enumerate(sequences):
-        if one.is_early:
-            ends = torch.tensor(sorted(one.end_ids), device=logits.device)
+    for row, sequence in enumerate(sequences):
+        if sequence.is_early:
+            ends = torch.tensor(sorted(sequence.end_ids), device=logits.device)
             before = logits[row, ends]
             logits[row, ends] = -torch.inf
-            nothing_else = one.grammar is not None or len(ends) == logits.shape[1]
+            nothing_else = sequence.grammar is not None or len(ends) == logits.shape[1]
             if nothing_else and not logits[row].isfinite().any():
                 logits[row, ends] = before
 
@@ -196,16 +198,18 @@ def _draw(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[int
     """Draw a token for each row, by its temperature, min-p, top-k, top-p, seed and position."""
     vocabulary, device = logits.shape[1], logits.device
     drawn = uniform(
-        [one.sampling.seed or 0 for one in sequences],
-        [one.choice for one in sequences],
-        [one.length for one in sequences],
+        [sequence.sampling.seed or 0 for sequence in sequences],
+        [sequence.choice for sequence in sequences],
+        [sequence.length for sequence in sequences],
     )
     numbers = [
-        (one.sampling.temperature, one.sampling.min_p, one.sampling.top_p, at)
-        for one, at in zip(sequences, drawn.tolist(), strict=True)
+        (sequence.sampling.temperature, sequence.sampling.min_p, sequence.sampling.top_p, at)
+        for sequence, at in zip(sequences, drawn.tolist(), strict=True)
     ]
     temperature, min_p, top_p, chances = torch.tensor(numbers, dtype=torch.float64).to(device)[:, :, None].unbind(1)
-    top_k = [one.sampling.top_k if 0 < one.sampling.top_k < vocabulary else vocabulary for one in sequences]
+    top_k = [
+        sequence.sampling.top_k if 0 < sequence.sampling.top_k < vocabulary else vocabulary for sequence in sequences
+    ]
     highest = logits.amax(-1, keepdim=True).double()
     draws = _Draws(highest, temperature, min_p, top_p, torch.tensor(top_k, device=device)[:, None], chances)
     is_filtered = [m > 0 or p < 1 or k < vocabulary for (_, m, p, _), k in zip(numbers, top_k, strict=True)]
@@ -337,7 +341,7 @@ def _best(raw: torch.Tensor, count: int, totals: torch.Tensor) -> tuple[list[lis
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Some columns of each row, ascending and concatenated in ``columns``; row i starts at ``starts[i]``."""
+    """Candidates of each row: some columns, ascending and concatenated in ``columns``. Row i starts at ``starts[i]``."""
 
     columns: torch.Tensor
     starts: torch.Tensor

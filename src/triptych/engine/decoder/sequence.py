@@ -19,7 +19,7 @@ from triptych.ports import EngineRequest, TokenGrammar
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EngineSequence(Scheduled):
-    """One choice of a request: its scheduling state, inputs, and sampling state."""
+    """Choice of a request: its scheduling state, inputs, and sampling state."""
 
     plan: PromptPlan
     sampling: SamplingParams
@@ -29,7 +29,7 @@ class EngineSequence(Scheduled):
     """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
     grammar: TokenGrammar | None = None
     beginnings: Beginnings | None = None
-    """None if an item has no identity."""
+    """Prefix hashes; None if an item has no identity."""
 
     @property
     def is_early(self) -> bool:
@@ -96,7 +96,9 @@ def accept(
     if limits.shares_prefixes and keyed is not None:
         prefix_hashes = PrefixHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
-    prompt_ids = np.unique(np.array([one for one in tokens if 0 <= one < limits.request.vocabulary], dtype=np.intp))
+    prompt_ids = np.unique(
+        np.array([token for token in tokens if 0 <= token < limits.request.vocabulary], dtype=np.intp)
+    )
     end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else limits.eos_ids)
     sequences = [
         EngineSequence(
@@ -118,16 +120,16 @@ def accept(
         )
         for choice in request.begun
     ]
-    for one in sequences:
-        one.replay(request.begun[one.choice])
-        one.pauses = request.pauses
+    for sequence in sequences:
+        sequence.replay(request.begun[sequence.choice])
+        sequence.pauses = request.pauses
     return sequences, checked.nbytes
 
 
 def _identity(
     request: EngineRequest, items: Sequence[PlacedItem], *, looks_ahead: bool
 ) -> tuple[list[KeyedItem] | None, bytes]:
-    """What hashes of its beginnings cover beside tokens: its items, None if one of them has no identity, and a salt."""
+    """Identity that its prefix hashes cover beside tokens: its items, None if one of them has no identity, and a salt."""
     keys = [given.key for given in request.embeddings]
     if not all(keys):
         return None, b""

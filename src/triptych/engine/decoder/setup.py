@@ -52,7 +52,7 @@ class DecoderSetup:
     block_tokens: int
     contiguous: bool
     cache: KvCache | None = None
-    """None: each sequence has a cache of its own, and blocks are only counted."""
+    """Cache of the keys and values. None: each sequence has a cache of its own, and blocks are only counted."""
     fixed_blocks: int = 0
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
@@ -79,23 +79,23 @@ def build_runner(
     """
     config: Any = adapter.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    made = (
+    setup = (
         _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
         if kinds <= _PACKED_LAYERS
         else _cached(adapter, kv_cache_bytes, device, options)
     )
-    (result,) = _probe(made, adapter, 1)
+    (result,) = _probe(setup, adapter, 1)
     if isinstance(result, EngineFailure):
         raise BadModel("the language model cannot be run: its first pass fails")
-    return made
+    return setup
 
 
-def _probe(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:
+def _probe(setup: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:
     """Compute a prompt in free blocks, and wait for the result."""
-    table = range(made.fixed_blocks + -(-tokens // made.block_tokens))
+    table = range(setup.fixed_blocks + -(-tokens // setup.block_tokens))
     plan = adapter.plan([0] * tokens, [])
-    results = made.runner.run([ForwardInput("probe", [0] * tokens, plan, 0, table, True, True, False)])
-    made.runner.drop(["probe"])
+    results = setup.runner.run([ForwardInput("probe", [0] * tokens, plan, 0, table, True, True, False)])
+    setup.runner.drop(["probe"])
     return results
 
 
@@ -123,22 +123,22 @@ def _packed(
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
     runner = PackedModelRunner(adapter, cache, device=device)
-    made = DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
-    if paged and _compiles(made, runner, adapter, cache):
+    setup = DecoderSetup(runner, cache.blocks, block_tokens, contiguous, cache)
+    if paged and _compiles(setup, runner, adapter, cache):
         runner.graphs = None if graphs is None else _captured(adapter, cache, graphs)
     elif device.type == "cpu" and dtype == torch.float32:
         if threads is not None:
-            made = replace(made, joined=_fuse(runner, adapter, cache, threads))
+            setup = replace(setup, joined=_fuse(runner, adapter, cache, threads))
         if not runner.is_fused:
             runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
-    return made
+    return setup
 
 
-def _compiles(made: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> bool:
+def _compiles(setup: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> bool:
     """Let the kernels of paged attention compute the passes, if all that are needed can be compiled."""
     config: Any = adapter.decoder.config
     runner.paged, runner.calls = True, {}
-    _probe(made, adapter, 1)
+    _probe(setup, adapter, 1)
     calls, runner.calls = runner.calls, None
     try:
         compile_kernels(
@@ -168,12 +168,14 @@ def _fuse(
     calls, runner.calls = runner.calls, None
     if expected is None or not expected.isfinite().all():
         return ()
-    made = fused_layers.fuse(adapter.decoder, cache, calls, threads)
+    fused = fused_layers.fuse(adapter.decoder, cache, calls, threads)
     runner.is_fused = True
     runner.best = fused_layers.best_tokens
-    found = _logits(runner, adapter, cache.block_tokens)
-    if found is not None and torch.allclose(found, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())):
-        return made
+    fused_logits = _logits(runner, adapter, cache.block_tokens)
+    if fused_logits is not None and torch.allclose(
+        fused_logits, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())
+    ):
+        return fused
     logger.warning("operations between products are not compiled: they would yield something else")
     runner.is_fused, runner.best = False, best_tokens
     fused_layers.unfuse(adapter.decoder)
@@ -181,8 +183,8 @@ def _fuse(
 
 
 def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: int) -> torch.Tensor | None:
-    """[6, vocabulary] of a prompt, and of a pass over the token after it and another prompt; then of the same at the end of the longest context, as what
-    is computed may depend on positions. None if a pass fails.
+    """Logits [6, vocabulary] of a prompt, and of a pass over the token after it and another prompt. Then of the same at
+    the end of the longest context, as what is computed may depend on positions. None if a pass fails.
     """
     tokens, last = range(_PROBE_TOKENS), _PROBE_TOKENS - 1
     blocks = -(-_PROBE_TOKENS // block_tokens)
@@ -193,7 +195,7 @@ def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: in
         positions=torch.arange(_PROBE_TOKENS)[None] + (adapter.decoder.config.max_position_embeddings - _PROBE_TOKENS),
         next_position=adapter.decoder.config.max_position_embeddings,
     )
-    found: list[torch.Tensor] = []
+    logits: list[torch.Tensor] = []
     for plan in (begin, end):
         alone = [ForwardInput("a", tokens[:last], plan, 0, first, False, True, True)]
         together = [
@@ -202,15 +204,19 @@ def _logits(runner: PackedModelRunner, adapter: DecoderAdapter, block_tokens: in
         ]
         for inputs in (alone, together):
             results = runner.run(inputs)
-            found += [
-                one.logits.clone() for one in results if isinstance(one, ForwardOutput) and one.logits is not None
+            logits += [
+                result.logits.clone()
+                for result in results
+                if isinstance(result, ForwardOutput) and result.logits is not None
             ]
         runner.drop(["a", "b"])
-    return torch.stack(found) if len(found) == _PROBED else None
+    return torch.stack(logits) if len(logits) == _PROBED else None
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> PassGraphs | None:
-    """Not compiled, with a logged warning, if that fails; None if the decoder's pass cannot be captured."""
+    """Capture graphs; not compiled, with a logged warning, if that fails. None if the decoder's pass cannot be
+    captured.
+    """
     try:
         return PassGraphs(adapter, cache, options, capture=cuda_graph_capture(cache.keys.device))
     except Exception:  # transformers' decoders, compilers and CUDA raise many types

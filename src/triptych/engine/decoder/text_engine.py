@@ -87,7 +87,7 @@ class TransformersTextEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None
-        """Where they can be unloaded: between ``before_unload`` and ``after_load``."""
+        """Weights where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
         threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
@@ -100,7 +100,7 @@ class TransformersTextEngine:
             if options.enforce_eager
             else GraphOptions(max_sequences, context_length, options.most_step_tokens, options.compile_passes)
         )
-        made = build_runner(
+        setup = build_runner(
             self._adapter,
             options.kv_cache_bytes,
             device=self._device,
@@ -109,22 +109,22 @@ class TransformersTextEngine:
             graphs=graphs,
             threads=threads,
         )
-        computing = nn.ModuleList([model, *made.joined])
+        computing = nn.ModuleList([model, *setup.joined])
         choose_products(
             computing,
             most_packed_nbytes=compute.packed_weight_bytes,
-            without=[layer for one in made.joined for layer in one.parts],
+            without=[layer for joined in setup.joined for layer in joined.parts],
             threads=threads,
         )
-        if made.cache is None and options.preempted_kv_bytes:
+        if setup.cache is None and options.preempted_kv_bytes:
             raise BadModel(
                 f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
                 " have state outside of KV blocks, which cannot be copied"
             )
         self._captured_at = None if self.weights is None else self.weights.address
-        self._made = made
-        self._runner: ModelRunner = made.runner
-        self._mover = KvMover(made.cache) if made.cache is not None else None
+        self._made = setup
+        self._runner: ModelRunner = setup.runner
+        self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
             RequestLimits(
@@ -134,8 +134,8 @@ class TransformersTextEngine:
                 placeholder_ids=checkpoint.family.placeholder_ids,
                 max_embedding_nbytes=max_embedding_bytes,
             ),
-            kv_blocks=made.blocks,
-            block_tokens=made.block_tokens,
+            kv_blocks=setup.blocks,
+            block_tokens=setup.block_tokens,
             blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
             shares_prefixes=self._batch.shares_prefixes,
@@ -152,7 +152,7 @@ class TransformersTextEngine:
             self.after_load()
 
     def _give_back(self, computing: nn.Module) -> None:
-        """What else is in memory for the language model."""
+        """Give back what else is in memory for the language model."""
         unload_copies(computing)
         if self._mover is not None:
             self._mover.give_back()
@@ -192,23 +192,23 @@ class TransformersTextEngine:
     def _new_batch(
         self, budget: PrefillBudget, max_sequences: int, copies: HostCopies | None = None
     ) -> RunningBatch[EngineSequence]:
-        made = self._made
+        setup = self._made
         return RunningBatch(
-            KvBlocks(made.blocks, contiguous=made.contiguous),
+            KvBlocks(setup.blocks, contiguous=setup.contiguous),
             BatchLimits(
-                made.block_tokens,
+                setup.block_tokens,
                 max(max_sequences, budget.tokens),
                 max_sequences,
-                fixed_blocks=made.fixed_blocks,
-                supports_chunked_prefill=made.supports_chunked_prefill,
+                fixed_blocks=setup.fixed_blocks,
+                supports_chunked_prefill=setup.supports_chunked_prefill,
                 beside_decodes=budget.beside_decodes,
             ),
             copies,
         )
 
     def _chosen_budget(self, options: EngineOptions) -> PrefillBudget:
-        """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin; without one as many
-        as are worth computing together, and fewer beside answers.
+        """Budget of prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin.
+        Without an objective it is as many as are worth computing together, and fewer beside answers.
         """
         most = min(options.most_step_tokens, self._longest - 1)
         if options.tpot_slo_s is not None:
@@ -230,8 +230,8 @@ class TransformersTextEngine:
     @property
     def _longest(self) -> int:
         """Most tokens of a sequence."""
-        made = self._made
-        return min(self._model_info.context_length, (made.blocks - made.fixed_blocks) * made.block_tokens)
+        setup = self._made
+        return min(self._model_info.context_length, (setup.blocks - setup.fixed_blocks) * setup.block_tokens)
 
     @property
     def model(self) -> ModelInfo:
@@ -333,7 +333,7 @@ class TransformersTextEngine:
             self._embedding_nbytes.pop(request_id, None)
 
     def _drop(self, sequences: Iterable[EngineSequence]) -> None:
-        self._runner.drop([one.sequence_id for one in sequences])
+        self._runner.drop([sequence.sequence_id for sequence in sequences])
 
     def full_decode_s(self) -> float:
         """Duration of a decode step of as many sequences as run at once, measured now: call before the first request."""
@@ -346,7 +346,7 @@ class TransformersTextEngine:
         """Give a request that has not begun another turn."""
         self._batch.reorder(request_id, turn)
 
-    # --- hand-over ---------------------------------------------------------------------------------------------------
+    # --- KV transfer -------------------------------------------------------------------------------------------------
 
     @property
     def kv_kind(self) -> KvKind | None:
@@ -362,48 +362,48 @@ class TransformersTextEngine:
 
     def computed(self, request_id: str, choice: int) -> int:
         """Positions in the KV cache; 0 for what has no blocks."""
-        one = self._batch.running_choice(request_id, choice)
-        return one.computed if one is not None else 0
+        sequence = self._batch.running_choice(request_id, choice)
+        return sequence.computed if sequence is not None else 0
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         """Over everything before position ``end``; None without an identity, or for an unknown choice."""
-        one = next((one for one in self._batch.choices(request_id) if one.choice == choice), None)
-        if one is None or one.beginnings is None:
+        sequence = next((sequence for sequence in self._batch.choices(request_id) if sequence.choice == choice), None)
+        if sequence is None or sequence.beginnings is None:
             return None
-        return one.beginnings.hash_before(end, one.token_ids)
+        return sequence.beginnings.hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy computed positions out."""
-        one = self._batch.running_choice(request_id, choice)
-        if self._mover is None or one is None or one.computed < segment.end:
+        sequence = self._batch.running_choice(request_id, choice)
+        if self._mover is None or sequence is None or sequence.computed < segment.end:
             return False
-        self._mover.pack(self._batch.blocks.table(one.sequence_id), segment, memory)
+        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy the positions of a segment in that the choice awaits and does not have."""
-        one = self._batch.running_choice(request_id, choice)
-        if self._mover is None or one is None or (request_id, choice) not in self._batch.arriving:
+        sequence = self._batch.running_choice(request_id, choice)
+        if self._mover is None or sequence is None or (request_id, choice) not in self._batch.arriving:
             return False
-        if segment.first > one.computed or segment.end > one.length:
+        if segment.first > sequence.computed or segment.end > sequence.length:
             return False
-        if one.computed < segment.end:
-            self._mover.unpack(self._batch.blocks.table(one.sequence_id), segment, memory, first=one.computed)
-            self._batch.arrive(one, segment.end)
+        if sequence.computed < segment.end:
+            self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
+            self._batch.arrive(sequence, segment.end)
         return True
 
     def arrived(self, request_id: str) -> None:
-        """What has not arrived is computed."""
+        """Note that the rest has not arrived: it is computed."""
         self._batch.end_arrival(request_id)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def decode_step(self) -> list[EngineOutput]:
-        """As ``step``, but for decoding sequences only: prompts wait."""
+        """Run a step like ``step``, but for decoding sequences only: prompts wait."""
         return self._run(self._batch.plan(prefill=False))
 
     def step(self) -> list[EngineOutput]:
-        """One pass. Returns the choices that got a token (end-of-sequence tokens included) and the failures."""
+        """Run one pass. Returns the choices that got a token (end-of-sequence tokens included) and the failures."""
         return self._run(self._batch.plan())
 
     def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
@@ -422,14 +422,14 @@ class TransformersTextEngine:
                 continue
             self._batch.advance(part.sequence, part.count)
             if result is not None and result.is_finite:
-                extended += [(one, result) for one in self._fork(part.sequence)]
+                extended += [(sequence, result) for sequence in self._fork(part.sequence)]
             elif result is not None:
                 logger.error("sequence %s has logits that are not finite", part.sequence.sequence_id)
                 error = EngineFailure("the model's output for this request is not finite")
                 outputs.append(self._fail(part.sequence, error))
-        for (one, _), token in zip(extended, self._sample(extended), strict=True):
-            if one.request_id in self._batch:
-                outputs.append(self._extend(one, token))
+        for (sequence, _), token in zip(extended, self._sample(extended), strict=True):
+            if sequence.request_id in self._batch:
+                outputs.append(self._extend(sequence, token))
         return outputs
 
     def _move(self, moves: Iterable[Move]) -> None:
@@ -443,23 +443,23 @@ class TransformersTextEngine:
         return int(self._adapter.logits(nothing).shape[1])
 
     def _forward_input(self, part: Part[EngineSequence]) -> ForwardInput:
-        one = part.sequence
+        sequence = part.sequence
         return ForwardInput(
-            one.sequence_id,
-            one.token_ids[part.first : part.first + part.count],
-            one.plan,
+            sequence.sequence_id,
+            sequence.token_ids[part.first : part.first + part.count],
+            sequence.plan,
             part.first,
-            self._batch.blocks.table(one.sequence_id),
-            self._batch.blocks.is_contiguous(one.sequence_id),
+            self._batch.blocks.table(sequence.sequence_id),
+            self._batch.blocks.is_contiguous(sequence.sequence_id),
             part.reaches_end,
-            wants_logits=not one.takes_argmax or bool(one.followers),
+            wants_logits=not sequence.takes_argmax or bool(sequence.followers),
         )
 
     def _fork(self, leader: EngineSequence) -> list[EngineSequence]:
         """A sequence that gets its next token, and the choices that start from its prompt."""
         followers, copies = self._batch.fork(leader)
         self._move(copies)
-        self._runner.fork(leader.sequence_id, [one.sequence_id for one in followers])
+        self._runner.fork(leader.sequence_id, [follower.sequence_id for follower in followers])
         return [leader, *followers]
 
     @torch.inference_mode()
@@ -467,8 +467,8 @@ class TransformersTextEngine:
         """The next token of each: the argmax from the pass, or sampled in one batch."""
         tokens: list[Sampled | Exception] = [Sampled(output.argmax) for _, output in extended]
         rows, logits = list[int](), list[torch.Tensor]()
-        for row, (one, output) in enumerate(extended):
-            if output.logits is not None and not one.takes_argmax:
+        for row, (sequence, output) in enumerate(extended):
+            if output.logits is not None and not sequence.takes_argmax:
                 rows.append(row)
                 logits.append(output.logits)
         if rows:
@@ -480,7 +480,7 @@ class TransformersTextEngine:
     def _sample_batch(
         self, sequences: Sequence[EngineSequence], logits: Sequence[torch.Tensor]
     ) -> list[Sampled | Exception]:
-        """One batch; if it fails, row by row, so that only the culprit fails."""
+        """Sample one batch. If it fails, sample row by row, so that only the culprit fails."""
         try:
             return sample(torch.stack(list(logits)), sequences)
         except Exception as error:
@@ -488,37 +488,39 @@ class TransformersTextEngine:
                 return [error]
             logger.warning("sampling %d sequences failed: trying them one by one", len(sequences), exc_info=True)
             return [
-                token for one, row in zip(sequences, logits, strict=True) for token in self._sample_batch([one], [row])
+                token
+                for sequence, row in zip(sequences, logits, strict=True)
+                for token in self._sample_batch([sequence], [row])
             ]
 
-    def _extend(self, one: EngineSequence, token: Sampled | Exception) -> EngineOutput:
+    def _extend(self, sequence: EngineSequence, token: Sampled | Exception) -> EngineOutput:
         """Append a sequence's next token; remove the sequence if it was the last."""
         if isinstance(token, TriptychError):
-            return self._fail(one, token)
+            return self._fail(sequence, token)
         if isinstance(token, Exception):
-            logger.error("no token can be chosen for sequence %s", one.sequence_id, exc_info=token)
-            return self._fail(one, EngineFailure("the engine failed on this request"))
-        one.append(token.token_id)
+            logger.error("no token can be chosen for sequence %s", sequence.sequence_id, exc_info=token)
+            return self._fail(sequence, EngineFailure("the engine failed on this request"))
+        sequence.append(token.token_id)
         finish_reason = None
-        if token.token_id in one.end_ids:
+        if token.token_id in sequence.end_ids:
             finish_reason = FinishReason.STOP
-        elif one.generated == one.max_tokens:
+        elif sequence.generated == sequence.max_tokens:
             finish_reason = FinishReason.LENGTH
         if finish_reason is not None:
-            self.cancel(one.request_id, one.choice)
+            self.cancel(sequence.request_id, sequence.choice)
         return EngineOutput(
-            one.request_id,
+            sequence.request_id,
             (token.token_id,),
             finish_reason,
-            choice=one.choice,
+            choice=sequence.choice,
             scores=() if token.scores is None else (token.scores,),
-            preemptions=one.preemptions,
+            preemptions=sequence.preemptions,
         )
 
-    def _fail(self, one: EngineSequence, error: TriptychError) -> EngineOutput:
+    def _fail(self, sequence: EngineSequence, error: TriptychError) -> EngineOutput:
         """Fail all choices of a request; its blocks do not enter the prefix cache."""
-        self._remove(one.request_id, None, is_sound=False)
-        return EngineOutput(one.request_id, (), error=error, choice=one.choice)
+        self._remove(sequence.request_id, None, is_sound=False)
+        return EngineOutput(sequence.request_id, (), error=error, choice=sequence.choice)
 
 
 def _kernel_threads(compute: ComputeOptions) -> WorkerThreads | None:

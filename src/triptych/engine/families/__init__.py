@@ -1,1 +1,1 @@
-"""What each family's modules need of the engine."""
+"""Parts of the engine that belong to a family of models."""

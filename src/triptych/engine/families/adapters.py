@@ -18,11 +18,11 @@ from triptych.engine.media.item import MediaItem
 from triptych.families.base import Span
 
 Features = Mapping[str, torch.Tensor]
-"""One item after preprocessing: named tensors on the CPU, without a batch dimension."""
+"""Features of one item after preprocessing: named tensors on the CPU, without a batch dimension."""
 
 
 class ImageEncoder(Protocol):
-    """What the adapters that can also be used with vLLM need of a model; those of transformers have it."""
+    """Encoder of a model, as the adapters that can also be used with vLLM need it. Those of transformers fulfil it."""
 
     @property
     def config(self) -> Any: ...
@@ -45,7 +45,7 @@ class EncoderAdapter(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """All settings of the processor, as JSON values: part of an embedding's identity."""
+        """Settings of the processor, as JSON values: part of an embedding's identity."""
         ...
 
     def prepare(self, item: MediaItem) -> Features:
@@ -65,7 +65,7 @@ class ShardingEncoderAdapter(EncoderAdapter, Protocol):
     """An encoder adapter of a family whose items can be sharded (``families.base.Shardable``)."""
 
     def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
-        """As ``prepare``, for some of the item's units; ``encode`` then makes exactly their rows."""
+        """Prepare some of the item's units like ``prepare``. ``encode`` then makes exactly their rows."""
         ...
 
 
@@ -79,7 +79,7 @@ class PlacedItem:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """How a prompt enters the decoder, computed once when its request is added."""
+    """Plan of a prompt's way into the decoder, computed once when its request is added."""
 
     rows: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """Embeddings [n, hidden] that replace those of tokens, by the first position of each contiguous run."""
@@ -95,7 +95,7 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPart:
-    """One sequence's share of a pass: positions ``first`` to ``first + count`` are rows from ``row`` on."""
+    """Share of one sequence in a pass: positions ``first`` to ``first + count`` are rows from ``row`` on."""
 
     plan: PromptPlan
     first: int
@@ -118,7 +118,7 @@ class DecoderAdapter(Protocol):
         ...
 
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
-        """How this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
+        """Plan how this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
         ...
 
     @property

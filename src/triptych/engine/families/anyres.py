@@ -39,7 +39,7 @@ class LlavaNextEncoder:
         return self.prepare_shard(item, Shard(0, units, units))
 
     def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
-        """Units are the whole image and the rows of tiles.
+        """Prepare a shard, whose units are the whole image and the rows of tiles.
 
         Returns pixels [tiles, channels, height, width] of the tiles that the shard needs, their numbers in the image,
         the image's height and width, its number of tiles, and the start and end of the shard's rows.
@@ -60,14 +60,14 @@ class LlavaNextEncoder:
         return self._images.prepare(item)
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """One encoder pass over all tiles. A tile that a shard omits does not affect the shard's rows."""
-        made = self._rows(torch.cat([features["pixel_values"] for features in batch]))
+        """Encode all tiles in one pass. A tile that a shard omits does not affect the shard's rows."""
+        views = self._rows(torch.cat([features["pixel_values"] for features in batch]))
         encoded: list[tuple[torch.Tensor, ...]] = []
         for features, rows in zip(
-            batch, torch.split(made, [len(features["tiles"]) for features in batch]), strict=True
+            batch, torch.split(views, [len(features["tiles"]) for features in batch]), strict=True
         ):
-            of, begin, end = features["part"].tolist()
-            tiles = rows.new_zeros(of, *rows.shape[1:])
+            row, begin, end = features["part"].tolist()
+            tiles = rows.new_zeros(row, *rows.shape[1:])
             tiles[features["tiles"].to(rows.device)] = rows
             (joined,), _ = self._model.pack_image_features(
                 [tiles], features["image_sizes"][None], image_newline=self._model.image_newline, **self._packing

@@ -39,7 +39,9 @@ class GraniteSpeechEncoder:
         return self._settings
 
     def prepare(self, item: MediaItem) -> Features:
-        """As ``GraniteSpeechFeatureExtractor``, without torchaudio: two log-mel spectra side by side per frame."""
+        """Prepare a clip like ``GraniteSpeechFeatureExtractor``, without torchaudio: two log-mel spectra side by side
+        per frame.
+        """
         samples = torch.from_numpy(item.samples(self._settings["sampling_rate"]))
         width = self._settings["win_length"]
         spectrum = torch.stft(
@@ -56,11 +58,11 @@ class GraniteSpeechEncoder:
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """Clip by clip: in a batch of mixed lengths the conformer would attend to padding."""
-        made: list[tuple[torch.Tensor, ...]] = []
+        encoded: list[tuple[torch.Tensor, ...]] = []
         for features in batch:
             frames = features["input_features"][None].to(device=self._model.device, dtype=self._model.dtype)
-            made.append((self._model.get_audio_features(frames, return_dict=True).pooler_output[0],))
-        return made
+            encoded.append((self._model.get_audio_features(frames, return_dict=True).pooler_output[0],))
+        return encoded
 
 
 class GraniteSpeechDecoder(PlainDecoder):
@@ -81,7 +83,7 @@ class GraniteSpeechDecoder(PlainDecoder):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Not with an adapter, since the rows it applies to change from pass to pass."""
+        """False with an adapter, since the rows it applies to change from pass to pass."""
         return self._lora is None
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
@@ -95,5 +97,5 @@ class GraniteSpeechDecoder(PlainDecoder):
         return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """With Granite's logits scaling, which transformers omits here; it changes no greedy answer."""
+        """Logits with Granite's scaling, which transformers omits here; it changes no greedy answer."""
         return super().logits(hidden) / self._logits_scaling

@@ -14,7 +14,7 @@ class Idefics3Encoder(TileEncoder):
         return batch["pixel_values"][0]
 
     def _rows(self, pixels: torch.Tensor) -> torch.Tensor:
-        made = self._model.get_image_features(pixels[None], return_dict=True).pooler_output
+        encoded = self._model.get_image_features(pixels[None], return_dict=True).pooler_output
         # One tensor of all tiles up to transformers 5.19; later one per sample, of which there is one.
-        rows: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+        rows: torch.Tensor = encoded if isinstance(encoded, torch.Tensor) else encoded[0]
         return rows.view(len(pixels), -1, rows.shape[-1])

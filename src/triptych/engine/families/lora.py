@@ -47,10 +47,10 @@ class _Adapted(nn.Module):
         self.down, self.up = nn.Buffer(down, persistent=False), nn.Buffer(up, persistent=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.base(hidden)
+        output: torch.Tensor = self.base(hidden)
         if self._rows.taking is None:
-            return made
-        return made + linear(linear(hidden, self.down), self.up) * self._rows.taking
+            return output
+        return output + linear(linear(hidden, self.down), self.up) * self._rows.taking
 
 
 class Lora:

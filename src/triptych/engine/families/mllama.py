@@ -44,7 +44,7 @@ class MllamaEncoder:
         stacked = {name: torch.stack([features[name] for features in batch])[:, None].to(device) for name in batch[0]}
         states = base.multi_modal_projector(base.vision_model(**stacked).last_hidden_state)[:, 0]
         tiles = [int(features["aspect_ratio_mask"].sum()) for features in batch]
-        return [(made[:count], made[count:]) for made, count in zip(states, tiles, strict=True)]
+        return [(state[:count], state[count:]) for state, count in zip(states, tiles, strict=True)]
 
 
 class MllamaDecoder:
@@ -65,10 +65,10 @@ class MllamaDecoder:
         for layer in layers:  # the others use packed attention, by their shared configuration
             layer.config = copy(layer.config)
             layer.config._attn_implementation = CROSS_ATTENTION  # noqa: SLF001 - transformers' documented switch
-        others = [layer.self_attn for index, layer in enumerate(decoder.layers) if index not in crossing]
-        for index, layer in enumerate(others):  # only these use the KV cache
+        self_attentions = [layer.self_attn for index, layer in enumerate(decoder.layers) if index not in crossing]
+        for index, layer in enumerate(self_attentions):  # only these use the KV cache
             layer.layer_idx = index
-        decoder.config.num_hidden_layers = len(others)
+        decoder.config.num_hidden_layers = len(self_attentions)
         self._cache = CrossCache(layers=len(layers))
 
     def keep_at_most(self, nbytes: int) -> None:
@@ -111,23 +111,23 @@ class MllamaDecoder:
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """No: the states that a position attends to are looked up in every pass."""
+        """False: the states that a position attends to are looked up in every pass."""
         return False
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         """Empty in a pass without images: the decoder skips its cross-attention layers."""
         weights: Any = self._model.lm_head.weight
         sighted = torch.zeros(1, 1, rows, 1, dtype=weights.dtype, device=weights.device)
-        found = []
+        cross = []
         for part in parts:
             if isinstance(part.plan.extra, CrossStates):
-                found += cross_parts(part.plan.extra, part.first, part.count, part.row)
+                cross += cross_parts(part.plan.extra, part.first, part.count, part.row)
                 seeing = max(part.first, part.plan.extra.zones[1].first) - part.first
                 sighted[0, 0, part.row + seeing : part.row + part.count] = 1
-        if not found:
+        if not cross:
             return {}
         return {
-            "cross": CrossPass(self._cache, found),
+            "cross": CrossPass(self._cache, cross),
             "cross_attention_states": weights.new_zeros(1, 1, self._family.hidden_size),
             "full_text_row_masked_out_mask": sighted,
         }
@@ -138,8 +138,7 @@ class MllamaDecoder:
 
 
 def _zones(places: Sequence[int], ends: Sequence[int]) -> Iterator[Zone]:
-    """What text attends to after each image, as in transformers' ``get_cross_attention_token_mask``: that image.
-
+    """Zones of text: after each image it attends to that image, as in transformers' ``get_cross_attention_token_mask``.
     Text after adjacent images attends to all of them. ``ends`` are the ends of the images' states.
     """
     begin = 0

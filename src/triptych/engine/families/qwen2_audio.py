@@ -23,11 +23,11 @@ class Qwen2AudioEncoder:
         return self._extractor.settings
 
     def prepare(self, item: MediaItem) -> Features:
-        made = self._extractor.extract(item, padding="max_length", return_attention_mask=True)
-        return {"input_features": made["input_features"], "frames": made["attention_mask"].sum()}
+        features = self._extractor.extract(item, padding="max_length", return_attention_mask=True)
+        return {"input_features": features["input_features"], "frames": features["attention_mask"].sum()}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """As in ``Qwen2AudioModel.forward``, which has no separate function for it."""
+        """Encode like ``Qwen2AudioModel.forward``, which has no separate function for it."""
         encoder: Any = self._model.model.audio_tower
         spectra = torch.stack([features["input_features"] for features in batch])
         spectra = spectra.to(device=self._model.device, dtype=self._model.dtype)

@@ -82,19 +82,19 @@ class QwenEncoder:
         """Images and videos alike: the encoder only needs their grids."""
         pixels = torch.cat([features["pixel_values"] for features in batch])
         grids = torch.stack([features["grid"] for features in batch])
-        made = self._model.get_image_features(
+        encoded = self._model.get_image_features(
             pixels.to(device=self._model.device, dtype=self._model.dtype),
             image_grid_thw=grids.to(self._model.device),
             return_dict=True,
         )
-        rows = [len(one) for one in made.pooler_output]
+        rows = [len(rows_of_image) for rows_of_image in encoded.pooler_output]
         # One tensor per item; up to transformers 5.17 DeepStack's are a single one.
         layers = [
             torch.split(layer, rows) if isinstance(layer, torch.Tensor) else layer
-            for layer in getattr(made, "deepstack_features", ())
+            for layer in getattr(encoded, "deepstack_features", ())
         ]
         rotary = [features[ROTARY] for features in batch]
-        return list(zip(made.pooler_output, rotary, *layers, strict=True))
+        return list(zip(encoded.pooler_output, rotary, *layers, strict=True))
 
 
 class _PatchEmbedding(nn.Module):
@@ -160,9 +160,9 @@ class _FramePreparer:
         at = 0
         while patch := list(islice(resized, length)):
             patch += patch[-1:] * (length - len(patch))
-            made = self._images.process(patch)["pixel_values"].view(length, places, len(_CHANNELS), side**2)
+            patches = self._images.process(patch)["pixel_values"].view(length, places, len(_CHANNELS), side**2)
             # Within a channel, the frames of a temporal patch are adjacent at each place.
-            pixels[at] = made.permute(1, 2, 0, 3).flatten(1)
+            pixels[at] = patches.permute(1, 2, 0, 3).flatten(1)
             at += 1
         return pixels.flatten(0, 1)
 

@@ -45,7 +45,7 @@ ADAPTERS: Mapping[str, Adapters] = {
     "smolvlm": Adapters(encoder=Idefics3Encoder, decoder=PlainDecoder),
     "voxtral": Adapters(encoder=VoxtralEncoder, decoder=PlainDecoder),
 }
-"""By ``model_type``, as in ``triptych.families.registry.FAMILIES``."""
+"""Adapters by ``model_type``, as in ``triptych.families.registry.FAMILIES``."""
 
 
 def adapters_of(checkpoint: Checkpoint) -> Adapters:

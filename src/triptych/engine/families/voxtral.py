@@ -31,10 +31,10 @@ class VoxtralEncoder:
         return self._extractor.settings
 
     def prepare(self, item: MediaItem) -> Features:
-        """One spectrum over the whole clip, whose maximum normalizes all of it, then cut into windows."""
+        """Prepare one spectrum over the whole clip, whose maximum normalizes all of it, then cut it into windows."""
         window = self._family.window
-        made = self._extractor.extract(item, padding=True, truncation=False, pad_to_multiple_of=window.samples)
-        spectrum = made["input_features"]
+        features = self._extractor.extract(item, padding=True, truncation=False, pad_to_multiple_of=window.samples)
+        spectrum = features["input_features"]
         frames = window.samples // window.hop
         return {"input_features": spectrum.reshape(len(spectrum), -1, frames).transpose(0, 1).contiguous()}
 

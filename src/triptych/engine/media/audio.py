@@ -24,7 +24,7 @@ _READERS = {
     "ogg": ("ogg", "opus,libopus,vorbis,libvorbis"),
     "m4a": ("mov", "aac,alac,flac,opus,libopus"),
 }
-"""By format: the demuxer, and the allowed decoders."""
+"""Demuxer and allowed decoders by format."""
 
 _SLACK_S = 0.2
 """Largest difference between a lossy codec's output and the header's duration, from packets and decoder delay."""
@@ -48,17 +48,17 @@ def decode_audio(media: bytes, info: MediaInfo, sample_rate_hz: int) -> Samples:
     demuxer, decoders = _READERS[info.format]
     media = plain_wav(media) if info.format == "wav" else media
     samples = np.zeros(expected, dtype=np.float32)
-    found = 0
+    count = 0
     with opened(media, demuxer, decoders, f"{info.format} audio") as container:
         for block in _resampled(container, info, sample_rate_hz):
-            room = max(0, expected - found)
-            samples[found : found + len(block)] = block[:room]
-            found += len(block)
-            if found > expected + slack:
+            room = max(0, expected - count)
+            samples[count : count + len(block)] = block[:room]
+            count += len(block)
+            if count > expected + slack:
                 raise InvalidMedia(f"the {info.format} audio is longer than the {info.duration_s:.3f} s of its header")
-    if found < expected - slack:
+    if count < expected - slack:
         raise InvalidMedia(
-            f"the {info.format} audio has {found / sample_rate_hz:.3f} s, its header says {info.duration_s:.3f} s"
+            f"the {info.format} audio has {count / sample_rate_hz:.3f} s, its header says {info.duration_s:.3f} s"
         )
     return samples
 

@@ -1,12 +1,13 @@
-"""``python -m triptych.engine.media.decoder_process``: a process that decodes untrusted items one by one.
+"""Process that decodes untrusted items one by one: ``python -m triptych.engine.media.decoder_process``.
 
 Started by ``decoders.DecoderProcesses``. It can be killed at any time at the cost of its item. Bytes are passed in a
-memory file that both processes have open, so that neither waits for the other to be scheduled midway: an item's bytes,
-then one raw array at a time. A socket carries the control messages. A request is two lengths and JSON. The answer is
-``DATA`` for each array, ``NEXT`` from the parent when the file is free again, then ``END``; or ``REFUSED``, a length
-and a text.
+memory file that both processes have open, so that neither waits for the other to be scheduled midway. An item's bytes
+come first, then one raw array at a time. A socket carries the control messages.
 
-No torch: it starts in a few hundred milliseconds and takes some 20 MB of its own.
+A request is two lengths and JSON. The answer is ``DATA`` for each array, ``NEXT`` from the parent when the file is free
+again, then ``END``; or ``REFUSED``, a length and a text.
+
+The process has no torch: it starts in a few hundred milliseconds and takes some 20 MB of its own.
 """
 
 import json

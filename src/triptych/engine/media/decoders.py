@@ -72,7 +72,7 @@ class DecodeLimits:
 
 
 class _Decoder:
-    """One process. Any thread may call ``kill``; the other methods are for one thread at a time."""
+    """Process that decodes. Any thread may call ``kill``; the other methods are for one thread at a time."""
 
     def __init__(self, limits: DecodeLimits, cores: Cores) -> None:
         with ExitStack() as opened:
@@ -148,13 +148,13 @@ class _Decoder:
             raise Closed from error
 
     def _expect(self, wanted: bytes) -> None:
-        found = bytes(receive(self._link, 1))
-        if found == REFUSED:
+        answer = bytes(receive(self._link, 1))
+        if answer == REFUSED:
             (nbytes,) = TEXT_LENGTH.unpack(receive(self._link, TEXT_LENGTH.size))
             text = receive(self._link, nbytes).decode(errors="replace")
             self._done()
             raise InvalidMedia(text)
-        if found != wanted:
+        if answer != wanted:
             raise Closed
 
     def kill(self) -> None:

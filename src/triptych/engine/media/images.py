@@ -39,7 +39,7 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     7: lambda pixels: pixels.transpose(1, 0, 2)[::-1, ::-1],
     8: lambda pixels: pixels.transpose(1, 0, 2)[::-1],
 }
-"""By EXIF orientation."""
+"""Functions that turn an image upright, by EXIF orientation."""
 
 
 def decode_image(media: bytes, info: MediaInfo) -> Pixels:

@@ -18,20 +18,20 @@ class MediaItem(Protocol):
     def info(self) -> MediaInfo: ...
 
     def pixels(self) -> Pixels:
-        """As ``images.decode_image``."""
+        """Pixels of an image, as ``images.decode_image`` returns them."""
         ...
 
     def frames(self, indices: Sequence[int]) -> Iterator[Frame]:
-        """As ``videos.decode_video``."""
+        """Frames of a video, as ``videos.decode_video`` yields them."""
         ...
 
     def samples(self, sample_rate_hz: int) -> Samples:
-        """As ``audio.decode_audio``."""
+        """Samples of audio, as ``audio.decode_audio`` returns them."""
         ...
 
 
 class Decoding(Protocol):
-    """Where items are decoded."""
+    """Place where items are decoded."""
 
     def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:
         """``stop`` ends a running decode, if possible."""

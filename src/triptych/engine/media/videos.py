@@ -29,7 +29,9 @@ _UNSUPPORTED_MATRICES = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
-"""By their number in ISO/IEC 23091-2. The others are converted by their coefficients; unspecified means BT.601."""
+"""Matrices that are not supported, by their number in ISO/IEC 23091-2. The others are converted by their coefficients;
+unspecified means BT.601.
+"""
 MAX_LOST_SHARE = 0.25
 """Most of a video or of audio that may fail to decode. A clip that was cut out of a video lacks the frames before its
 first key frame.
@@ -54,7 +56,7 @@ def decode_video(media: bytes, info: MediaInfo, indices: Sequence[int]) -> Itera
     demuxer = _DEMUXERS[info.format]
     # Count all frames of the track, also those that an edit list hides, as the header's reader does.
     options = {"ignore_editlist": "1"} if demuxer == "mov" else {}
-    found = begin = 0
+    frames = begin = 0
     held: tuple[int, av.VideoFrame] | None = None
     with opened(media, demuxer, _DECODERS, f"{info.format} video", **options) as container:
         for index, frame in _placed(container, info, len(media)):
@@ -63,11 +65,11 @@ def decode_video(media: bytes, info: MediaInfo, indices: Sequence[int]) -> Itera
                 yield from _repeated(held[1], info, sum(times[number] for number in range(begin, end)))
                 begin = end
             held = index, frame
-            found += 1
+            frames += 1
         if held is not None:
             yield from _repeated(held[1], info, sum(times[number] for number in range(begin, info.frames)))
-    if info.frames - found > info.frames * MAX_LOST_SHARE:
-        raise InvalidMedia(f"{found} frames of the {info.format} video can be decoded, its header says {info.frames}")
+    if info.frames - frames > info.frames * MAX_LOST_SHARE:
+        raise InvalidMedia(f"{frames} frames of the {info.format} video can be decoded, its header says {info.frames}")
 
 
 def _placed(container: InputContainer, info: MediaInfo, nbytes: int) -> Iterator[tuple[int, av.VideoFrame]]:

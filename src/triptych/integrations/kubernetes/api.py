@@ -21,7 +21,7 @@ _EXPIRED = 410
 _MERGE = "application/merge-patch+json"
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Of the ready pods of a ReplicaSet, the one with the lowest cost is deleted first."""
+"""Annotation by which the ready pod with the lowest cost of a ReplicaSet is deleted first."""
 
 _TEMPLATE_HASH = "pod-template-hash"
 """Label by which a Deployment tells the pods of one template from those of another."""
@@ -35,7 +35,7 @@ class Scale:
     observed: int
     """Pods that the controllers know of."""
     selector: str
-    """Of its pods."""
+    """Selector of its pods."""
     version: str
 
 
@@ -54,7 +54,9 @@ class Pod:
 
 
 class KubernetesApi:
-    """Every method raises Unavailable, PermissionDenied (naming the right that is missing), or what it says."""
+    """Kubernetes API. Every method raises Unavailable, PermissionDenied (naming the right that is missing), or what it
+    says.
+    """
 
     def __init__(self, settings: KubernetesSettings) -> None:
         """Raises ValueError when the file of CA certificates cannot be used."""
@@ -82,12 +84,12 @@ class KubernetesApi:
 
     async def scale(self, deployment: str) -> Scale:
         """Raises NotFound."""
-        found = await self._call("get deployments/scale", "GET", f"{self._deployments}/{deployment}/scale")
+        document = await self._call("get deployments/scale", "GET", f"{self._deployments}/{deployment}/scale")
         return Scale(
-            int(found["spec"].get("replicas", 0)),
-            int(found["status"].get("replicas", 0)),
-            str(found["status"].get("selector", "")),
-            str(found["metadata"]["resourceVersion"]),
+            int(document["spec"].get("replicas", 0)),
+            int(document["status"].get("replicas", 0)),
+            str(document["status"].get("selector", "")),
+            str(document["metadata"]["resourceVersion"]),
         )
 
     async def set_replicas(self, deployment: str, replicas: int, version: str) -> None:
@@ -96,7 +98,7 @@ class KubernetesApi:
         await self._call("patch deployments/scale", "PATCH", f"{self._deployments}/{deployment}/scale", body=body)
 
     async def pods(self, selector: str) -> list[Pod]:
-        """All pods with these labels."""
+        """Pods with these labels."""
         for _ in range(_MAX_LISTINGS):
             if (listing := await self._listing(selector)) is not None:
                 return listing
@@ -113,8 +115,8 @@ class KubernetesApi:
 
     async def lease(self, name: str) -> tuple[dict[str, str], str]:
         """Annotations and version of a Lease. Raises NotFound."""
-        found = await self._call("get leases", "GET", f"{self._leases}/{name}")
-        return dict(found["metadata"].get("annotations") or {}), str(found["metadata"]["resourceVersion"])
+        document = await self._call("get leases", "GET", f"{self._leases}/{name}")
+        return dict(document["metadata"].get("annotations") or {}), str(document["metadata"]["resourceVersion"])
 
     async def annotate_lease(self, name: str, annotations: Mapping[str, str], version: str) -> None:
         """Raises Conflict if the Lease has changed since ``version``."""
@@ -124,17 +126,17 @@ class KubernetesApi:
     # --- how ---
 
     async def _listing(self, selector: str) -> list[Pod] | None:
-        """None if the list became too old between two pages: it must be read from the beginning."""
+        """Read a listing. None if the list became too old between two pages: it must be read from the beginning."""
         pods: list[Pod] = []
         page = {"labelSelector": selector, "limit": str(_PAGE)}
         while True:
-            status, found = await self._request("GET", self._pods, params=page)
+            status, document = await self._request("GET", self._pods, params=page)
             if status == _EXPIRED:
                 return None
             if status is not None:
                 raise _error(status, "list pods")
-            pods += [_pod(item) for item in found["items"]]
-            following = found["metadata"].get("continue")
+            pods += [_pod(item) for item in document["items"]]
+            following = document["metadata"].get("continue")
             if not following:
                 return pods
             if len(pods) >= _MAX_PODS:
@@ -195,10 +197,12 @@ def _error(status: int, right: str) -> TriptychError:
 
 def _pod(item: Mapping[str, Any]) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {}).get("status") == "True"
-    waiting = [(one.get("state") or {}).get("waiting") or {} for one in status.get("containerStatuses") or ()]
-    blocked = next((one["reason"] for one in waiting if one.get("reason") in _BLOCKED), "")
+    waiting = [
+        (container.get("state") or {}).get("waiting") or {} for container in status.get("containerStatuses") or ()
+    ]
+    blocked = next((state["reason"] for state in waiting if state.get("reason") in _BLOCKED), "")
     unscheduled = conditions.get("PodScheduled", {})
     failed = bool(blocked) or status.get("phase") == "Failed"
     reason = blocked or str(status.get("reason") or "")

@@ -49,7 +49,7 @@ class KubernetesScaler:
         max_size: int = 1024,
         interval_s: float = 5.0,
     ) -> None:
-        """Every ``interval_s``, and after each order, Deployments are compared with what is wanted."""
+        """Make a scaler. Every ``interval_s``, and after each order, Deployments are compared with what is wanted."""
         self._api = api
         self._targets = {pool: _Target(deployment) for pool, deployment in deployments.items()}
         self._lease = lease

@@ -9,7 +9,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """How the Kubernetes API is reached. The defaults are those of a pod with a service account."""
+    """Settings of the access to the Kubernetes API. The defaults are those of a pod with a service account."""
 
     kubernetes_api: str = "https://kubernetes.default.svc"
     """URL of the API server."""

@@ -67,7 +67,7 @@ _COSTLESS = frozenset(
         "use_tqdm_on_load",
     }
 )
-"""Those that can be set and do not."""
+"""Options that can be set and leave costs as they are."""
 
 ACCEPTED = _COSTLY | _COSTLESS
 
@@ -212,7 +212,7 @@ def engine_args(
 
 
 def _handing(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is set where keys and values are handed over. Raises CannotStart for what they cannot be handed over with."""
+    """Settings for KV transfer. Raises CannotStart for what excludes it."""
     if not current_platform.is_cpu():
         raise CannotStart("engine vllm serves roles P and D on CPUs only: on this device it serves role PD")
     for name, kept in (("tensor_parallel_size", 1), ("kv_cache_dtype", "auto")):
@@ -240,8 +240,8 @@ def cost_options(text: str, most: int = 256) -> str:
     given = sorted(
         (name, value) for name, value in _of_text(text).items() if name in _COSTLY - {"tensor_parallel_size"}
     )
-    told = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
-    return told if len(told.encode()) <= most else sha256(told.encode()).hexdigest()
+    flags = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
+    return flags if len(flags.encode()) <= most else sha256(flags.encode()).hexdigest()
 
 
 def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
@@ -279,13 +279,13 @@ def _given(text: str, accepted: Collection[str], why_not: Callable[[str], str]) 
 
     Raises CannotStart.
     """
-    told = StringIO()
+    complaints = StringIO()
     try:
         words = shlex.split(text)
-        with redirect_stdout(told), redirect_stderr(told):
+        with redirect_stdout(complaints), redirect_stderr(complaints):
             parsed: dict[str, Any] = {} if "--config" in words else vars(_parser().parse_args(words))
     except SystemExit:
-        reason = told.getvalue().strip().rpartition("error: ")[2]
+        reason = complaints.getvalue().strip().rpartition("error: ")[2]
         raise CannotStart(f"--vllm-args: {reason or 'cannot be parsed'}") from None
     except IndexError:
         raise CannotStart(f"--vllm-args: {words[-1]} has no value") from None
@@ -332,7 +332,7 @@ def _changes(value: Any) -> Any:
     if not isinstance(value, CompilationConfig):
         return value
     default = CompilationConfig()
-    names = [one.name for one in fields(value)]
+    names = [field.name for field in fields(value)]
     return {name: got for name in names if (got := getattr(value, name)) != getattr(default, name)}
 
 

@@ -25,17 +25,17 @@ from triptych.integrations.vllm.models import register_models
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.005
-"""How long vLLM's loop rests when all its requests wait for items. Others that come meanwhile wait as long."""
+"""Pause of vLLM's loop when all its requests wait for items, seconds. Others that come meanwhile wait as long."""
 
 CONNECTOR = "TriptychConnector"
-"""Its name in vLLM's settings ..."""
+"""Name of the connector in vLLM's settings."""
 MODULE = __name__
-"""... and its module."""
+"""Module of the connector in vLLM's settings."""
 
 
 @dataclass
 class Embeddings(ECConnectorMetadata):
-    """What the workers add to their caches before a step, by identifier."""
+    """Embeddings that the workers add to their caches before a step, by identifier."""
 
     by_identifier: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class ItemConnector(ECConnectorBase):
         self._taken: dict[str, torch.Tensor] = {}
         """The items that requests may use in the step that is being planned."""
         self._loads: dict[str, torch.Tensor] = {}
-        """Those of them that the workers do not have yet."""
+        """Embeddings that the workers do not have yet."""
         self._lost: set[str] = set()
         self._dtype = vllm_config.model_config.dtype
         if role is ECConnectorRole.WORKER:
@@ -69,7 +69,7 @@ class ItemConnector(ECConnectorBase):
         """
         try:
             needed = _needed(request, num_computed_tokens)
-            found = self.items.get(request.request_id, needed) if needed else {}
+            held = self.items.get(request.request_id, needed) if needed else {}
         except ItemsLost as error:
             logger.warning("request %s fails: %s", request.request_id, error)
             self._lost.add(request.request_id)
@@ -78,9 +78,9 @@ class ItemConnector(ECConnectorBase):
             logger.exception("request %s fails", request.request_id)  # raised here, it would end the engine
             self._lost.add(request.request_id)
             return False
-        if found is None:
+        if held is None:
             return False
-        self._taken.update(found)
+        self._taken.update(held)
         return True
 
     def take_unavailable_requests(self) -> set[str]:
@@ -122,7 +122,7 @@ class ItemConnector(ECConnectorBase):
                 encoder_cache[identifier] = embedding.to(current_platform.device_type, self._dtype)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
-        """Nothing is encoded here."""
+        """Do nothing: no item is encoded here."""
 
 
 def _needed(request: Any, num_computed_tokens: int) -> Mapping[str, int]:
@@ -143,7 +143,7 @@ def _needed(request: Any, num_computed_tokens: int) -> Mapping[str, int]:
 
 
 class TriptychConnector(ItemConnector):
-    """Of an engine in the process of a text instance, which fills ``items`` before it adds a request."""
+    """Connector of an engine in the process of a text instance, which fills ``items`` before it adds a request."""
 
     items: HeldItems
 

@@ -41,12 +41,12 @@ class VllmEncoderEngine(AdapterEncoderEngine):
         """``arguments`` is a command line of vLLM's engine arguments."""
         adapter = encoder_adapter(checkpoint.family)
         prepare_torch(compute)
-        told = encoder_args(arguments, checkpoint, model_id=model_id, compute=compute)
-        values = _values(told)
+        engine_args = encoder_args(arguments, checkpoint, model_id=model_id, compute=compute)
+        values = _values(engine_args)
         options = " ".join(f"{name}={value}" for name, value in values.items())
         self.identity = vllm_identity(checkpoint, ModelPart.ENCODER, compute, options=options)
         with starting():
-            config = told.create_engine_config()
+            config = engine_args.create_engine_config()
             # Elsewhere vLLM has a process for its worker on a CPU.
             config.parallel_config.distributed_executor_backend = "uni"
             self._executor = UniProcExecutor(config)
@@ -93,17 +93,17 @@ class _VllmImageEncoder:
         assert return_dict  # noqa: S101 - vLLM has nothing else
         grids = {} if image_grid_thw is None else {"image_grid_thw": image_grid_thw.cpu()}
         try:
-            made = self._model.embed_multimodal(pixel_values=pixel_values, **grids)
+            embedded = self._model.embed_multimodal(pixel_values=pixel_values, **grids)
         except Exception as error:
             raise RuntimeError("vLLM's encoder failed") from error
-        if isinstance(made, torch.Tensor):
-            return _Encoded(made, ())  # all images have as many rows
+        if isinstance(embedded, torch.Tensor):
+            return _Encoded(embedded, ())  # all images have as many rows
         # DeepStack rows follow the others in the last dimension.
-        rows, *layers = torch.split(torch.cat(list(made)), self._hidden_size, dim=-1)
-        return _Encoded(torch.split(rows, [len(one) for one in made]), layers)
+        rows, *layers = torch.split(torch.cat(list(embedded)), self._hidden_size, dim=-1)
+        return _Encoded(torch.split(rows, [len(rows_of_image) for rows_of_image in embedded]), layers)
 
 
-def _values(told: Any) -> dict[str, str]:
+def _values(hints: Any) -> dict[str, str]:
     """The arguments that change embeddings, by name."""
-    given = {name: getattr(told, name) for name in ENCODER_ARGUMENTS}
+    given = {name: getattr(hints, name) for name in ENCODER_ARGUMENTS}
     return {name: str(getattr(value, "name", value)) for name, value in given.items() if value is not None}

@@ -44,25 +44,25 @@ _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": Fin
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One choice of a request: to vLLM a request of its own."""
+    """Choice of a request: to vLLM a request of its own."""
 
     request_id: str
     number: int
     name: str
-    """Its id outside of vLLM."""
+    """Id outside of vLLM."""
     vllm_id: str
-    """Its id in vLLM."""
+    """Id in vLLM."""
     alternatives: int | None
-    """How many log-probabilities to return per token."""
+    """Number of log-probabilities to return per token."""
     beginnings: Beginnings | None
-    """None if an item has no identity."""
+    """Prefix hashes; None if an item has no identity."""
     pauses: bool
-    """It pauses after its first token, which is not the last that it may have."""
+    """Whether it pauses after its first token, which is not the last that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Handing:
-    """What hands keys and values over."""
+    """Parts that export keys and values (KV transfer)."""
 
     connector: KvConnector
     cache: VllmKvCache
@@ -220,16 +220,16 @@ class VllmTextEngine:
             if not any(map(self._has_started, choices.values()))
         }
 
-    def _has_started(self, one: _Choice) -> bool:
-        request = self._scheduler.requests.get(one.vllm_id)
-        return one.name in self._paused or (request is not None and request.status in _STARTED)
+    def _has_started(self, choice: _Choice) -> bool:
+        request = self._scheduler.requests.get(choice.vllm_id)
+        return choice.name in self._paused or (request is not None and request.status in _STARTED)
 
     @property
     def pending_tokens(self) -> int:
         pending = 0
-        for one in self._choices.values():
-            request = self._scheduler.requests.get(one.vllm_id)
-            if request is not None and one.name not in self._paused:
+        for choice in self._choices.values():
+            request = self._scheduler.requests.get(choice.vllm_id)
+            if request is not None and choice.name not in self._paused:
                 pending += max(0, request.num_prompt_tokens - request.num_computed_tokens)
                 pending += request.max_tokens - request.num_output_tokens
         return pending
@@ -254,7 +254,9 @@ class VllmTextEngine:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Its prefix cache may be off, and finds what its own blocks end with: routers send it whole prompts."""
+        """Whether the engine finds prefixes of prompts. Its prefix cache may be off, and finds what its own blocks end
+        with: routers send it whole prompts.
+        """
         return False
 
     @property
@@ -316,8 +318,8 @@ class VllmTextEngine:
         placed: Sequence[PlacedItem],
         items: Sequence[KeyedItem] | None,
     ) -> None:
-        """What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only what follows. ``items``
-        is None if one has no identity.
+        """Add a choice. What it has begun with becomes part of vLLM's prompt, so that vLLM counts for penalties only
+        what follows. ``items`` is None if one has no identity.
         """
         name = _name(request.request_id, number)
         end_ids = self._end_ids(request)
@@ -330,7 +332,7 @@ class VllmTextEngine:
         asked = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=[*token_ids, *begun],
-            mm_features=[one.feature for one in placed] or None,
+            mm_features=[item.feature for item in placed] or None,
             sampling_params=params,
             pooling_params=None,
             arrival_time=unix_s(),
@@ -341,7 +343,7 @@ class VllmTextEngine:
             priority=request.turn.priority,
         )
         vllm_id = self._engine.add_request(name, asked, params)
-        self._items.hold(vllm_id, [one.item for one in placed])
+        self._items.hold(vllm_id, [item.item for item in placed])
         choice = _Choice(
             request.request_id,
             number,
@@ -365,14 +367,14 @@ class VllmTextEngine:
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Cancel a request or one of its choices, and free its memory; unknown or finished ones are ignored."""
         choices = self._of_request.get(request_id, {})
-        gone = [one for number, one in choices.items() if choice is None or number == choice]
-        if gone:
+        cancelled = [held for number, held in choices.items() if choice is None or number == choice]
+        if cancelled:
             if self._handing is not None:
-                for one in gone:
-                    self._handing.connector.drop(one.vllm_id)
-            self._engine.abort_request([one.name for one in gone])
-            for one in gone:
-                self._forget(one)
+                for held in cancelled:
+                    self._handing.connector.drop(held.vllm_id)
+            self._engine.abort_request([held.name for held in cancelled])
+            for held in cancelled:
+                self._forget(held)
             self._settle()
 
     def _settle(self) -> None:
@@ -381,22 +383,22 @@ class VllmTextEngine:
             with suppress(InstanceLost):  # the next step raises it
                 self.step()
 
-    def _forget(self, one: _Choice) -> TriptychError | None:
+    def _forget(self, choice: _Choice) -> TriptychError | None:
         """A choice has left vLLM. Returns why its grammar failed, if it did."""
-        del self._choices[one.name]
-        self._paused.discard(one.name)
-        choices = self._of_request[one.request_id]
-        del choices[one.number]
+        del self._choices[choice.name]
+        self._paused.discard(choice.name)
+        choices = self._of_request[choice.request_id]
+        del choices[choice.number]
         if not choices:
-            del self._of_request[one.request_id]
-            del self._nbytes[one.request_id]
-        return self._grammars.drop(one.name)
+            del self._of_request[choice.request_id]
+            del self._nbytes[choice.request_id]
+        return self._grammars.drop(choice.name)
 
     def reorder(self, request_id: str, turn: Turn) -> None:
         """Has no effect: vLLM orders requests of one priority by their arrival."""
         del request_id, turn
 
-    # --- hand-over ---------------------------------------------------------------------------------------------------
+    # --- KV transfer -------------------------------------------------------------------------------------------------
 
     @property
     def kv_kind(self) -> KvKind | None:
@@ -407,65 +409,67 @@ class VllmTextEngine:
         if self._handing is None:
             return frozenset()
         arriving = self._handing.connector.arriving
-        return {(one.request_id, one.number) for one in self._choices.values() if one.vllm_id in arriving}
+        return {(choice.request_id, choice.number) for choice in self._choices.values() if choice.vllm_id in arriving}
 
     def pause(self, request_id: str) -> None:
-        """To vLLM its choices end here; their blocks stay."""
+        """Pause a request. To vLLM its choices end here; their blocks stay."""
         if self._handing is None:
             return
-        choices = [one for one in self._of_request.get(request_id, {}).values() if one.name not in self._paused]
-        for one in choices:
-            self._handing.connector.keep(one.vllm_id)
-            self._paused.add(one.name)
-        self._engine.abort_request([one.name for one in choices])
+        choices = [
+            choice for choice in self._of_request.get(request_id, {}).values() if choice.name not in self._paused
+        ]
+        for choice in choices:
+            self._handing.connector.keep(choice.vllm_id)
+            self._paused.add(choice.name)
+        self._engine.abort_request([choice.name for choice in choices])
 
     def computed(self, request_id: str, choice: int) -> int:
-        one, request = self._found(request_id, choice)
-        if self._handing is None or one is None or request is None:
+        held, request = self._found(request_id, choice)
+        if self._handing is None or held is None or request is None:
             return 0
         return self._handing.connector.computed(request)
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        one, request = self._found(request_id, choice)
-        if one is None or one.beginnings is None or request is None:
+        held, request = self._found(request_id, choice)
+        if held is None or held.beginnings is None or request is None:
             return None
-        return one.beginnings.hash_before(end, request.all_token_ids)
+        return held.beginnings.hash_before(end, request.all_token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        one, _ = self._found(request_id, choice)
-        if self._handing is None or one is None or self.computed(request_id, choice) < segment.end:
+        held, _ = self._found(request_id, choice)
+        if self._handing is None or held is None or self.computed(request_id, choice) < segment.end:
             return False
-        self._handing.cache.pack(self._blocks(one), segment, memory)
+        self._handing.cache.pack(self._blocks(held), segment, memory)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        one, _ = self._found(request_id, choice)
-        arrival = None if self._handing is None or one is None else self._handing.connector.arriving.get(one.vllm_id)
-        if self._handing is None or one is None or arrival is None or segment.first > arrival.computed:
+        held, _ = self._found(request_id, choice)
+        arrival = None if self._handing is None or held is None else self._handing.connector.arriving.get(held.vllm_id)
+        if self._handing is None or held is None or arrival is None or segment.first > arrival.computed:
             return False
         if arrival.computed < (end := min(segment.end, arrival.wanted)):
-            self._handing.cache.unpack(self._blocks(one), segment, memory, first=arrival.computed, end=end)
-            self._handing.connector.receive(one.vllm_id, end)
+            self._handing.cache.unpack(self._blocks(held), segment, memory, first=arrival.computed, end=end)
+            self._handing.connector.receive(held.vllm_id, end)
         return True
 
     def arrived(self, request_id: str) -> None:
         if self._handing is not None:
-            for one in self._of_request.get(request_id, {}).values():
-                self._handing.connector.end_arrival(one.vllm_id)
+            for choice in self._of_request.get(request_id, {}).values():
+                self._handing.connector.end_arrival(choice.vllm_id)
 
     def _found(self, request_id: str, choice: int) -> tuple[_Choice | None, Any]:
         """A choice, and the request that it is to vLLM."""
-        one = self._of_request.get(request_id, {}).get(choice)
-        return one, None if one is None else self._scheduler.requests.get(one.vllm_id)
+        held = self._of_request.get(request_id, {}).get(choice)
+        return held, None if held is None else self._scheduler.requests.get(held.vllm_id)
 
-    def _blocks(self, one: _Choice) -> Sequence[int]:
-        (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(one.vllm_id)
+    def _blocks(self, choice: _Choice) -> Sequence[int]:
+        (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(choice.vllm_id)
         return list(blocks)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        """One step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
+        """Run one step of vLLM's engine. Raises InstanceLost if it failed: vLLM cannot go on then."""
         if self._has_failed:
             raise InstanceLost("the engine has failed")
         try:
@@ -476,30 +480,30 @@ class VllmTextEngine:
             raise InstanceLost(f"the engine has failed: {reason_of(error)}") from error
         outputs: list[EngineOutput] = []
         for answer in answered:
-            one = self._choices.get(answer.request_id)
-            if one is not None:
-                outputs += self._outputs(one, answer)
+            choice = self._choices.get(answer.request_id)
+            if choice is not None:
+                outputs += self._outputs(choice, answer)
         return outputs
 
-    def _outputs(self, one: _Choice, answer: Any) -> list[EngineOutput]:
+    def _outputs(self, choice: _Choice, answer: Any) -> list[EngineOutput]:
         (completion,) = answer.outputs
         token_ids = tuple(completion.token_ids)
         reason = _REASONS.get(completion.finish_reason)
         error: TriptychError | None = None
-        if answer.finished and one.pauses and reason is FinishReason.LENGTH:
-            self._paused.add(one.name)
+        if answer.finished and choice.pauses and reason is FinishReason.LENGTH:
+            self._paused.add(choice.name)
             reason = None
         elif answer.finished:
-            why = self._forget(one)
+            why = self._forget(choice)
             if reason is None:
                 error = why or EngineFailure("the engine failed on this request")
-        found = scores(token_ids, completion.logprobs, one.alternatives) if error is None else ()
+        token_scores = scores(token_ids, completion.logprobs, choice.alternatives) if error is None else ()
         if not (token_ids or reason or error):
             return []
         if error is not None:
-            self.cancel(one.request_id)
-            return [EngineOutput(one.request_id, (), error=error, choice=one.number)]
-        return [EngineOutput(one.request_id, token_ids, reason, choice=one.number, scores=found)]
+            self.cancel(choice.request_id)
+            return [EngineOutput(choice.request_id, (), error=error, choice=choice.number)]
+        return [EngineOutput(choice.request_id, token_ids, reason, choice=choice.number, scores=token_scores)]
 
 
 def _name(request_id: str, number: int) -> str:

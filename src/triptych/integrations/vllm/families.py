@@ -1,4 +1,4 @@
-"""How the items of each family are encoded by vLLM, and how they enter a text engine of vLLM."""
+"""Adapters of each family: how vLLM encodes its items, and how they enter a text engine of vLLM."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class ItemAdapter(Protocol):
-    """What differs between families once an item is encoded."""
+    """Adapter of a family's items once they are encoded."""
 
     @property
     def modality(self) -> str:
@@ -44,9 +44,8 @@ class ItemAdapter(Protocol):
         ...
 
     def fields(self, token_id: int, tensors: Tensors) -> Tensors:
-        """What vLLM needs beside the rows to compute positions; ``token_id`` is the item's placeholder.
-
-        Raises InvalidRequest.
+        """Fields that vLLM needs beside the rows to compute positions; ``token_id`` is the item's placeholder. Raises
+        InvalidRequest.
         """
         ...
 
@@ -145,23 +144,23 @@ ADAPTERS: Mapping[str, Adapters] = {
     "qwen3_vl": Adapters(_qwen, QwenEncoder, by_itself=True),
     "smolvlm": Adapters(_plain),
 }
-"""By ``model_type``: the families whose answers equal vLLM's own in tests."""
+"""Adapters by ``model_type``: the families whose answers equal vLLM's own in tests."""
 
 
 def item_adapter(family: Family, dtype: DType) -> ItemAdapter:
-    """How items enter a text engine. Raises BadModel for a family that is not served by vLLM."""
+    """Adapter by which items enter a text engine. Raises BadModel for a family that is not served by vLLM."""
     _check_served(family, ADAPTERS)
     return ADAPTERS[family.model_type].items(family, dtype)
 
 
 def pulled_adapter(family: Family, dtype: DType) -> ItemAdapter:
-    """How items enter a vLLM that runs by itself. Raises BadModel for a family whose items it cannot pull."""
+    """Adapter by which items enter a vLLM that runs by itself. Raises BadModel for a family whose items it cannot pull."""
     _check_served(family, [name for name, adapters in ADAPTERS.items() if adapters.by_itself])
     return item_adapter(family, dtype)
 
 
 def encoder_adapter(family: Family) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter]:
-    """How items are encoded. Raises BadModel for a family that is not encoded by vLLM."""
+    """Adapter by which items are encoded. Raises BadModel for a family that is not encoded by vLLM."""
     encoders = {name: adapters.encoder for name, adapters in ADAPTERS.items() if adapters.encoder is not None}
     _check_served(family, encoders)
     return encoders[family.model_type]

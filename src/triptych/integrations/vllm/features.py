@@ -50,7 +50,7 @@ class Features:
         placed = [
             self._placed(request, given, filled) for given, filled in zip(request.embeddings, positions, strict=True)
         ]
-        return sorted(placed, key=lambda one: one.feature.mm_position.offset)
+        return sorted(placed, key=lambda item: item.feature.mm_position.offset)
 
     def _placed(self, request: EngineRequest, given: EmbeddingInput, positions: Sequence[int]) -> PlacedItem:
         if given.tokens > self._largest_item:

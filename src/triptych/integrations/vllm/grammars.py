@@ -18,7 +18,7 @@ _BITS = 32
 
 
 class ConstrainedChoice(StructuredOutputGrammar):
-    """One choice's grammar. vLLM's engine would end with an exception, so a failure is kept, and ends the choice."""
+    """Grammar of one choice. vLLM's engine would end with an exception, so a failure is kept, and ends the choice."""
 
     def __init__(
         self, grammar: TokenGrammar, end_ids: AbstractSet[int], min_tokens: int, begun: Sequence[int] = ()

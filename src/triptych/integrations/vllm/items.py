@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item's embedding, [tokens, width], in the memory of the host."""
+    """Embedding of one item, [tokens, width], in the memory of the host."""
 
     identifier: str
     """Equal identifiers mean equal embeddings."""
@@ -25,7 +25,7 @@ class ItemsLost(Exception):
 
 
 class ItemSource(Protocol):
-    """Where the connector gets a request's items. Called by the engine's thread only."""
+    """Source from which the connector gets a request's items. Called by the engine's thread only."""
 
     @property
     def waits(self) -> bool:
@@ -79,24 +79,24 @@ class HeldItems:
 
     def drop(self, request_id: str) -> list[str]:
         """Returns the identifiers of items that are not held any more."""
-        gone: list[str] = []
+        dropped: list[str] = []
         for identifier in self._of_request.pop(request_id, ()):
             held = self._held[identifier]
             held.holders.discard(request_id)
             if not held.holders:
                 del self._held[identifier]
-                gone.append(identifier)
-        return gone
+                dropped.append(identifier)
+        return dropped
 
     def get(self, request_id: str, needed: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         """Raises ItemsLost if one is gone, as items come with their request and will not come again."""
         del request_id
-        found: dict[str, torch.Tensor] = {}
+        items: dict[str, torch.Tensor] = {}
         for identifier in needed:
             if (held := self._held.get(identifier)) is None:
                 raise ItemsLost("an item is gone")
-            found[identifier] = held.item.embedding
-        return found
+            items[identifier] = held.item.embedding
+        return items
 
     def find(self, identifier: str) -> Item | None:
         """An item, if it is held."""
@@ -104,10 +104,10 @@ class HeldItems:
         return None if held is None else held.item
 
     def settle(self, timeout_s: float) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no item is on its way."""
 
     def close(self) -> None:
-        """Nothing is held anywhere else."""
+        """Do nothing: no item is held anywhere else."""
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from triptych.engine.checkpoint import DTYPES
 from triptych.runtime.process import CannotStart
 
 _DIGIT_BITS = 8
-"""Every data type has the numbers of so many bits."""
+"""Bits of a digit: every data type has the numbers of so many bits."""
 
 
 class VllmKvCache:
@@ -21,13 +21,13 @@ class VllmKvCache:
     vLLM leaves unused. Raises CannotStart for a cache in which blocks do not have all positions of all layers alike.
     """
 
-    def __init__(self, config: VllmConfig, made: KVCacheConfig, *, model_revision: str, dtype: str) -> None:
+    def __init__(self, config: VllmConfig, cache_config: KVCacheConfig, *, model_revision: str, dtype: str) -> None:
         if (
-            len(made.kv_cache_groups) != 1
-            or type(spec := made.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec
+            len(cache_config.kv_cache_groups) != 1
+            or type(spec := cache_config.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec
         ):
             raise _refused("its layers have KV caches of several kinds, or state outside of them")
-        names = sorted(made.kv_cache_groups[0].layer_names, key=extract_layer_index)
+        names = sorted(cache_config.kv_cache_groups[0].layer_names, key=extract_layer_index)
         context: Any = config.compilation_config.static_forward_context
         self._layers = [context[name] for name in names]
         self._block_tokens = int(spec.block_size)
@@ -36,7 +36,11 @@ class VllmKvCache:
         nbytes = 2 * self._block_tokens * shape[1] * shape[2] * DTYPES[dtype].itemsize
         for layer in self._layers:
             cache = layer.kv_cache
-            if not isinstance(cache, torch.Tensor) or cache.shape[0] != made.num_blocks or cache[0].nbytes != nbytes:
+            if (
+                not isinstance(cache, torch.Tensor)
+                or cache.shape[0] != cache_config.num_blocks
+                or cache[0].nbytes != nbytes
+            ):
                 raise _refused(f"the blocks of its KV cache do not have keys and values in {dtype}, each once")
         quantization = config.model_config.quantization or ""
         # Weights are kept in another form than by Triptych's own engine, and attention may differ in its details.
@@ -76,18 +80,18 @@ class VllmKvCache:
 
     @torch.inference_mode()
     def _found_order(self, layer: Any) -> torch.Tensor:
-        """Where each number of [2, positions, heads, head size] is in a block: each is written there, digit by digit."""
+        """Order of the numbers of [2, positions, heads, head size] in a block: each is written there, digit by digit."""
         numbers = torch.arange(2 * self._block_tokens * self._shape[1] * self._shape[2]).view(2, *self._shape)
         slots = torch.arange(self._block_tokens)
-        found = torch.zeros(numbers.numel(), dtype=torch.long)
+        seen_order = torch.zeros(numbers.numel(), dtype=torch.long)
         unused = layer.kv_cache[0]
         for shift in range(0, int(numbers[-1, -1, -1, -1]).bit_length(), _DIGIT_BITS):
             keys, values = ((numbers >> shift) % (1 << _DIGIT_BITS)).to(unused.dtype)
             self._write(layer, keys, values, slots)
-            found += unused.reshape(-1).long() << shift
+            seen_order += unused.reshape(-1).long() << shift
         unused.zero_()
-        order = found.argsort()
-        if not torch.equal(found[order], numbers.view(-1)):
+        order = seen_order.argsort()
+        if not torch.equal(seen_order[order], numbers.view(-1)):
             raise _refused("its attention keeps keys and values in a form that cannot be copied")
         return order
 

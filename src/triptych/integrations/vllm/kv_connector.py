@@ -1,7 +1,9 @@
-"""Triptych's KV connector: keys and values that arrive, or stay for a hand-over, between the steps of a vLLM engine (ADR 44).
+"""Triptych's KV connector: keys and values that arrive, or stay for a KV transfer, between the steps of a vLLM engine
+(ADR 44).
 
-It copies nothing: the engine does, between two steps and in their thread (``kv_cache``). The scheduler side tells vLLM which
-requests wait for keys and values and which blocks stay; vLLM learns of an end from the worker side, in the next step.
+It copies nothing: the engine does, between two steps and in their thread (``kv_cache``). The scheduler side tells vLLM
+which requests wait for keys and values and which blocks stay. vLLM learns of an end from the worker side, in the next
+step.
 """
 
 from collections.abc import Mapping
@@ -13,16 +15,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.v1.request import RequestStatus
 
 KV_CONNECTOR = "KvConnector"
-"""Its name in vLLM's settings ..."""
+"""Name of the connector in vLLM's settings."""
 KV_MODULE = __name__
-"""... and its module."""
+"""Module of the connector in vLLM's settings."""
 
 _KEPT_AFTER = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED})
 
 
 @dataclass
 class Ended(KVConnectorMetadata):
-    """What has ended since the last step."""
+    """Requests that have ended since the last step."""
 
     arrivals: frozenset[str] = frozenset()
     missing: frozenset[int] = frozenset()
@@ -38,7 +40,7 @@ class Arrival:
     computed: int
     """Positions that it has, from 0 on ..."""
     wanted: int
-    """... and those that it should have: all that arrive but its last one, which is computed."""
+    """Positions that it should have: all that arrive but its last one, which is computed."""
 
 
 class KvConnector(KVConnectorBase_V1):
@@ -50,7 +52,7 @@ class KvConnector(KVConnectorBase_V1):
         """Positions that will arrive, of requests that have no memory for them yet."""
         self._arriving: dict[str, Arrival] = {}
         self._arrived: dict[str, Arrival] = {}
-        """Those that await nothing any more, until the next step."""
+        """Arrivals that await nothing any more, until the next step."""
         self._keeps: set[str] = set()
         self._kept: set[str] = set()
         self._dropped: set[str] = set()
@@ -58,7 +60,7 @@ class KvConnector(KVConnectorBase_V1):
     # --- for the engine, between two steps ---------------------------------------------------------------------------
 
     def expect(self, request_id: str, positions: int) -> None:
-        """So many of its positions will arrive. It gets memory for them when vLLM starts it."""
+        """Expect so many of the request's positions to arrive. It gets memory for them when vLLM starts it."""
         self._expected[request_id] = positions
 
     @property
@@ -71,7 +73,7 @@ class KvConnector(KVConnectorBase_V1):
         self._arriving[request_id] = replace(self._arriving[request_id], computed=end)
 
     def end_arrival(self, request_id: str) -> None:
-        """No more will come: from the next step on it computes what is missing, in whole blocks."""
+        """End the arrival: from the next step on the request computes what is missing, in whole blocks."""
         self._expected.pop(request_id, None)
         if (arrival := self._arriving.pop(request_id, None)) is not None:
             self._arrived[request_id] = arrival
@@ -83,11 +85,11 @@ class KvConnector(KVConnectorBase_V1):
         return int(request.num_computed_tokens) if arrival is None else arrival.computed
 
     def keep(self, request_id: str) -> None:
-        """Its blocks stay when it has all of its tokens, or is aborted, until ``drop``."""
+        """Keep the request's blocks when it has all of its tokens, or is aborted, until ``drop``."""
         self._keeps.add(request_id)
 
     def drop(self, request_id: str) -> None:
-        """Its blocks are free from the next step on, or when it ends."""
+        """Free the request's blocks from the next step on, or when it ends."""
         self._keeps.discard(request_id)
         if request_id in self._kept:
             self._kept.remove(request_id)
@@ -102,7 +104,7 @@ class KvConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """What is preempted is computed again, here or by who goes on."""
+        """True: what is preempted is computed again, here or by whoever goes on."""
         return False
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -111,7 +113,7 @@ class KvConnector(KVConnectorBase_V1):
         return max(0, awaited), awaited > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """It has its memory: all of it that is not in the prefix cache will arrive."""
+        """Note that the request has its memory: all of it that is not in the prefix cache will arrive."""
         del blocks
         expected = self._expected.pop(request.request_id, None)
         if expected is not None and num_external_tokens:
@@ -124,10 +126,10 @@ class KvConnector(KVConnectorBase_V1):
         arrived, self._arrived = self._arrived, {}
         dropped, self._dropped = self._dropped, set()
         missing: set[int] = set()
-        for request_id, one in arrived.items():
-            if one.computed < one.wanted:
+        for request_id, arrival in arrived.items():
+            if arrival.computed < arrival.wanted:
                 (blocks,) = self._kv_cache_manager.get_block_ids(request_id)
-                missing.update(blocks[one.computed // self._vllm_config.cache_config.block_size :])
+                missing.update(blocks[arrival.computed // self._vllm_config.cache_config.block_size :])
         return Ended(frozenset(arrived), frozenset(missing), frozenset(dropped))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
@@ -164,13 +166,13 @@ class KvConnector(KVConnectorBase_V1):
         return ended
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing is copied within a step."""
+        """Do nothing: no bytes are copied within a step."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is copied within a step."""
+        """Do nothing: no bytes are copied within a step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing is copied within a step."""
+        """Do nothing: no bytes are copied within a step."""
 
     def wait_for_save(self) -> None:
-        """Nothing is copied within a step."""
+        """Do nothing: no bytes are copied within a step."""

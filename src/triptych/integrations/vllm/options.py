@@ -32,7 +32,7 @@ class PullOptions:
     model: str = ""
     """The model's name at the routers; empty: the only one that they serve."""
     timeout_s: PositiveSeconds = 30.0
-    """How long a request waits for its items; then it fails."""
+    """Time that a request waits for its items before it fails, seconds."""
     image_cache_bytes: Annotated[int, Between(_MIB)] = 256 * _MIB
     allow_network: bool = False
     """Whether embeddings may be pulled from other addresses than loopback. Under TLS they may."""
@@ -56,11 +56,11 @@ class PullOptions:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one.strip() for one in self.routers.split(",")))
+        return tuple(dict.fromkeys(address.strip() for address in self.routers.split(",")))
 
 
 def parse(given: Mapping[str, Any]) -> PullOptions:
-    """From flat keys, those of groups included. Raises ValueError, naming the key."""
+    """Parse flat keys, those of groups included. Raises ValueError, naming the key."""
     left = dict(given)
     nested: dict[str, Any] = {name: _taken(cls, left) for name, cls in _GROUPS.items()}
     nested |= _taken(PullOptions, left)
@@ -75,4 +75,6 @@ def parse(given: Mapping[str, Any]) -> PullOptions:
 
 
 def _taken(cls: Any, left: dict[str, Any]) -> dict[str, Any]:
-    return {one.name: left.pop(one.name) for one in fields(cls) if one.name in left and one.name not in _GROUPS}
+    return {
+        field.name: left.pop(field.name) for field in fields(cls) if field.name in left and field.name not in _GROUPS
+    }

@@ -1,4 +1,6 @@
-"""What a client sends to a vLLM that runs by itself in place of a resolved image (docs/vllm.md). Needs torch, not vLLM."""
+"""Content parts that a client sends to a vLLM that runs by itself in place of a resolved image (docs/vllm.md). Needs
+torch, not vLLM.
+"""
 
 import base64
 from io import BytesIO

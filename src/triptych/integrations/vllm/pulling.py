@@ -66,15 +66,15 @@ _THREADS = 2
 """Threads that verify and copy embeddings."""
 _SWEEP_S = 1.0
 _ASK_S = 10.0
-"""How often routers are asked for their models."""
+"""Interval at which routers are asked for their models, seconds."""
 _GRACE_S = 2.0
-"""How much later than its time limit a fetch that has not ended is given up."""
+"""Time after its limit at which a fetch that has not ended is given up, seconds."""
 _CLOSE_S = 5.0
-"""How long the puller may take to end."""
+"""Longest time that the puller may take to end, seconds."""
 
 
 class PullingConnector(ItemConnector):
-    """For ``ec_connector`` and, with this module, ``ec_connector_module_path`` of ``vllm serve``."""
+    """Connector for ``ec_connector`` and, with this module, ``ec_connector_module_path`` of ``vllm serve``."""
 
     items: "PulledItems"
 
@@ -99,21 +99,23 @@ class ServedModel:
 
     def check(self, model: ModelInfo) -> None:
         """Raise FailedPrecondition unless routers serve the same model as ``model``. Reads its files in full."""
-        own = self.checkpoint.model_info(model_id=model.model_id, dtype=self.dtype)
-        other = [one.name for one in fields(own) if getattr(own, one.name) != getattr(model, one.name)]
-        if other:
+        own_model = self.checkpoint.model_info(model_id=model.model_id, dtype=self.dtype)
+        differing = [
+            field.name for field in fields(own_model) if getattr(own_model, field.name) != getattr(model, field.name)
+        ]
+        if differing:
             raise FailedPrecondition(
-                f"the routers' model {model.model_id!r} is not this one: it has another {' and '.join(other)}"
+                f"the routers' model {model.model_id!r} is not this one: it has another {' and '.join(differing)}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What one request lacks; a request may have several fetches, one after the other."""
+    """Fetch of what one request lacks. A request may have several fetches, one after the other."""
 
     name: str
     rows: Mapping[str, int]
-    """By identifier."""
+    """Rows by identifier."""
     end_s: float
 
 
@@ -149,11 +151,11 @@ class PulledItems:
         self._held = HeldItems()
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, str] = {}
-        """By running fetch: its request."""
+        """Requests of the running fetches."""
         self._fetched_by: dict[str, str] = {}
-        """By identifier that is held: its fetch."""
+        """Fetches of the identifiers that are held."""
         self._copies: dict[str, set[str]] = {}
-        """By fetch: those identifiers."""
+        """Identifiers of each fetch that are copies."""
         self._numbers = count()
         self._arrivals: deque[Arrival] = deque()
         self._arrived = threading.Event()
@@ -176,19 +178,19 @@ class PulledItems:
         waiting = self._waiting.get(request_id)
         if waiting is not None and (error := self._fault(waiting)):
             raise ItemsLost(error)
-        found = {identifier: item for identifier in needed if (item := self._held.find(identifier)) is not None}
-        for identifier, item in found.items():
+        items = {identifier: item for identifier in needed if (item := self._held.find(identifier)) is not None}
+        for identifier, item in items.items():
             if len(item.embedding) != needed[identifier]:
                 raise ItemsLost(f"item {identifier} has {len(item.embedding)} rows, not {needed[identifier]}")
-        if len(found) == len(needed):
-            self._held.hold(request_id, found.values())
-            return {identifier: item.embedding for identifier, item in found.items()}
+        if len(items) == len(needed):
+            self._held.hold(request_id, items.values())
+            return {identifier: item.embedding for identifier, item in items.items()}
         if waiting is None:
             waiting = self._waiting[request_id] = _Waiting(monotonic() + self._timeout_s)
         if not waiting.fetch:
             waiting.fetch = f"{request_id}/{next(self._numbers)}"
             self._owners[waiting.fetch] = request_id
-            rows = {identifier: needed[identifier] for identifier in needed if identifier not in found}
+            rows = {identifier: needed[identifier] for identifier in needed if identifier not in items}
             self._puller.fetch(Fetch(waiting.fetch, rows, waiting.end_s))
         return None
 
@@ -262,7 +264,7 @@ class Puller:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._arrivals = count()
         self._checked: dict[ModelInfo, TriptychError | None] = {}
-        """By model that routers have named: why it is not the one of this vLLM."""
+        """Reason, by model that routers have named, why it is not the one of this vLLM."""
         self._checking = asyncio.Lock()
         self._group: asyncio.TaskGroup
         self._routers: Routers
@@ -433,7 +435,7 @@ class Puller:
                 self._receiver.leave(fetch.name)
 
     def _check(self, identifier: str, key: bytes, rows: int, ticket: Ticket) -> None:
-        """Before anything is pulled. Raises InvalidRequest."""
+        """Check a request before anything is pulled. Raises InvalidRequest."""
         if ticket.key != key:
             raise InvalidRequest(f"the router returned a ticket of another embedding for item {identifier}")
         if ticket.tokens != rows:

@@ -15,5 +15,5 @@ def check_release() -> None:
         )
     from vllm.version import __version__
 
-    if (found := str(__version__)).partition("+")[0] != SUPPORTED:
-        raise CannotStart(f"engine vllm: vLLM {found} is installed, this release of Triptych supports {SUPPORTED}")
+    if (release := str(__version__)).partition("+")[0] != SUPPORTED:
+        raise CannotStart(f"engine vllm: vLLM {release} is installed, this release of Triptych supports {SUPPORTED}")

@@ -62,9 +62,9 @@ def scores(
     """Log-probabilities as vLLM returns them: for each token those of the token itself and of the likeliest ones."""
     if logprobs is None or alternatives is None:
         return ()
-    found: list[Scores] = []
+    all_scores: list[Scores] = []
     for token_id, by_id in zip(token_ids, logprobs, strict=True):
-        ranked = sorted((one.rank, other) for other, one in by_id.items() if one.rank <= alternatives)
-        top = tuple(ScoredToken(other, by_id[other].logprob) for _, other in ranked[:alternatives])
-        found.append(Scores(ScoredToken(token_id, by_id[token_id].logprob), top))
-    return tuple(found)
+        ranked = sorted((score.rank, token_id) for token_id, score in by_id.items() if score.rank <= alternatives)
+        top = tuple(ScoredToken(token_id, by_id[token_id].logprob) for _, token_id in ranked[:alternatives])
+        all_scores.append(Scores(ScoredToken(token_id, by_id[token_id].logprob), top))
+    return tuple(all_scores)

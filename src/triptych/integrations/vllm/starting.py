@@ -1,4 +1,4 @@
-"""How vLLM starts in this process, as text engine or encoder, and what it is then."""
+"""Start of vLLM in this process, as text engine or encoder, and its identity."""
 
 import importlib
 import logging
@@ -42,7 +42,7 @@ class Started:
     identity: ProfileIdentity
     eos_ids: frozenset[int]
     totals: SchedulerTotals
-    """Of the engine's steps."""
+    """Totals of the engine's steps."""
     rendezvous: str
     """The file by which workers on a CPU find each other; their shared memory is named after it. Empty elsewhere."""
 
@@ -120,8 +120,8 @@ def _sockets(config: VllmConfig) -> Iterator[None]:
         return
     name = "VLLM_RPC_BASE_PATH"
     base = os.environ.get(name)  # noqa: TID251 - an operator's
-    with TemporaryDirectory(prefix="vllm-", dir=base, ignore_cleanup_errors=True) as made:
-        os.environ[name] = made  # noqa: TID251 - vLLM has no other setting for all of its processes
+    with TemporaryDirectory(prefix="vllm-", dir=base, ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder  # noqa: TID251 - vLLM has no other setting for all of its processes
         yield
 
 
@@ -131,13 +131,13 @@ def _rendezvous(worker: Any) -> str:  # noqa: ARG001
 
 
 def _environment(compute: ComputeOptions) -> Mapping[str, str]:
-    """What vLLM reads of its workers, where the operator has not set it."""
+    """Variables that vLLM reads of its workers, where the operator has not set them."""
     # This process has threads, which a forked worker would lack.
-    found = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    variables = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if current_platform.is_cpu():
         # By default vLLM binds each worker to a NUMA node, and does not start where there are fewer.
-        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(compute.torch_threads)}
-    return found
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(compute.torch_threads)}
+    return variables
 
 
 def vllm_identity(
@@ -146,12 +146,12 @@ def vllm_identity(
     """``options`` are the arguments that change costs, in one form."""
     device = str(current_platform.device_type)
     hardware = compute.hardware or ("" if current_platform.is_cpu() else str(current_platform.get_device_name()))
-    one = part_identity(checkpoint, part, replace(compute, device=device, hardware=hardware))
+    identity = part_identity(checkpoint, part, replace(compute, device=device, hardware=hardware))
     return replace(
-        one,
+        identity,
         tensor_parallel=tensor_parallel,
-        software=f"{one.software} vllm/{SUPPORTED}",
-        options={**one.options, "vllm": options},
+        software=f"{identity.software} vllm/{SUPPORTED}",
+        options={**identity.options, "vllm": options},
     )
 
 

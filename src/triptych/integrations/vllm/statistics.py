@@ -31,7 +31,7 @@ class SchedulerTotals(StatLoggerBase):
             self.preemptions += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Nothing to log."""
+        """Log nothing."""
 
 
 def vllm_metrics() -> Iterable[Metric]:

@@ -21,7 +21,7 @@ class DecisionLog:
         self._number = 0
 
     def next_number(self) -> int:
-        """Of the next decision or order."""
+        """Number of the next decision or order."""
         self._number += 1
         return self._number
 
@@ -29,27 +29,27 @@ class DecisionLog:
         self._entries.append(_Entry(now_s, record))
 
     def close(self, number: int, outcome: DecisionOutcome, detail: str) -> DecisionRecord | None:
-        """What came of a decision; None if that is known already, or the decision is not."""
-        for one in self._entries:
-            open_ = one.record.outcome in (DecisionOutcome.PENDING, DecisionOutcome.TIMED_OUT)
-            if one.record.number == number and open_:
-                one.record = replace(one.record, outcome=outcome, detail=detail)
-                return one.record
+        """Record the outcome of a decision. None if that is known already, or the decision is not."""
+        for entry in self._entries:
+            open_ = entry.record.outcome in (DecisionOutcome.PENDING, DecisionOutcome.TIMED_OUT)
+            if entry.record.number == number and open_:
+                entry.record = replace(entry.record, outcome=outcome, detail=detail)
+                return entry.record
         return None
 
     def replace_pending(self, detail: str) -> list[DecisionRecord]:
         """End all decisions of which nothing came yet."""
-        pending = [one for one in self._entries if one.record.outcome is DecisionOutcome.PENDING]
-        for one in pending:
-            one.record = replace(one.record, outcome=DecisionOutcome.REPLACED, detail=detail)
-        return [one.record for one in pending]
+        pending = [entry for entry in self._entries if entry.record.outcome is DecisionOutcome.PENDING]
+        for entry in pending:
+            entry.record = replace(entry.record, outcome=DecisionOutcome.REPLACED, detail=detail)
+        return [entry.record for entry in pending]
 
     def resume(self, records: Sequence[DecisionRecord], ages_s: Mapping[int, float], now_s: float) -> None:
         """Go on from the records of another leader, oldest first; ``ages_s`` by number."""
         self._entries.clear()
-        self._entries.extend(_Entry(now_s - ages_s.get(one.number, 0.0), one) for one in records)
-        self._number = max(self._number, *(one.number for one in records))
+        self._entries.extend(_Entry(now_s - ages_s.get(record.number, 0.0), record) for record in records)
+        self._number = max(self._number, *(record.number for record in records))
 
     def records(self, now_s: float) -> tuple[DecisionRecord, ...]:
         """Oldest first."""
-        return tuple(replace(one.record, age_s=now_s - one.at_s) for one in self._entries)
+        return tuple(replace(entry.record, age_s=now_s - entry.at_s) for entry in self._entries)

@@ -1,4 +1,4 @@
-"""What the reports of a model's routers and the profiles say of one pool: its load, its capacity and its attainment."""
+"""Load, capacity and attainment of one pool, from the reports of its model's routers and the profiles."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,15 +11,16 @@ from triptych.machine.pool_manager.reports import BURST_S, LONG_S, SHORT_S, Rout
 from triptych.policy.scaling import answer_tokens, encode_tokens, prompt_tokens
 
 Facts = Callable[[Mapping[str, ClassWindow]], PoolFacts]
-"""What the profile says of a pool under the mix of a window. Pure."""
+"""Facts of a pool's profile under the mix of a window. Pure."""
 
 
 class Demand:
-    """``seen`` and ``begin_period`` mutate; ``reports`` are those of all routers of the model.
+    """Demand of one pool. ``observe`` and ``begin_period`` mutate; ``reports`` are those of all routers of the model.
 
-    The role says which misses the pool is charged with, and which tokens are its load: of embeddings for instances that encode
-    only, of prompts for those that prefill, of answers for others. An instance that encodes and prefills is charged with misses
-    of both; one that decodes but does not prefill, with those of the time between tokens.
+    The role says which misses the pool is charged with, and which tokens are its load. Tokens are of embeddings for
+    instances that encode only, of prompts for those that prefill, of answers for others. An instance that encodes and
+    prefills is charged with misses of both. One that decodes but does not prefill is charged with those of the time
+    between tokens.
     """
 
     def __init__(self, role: Role, facts: Facts, reports: RouterReports) -> None:
@@ -35,7 +36,7 @@ class Demand:
         """The last facts with a capacity."""
         self._peak_per_s = 0.0
 
-    def seen(self, view: PoolView, now_s: float) -> PoolView:
+    def observe(self, view: PoolView, now_s: float) -> PoolView:
         """The view with what is known of load, capacity and attainment; ``start_s`` stays where no profile says it."""
         reports = self._reports
         facts = self._facts(now_s)
@@ -45,7 +46,9 @@ class Demand:
         judged = reports.instances(now_s)
         return replace(
             view,
-            instances=tuple(replace(one, judged=judged.get(one.instance_id, Judged())) for one in view.instances),
+            instances=tuple(
+                replace(instance, judged=judged.get(instance.instance_id, Judged())) for instance in view.instances
+            ),
             load=self._load(facts.wait_objective_s or 0.0, now_s),
             report_age_s=reports.age_s(now_s),
             facts=facts,
@@ -58,7 +61,7 @@ class Demand:
         self._peak_per_s = 0.0
 
     def _facts(self, now_s: float) -> PoolFacts:
-        """Under the mix of the last 30 s, else of the last 300 s; a pool without requests has its last capacity."""
+        """Facts under the mix of the last 30 s, else of the last 300 s. A pool without requests has its last capacity."""
         classes = self._reports.classes(SHORT_S, now_s)
         facts = self._facts_of(classes)
         if facts.capacity_per_s is None:
@@ -66,7 +69,7 @@ class Demand:
             facts = self._facts_of(classes)
         if facts.capacity_per_s is not None:
             self._known = facts
-        elif self._known is not None and not any(one.arrivals for one in classes.values()):
+        elif self._known is not None and not any(window.arrivals for window in classes.values()):
             return self._known
         return facts
 
@@ -105,8 +108,8 @@ class Demand:
         return waiting, announced
 
     def _attainment(self, now_s: float) -> Judged:
-        """By TTFT or by the time between tokens; of an instance that is charged with both, the worse."""
+        """Attainment by TTFT or by the time between tokens. An instance that is charged with both has the worse."""
         by_gaps = self._role.serves(Stage.DECODE) and not self._role.serves(Stage.PREFILL)
         judged = [self._reports.attainment(self._stages, now_s)] if self._stages else []
         judged += [self._reports.between_tokens(now_s)] if by_gaps else []
-        return min(judged, key=lambda one: 1.0 if one.attainment is None else one.attainment)
+        return min(judged, key=lambda judged_: 1.0 if judged_.attainment is None else judged_.attainment)

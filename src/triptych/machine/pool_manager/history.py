@@ -10,11 +10,11 @@ class LoadHistory:
     """``observe`` is the only mutator. Hours are counted since the beginning of 1970, UTC."""
 
     def __init__(self, kept: KeptHistory = KeptHistory()) -> None:  # noqa: B008 - immutable
-        self._peaks = {one.hour: one.peak_per_s for one in kept.hours[-_MAX_HOURS:]}
+        self._peaks = {hour.hour: hour.peak_per_s for hour in kept.hours[-_MAX_HOURS:]}
         self._capacity_per_s = kept.capacity_per_s
 
     def observe(self, view: PoolView, hour: int) -> None:
-        """What a decision was made from."""
+        """Observe the view that a decision was made from."""
         if view.facts.capacity_per_s is not None:
             self._capacity_per_s = view.facts.capacity_per_s
         if view.load is None:
@@ -25,13 +25,13 @@ class LoadHistory:
 
     @property
     def capacity_per_s(self) -> float | None:
-        """Of one replica, when it was known last."""
+        """Capacity of one replica when it was known last, tokens per second."""
         return self._capacity_per_s
 
     def same_hour(self, hour: int) -> tuple[float, ...]:
         """The peaks of this hour of the week in earlier weeks."""
         earlier = (hour - week * HOURS_OF_WEEK for week in range(1, WEEKS))
-        return tuple(self._peaks[one] for one in earlier if one in self._peaks)
+        return tuple(self._peaks[hour] for hour in earlier if hour in self._peaks)
 
     def kept(self) -> KeptHistory:
         hours = tuple(HourLoad(hour, peak) for hour, peak in sorted(self._peaks.items()))

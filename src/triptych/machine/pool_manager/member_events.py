@@ -43,7 +43,7 @@ class DrainWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchWanted:
+class MemberSwitchWanted:
     """Someone wants the instance to serve the stages of this role; one that is unknown, or cannot, is ignored."""
 
     instance_id: str
@@ -52,11 +52,13 @@ class SwitchWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class MembersTick:
     """Time has passed. Comes at least every ``MemberLimits.tick_s`` while the process runs."""
 
 
-MemberEvent = Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | SwitchWanted | Tick
+MemberEvent = (
+    Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | MemberSwitchWanted | MembersTick
+)
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class MembersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class MemberLogged:
     instance_id: str
     what: str
 
@@ -101,11 +103,11 @@ class SwitchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SwitchEnded:
-    """What came of an order to switch, so long after it."""
+    """Outcome of an order to switch. ``after_s`` counts from the order."""
 
     model: str
     source: Role
-    """What it served when the order came."""
+    """Role that the member served when the order came."""
     target: Role
     outcome: SwitchOutcome
     after_s: float
@@ -113,9 +115,9 @@ class SwitchEnded:
 
 @dataclass(frozen=True, slots=True)
 class SwitchServed:
-    """Each stage that an order has opened has served something, so long after the order."""
+    """First work of all stages that an order has opened. ``after_s`` counts from the order."""
 
     after_s: float
 
 
-MemberEffect = SendOrder | EndSession | MembersChanged | Logged | SwitchEnded | SwitchServed
+MemberEffect = SendOrder | EndSession | MembersChanged | MemberLogged | SwitchEnded | SwitchServed

@@ -33,18 +33,18 @@ from triptych.machine.pool_manager.member_events import (
     EndSession,
     FarewellReceived,
     HeartbeatReceived,
-    Logged,
     MemberEffect,
     MemberEvent,
+    MemberLogged,
     MembersChanged,
+    MembersTick,
+    MemberSwitchWanted,
     Registered,
     SendOrder,
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
     SwitchServed,
-    SwitchWanted,
-    Tick,
 )
 
 _NO_LOAD = InstanceLoad({})
@@ -61,7 +61,9 @@ class MemberLimits:
     remove_s: PositiveSeconds = 10.0
     """A member that sends nothing for this long is removed."""
     tick_s: PositiveSeconds = 0.5
-    """How often silence is checked. If this process itself was stopped for longer, the members are not to blame."""
+    """Interval of the checks for silence, seconds. If this process itself was stopped for longer, the members are not
+    to blame.
+    """
     max_departures: Positive = 4096
     """Departures that are remembered for watchers; one that has missed more gets the whole list."""
 
@@ -76,7 +78,7 @@ class _Switch:
     """The last order to switch."""
 
     source: Role
-    """What the member served then."""
+    """Role that the member served then."""
     role: Role
     reason: str
     since_s: float
@@ -84,9 +86,9 @@ class _Switch:
     """0 until it is sent: the member's last version must be known."""
     obeyed: bool = False
     served_s: float | None = None
-    """From the order until each stage that it opened had served something; None before."""
+    """Time from the order until each stage that it opened had served something, seconds; None before."""
     waits_since_s: float | None = None
-    """Since then a stage that it opened has had work, and has served nothing."""
+    """Time since which a stage that it opened has had work, and has served nothing."""
 
     @property
     def opened(self) -> frozenset[Stage]:
@@ -99,17 +101,17 @@ class _Member:
     session: int | None
     heard_s: float
     since_s: float
-    """Of its condition."""
+    """Time since which the condition holds."""
     version: int = 0
     """The list's version at its last change."""
     condition: MemberCondition = MemberCondition.ACTIVE
     suspected: bool = False
     ordered: bool = False
-    """It was told to drain."""
+    """Whether the member was ordered to drain."""
     sequence: int = -1
     load: InstanceLoad = _NO_LOAD
     open_since_s: float = 0.0
-    """Of the open stages."""
+    """Time since which the open stages are open."""
     switch: _Switch | None = None
 
     @property
@@ -124,9 +126,17 @@ class _Member:
 
     @property
     def listed(self) -> Member:
-        told = self.registration
+        registration = self.registration
         state = MemberState.ACTIVE if self.condition is MemberCondition.ACTIVE else MemberState.LEAVING
-        return Member(told.address, state, told.role, told.model, told.epoch, told.kind, self.suspected)
+        return Member(
+            registration.address,
+            state,
+            registration.role,
+            registration.model,
+            registration.epoch,
+            registration.kind,
+            self.suspected,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +154,7 @@ class MembersMachine:
         self.incarnation = incarnation
         self._limits = limits
         self._members: dict[str, _Member] = {}
-        """By instance id, those that changed last at the end."""
+        """Members by instance id, those that changed last at the end."""
         self._by_address: dict[str, str] = {}
         self._by_session: dict[int, str] = {}
         """The instance id of each session that is its member's current one."""
@@ -175,89 +185,97 @@ class MembersMachine:
         return len(self._by_session)
 
     def has_session(self, session: int) -> bool:
-        """Whether the session belongs to a member: it has registered one, which is still listed and has no newer session."""
+        """Whether the session belongs to a member: it has registered one, which is still listed and has no newer
+        session.
+        """
         return session in self._by_session
 
     def router_of(self, session: int) -> Registration | None:
         """The router that this session belongs to; None for an instance, and for a session without a member."""
         name = self._by_session.get(session)
-        told = None if name is None else self._members[name].registration
-        return told if told is not None and told.kind is MemberKind.ROUTER else None
+        registration = None if name is None else self._members[name].registration
+        return registration if registration is not None and registration.kind is MemberKind.ROUTER else None
 
     def since(self, watch: Watch) -> MembershipDelta:
-        """What a watcher does not know yet."""
+        """Changes that a watcher does not know yet."""
         known = watch.version
         if watch.incarnation != self.incarnation or not self._forgotten <= known <= self._version:
-            listed = tuple(one.listed for one in self._wanted(watch, 0))
+            listed = tuple(member.listed for member in self._wanted(watch, 0))
             return MembershipDelta(self.incarnation, self._version, full=True, members=listed)
         removed = tuple(
-            one.removal
-            for one in takewhile(lambda one: one.version > known, reversed(self._departed))
-            if watch.wants(one.kind, one.model)
+            departed.removal
+            for departed in takewhile(lambda departed: departed.version > known, reversed(self._departed))
+            if watch.wants(departed.kind, departed.model)
         )
-        changed = tuple(one.listed for one in self._wanted(watch, known))
+        changed = tuple(member.listed for member in self._wanted(watch, known))
         return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed[::-1])
 
     def _wanted(self, watch: Watch, after: int) -> Iterable[_Member]:
         return (
-            one
-            for one in takewhile(lambda one: one.version > after, reversed(self._members.values()))
-            if watch.wants(one.registration.kind, one.registration.model)
+            member
+            for member in takewhile(lambda member: member.version > after, reversed(self._members.values()))
+            if watch.wants(member.registration.kind, member.registration.model)
         )
 
     def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
-        """All members by model and role."""
+        """Members by model and role."""
         pools: dict[tuple[str, str], list[MemberStatus]] = {}
-        for one in self._members.values():
-            told = one.registration
+        for member in self._members.values():
+            registration = member.registration
             status = MemberStatus(
-                told,
-                one.condition,
-                one.suspected,
-                one.load,
-                since_s=max(0.0, now_s - one.since_s),
-                heard_s=max(0.0, now_s - one.heard_s),
-                wanted=None if one.switch is None else one.switch.role,
-                wanted_s=0.0 if one.switch is None else max(0.0, now_s - one.switch.since_s),
-                open_s=max(0.0, now_s - one.open_since_s),
-                served_s=None if one.switch is None else one.switch.served_s,
+                registration,
+                member.condition,
+                member.suspected,
+                member.load,
+                since_s=max(0.0, now_s - member.since_s),
+                heard_s=max(0.0, now_s - member.heard_s),
+                wanted=None if member.switch is None else member.switch.role,
+                wanted_s=0.0 if member.switch is None else max(0.0, now_s - member.switch.since_s),
+                open_s=max(0.0, now_s - member.open_since_s),
+                served_s=None if member.switch is None else member.switch.served_s,
             )
-            pools.setdefault((told.model, "" if told.role is None else told.role.value), []).append(status)
+            pools.setdefault(
+                (registration.model, "" if registration.role is None else registration.role.value), []
+            ).append(status)
         return tuple(
             PoolStatus(model, members[0].registration.role, tuple(sorted(members, key=_by_id)))
             for (model, _), members in sorted(pools.items())
         )
 
     def switches_pending_s(self, now_s: float) -> dict[str, float]:
-        """By model, how old the oldest order to switch is that is not obeyed; 0 without one. Models of which no member can switch are left out."""
-        return self._longest_s(now_s, lambda one: None if one.pending is None else one.pending.since_s)
+        """Age of the oldest order to switch that is not obeyed by model, seconds; 0 without one. Models of which no
+        member can switch are left out.
+        """
+        return self._longest_s(now_s, lambda member: None if member.pending is None else member.pending.since_s)
 
     def switches_unserved_s(self, now_s: float) -> dict[str, float]:
-        """By model, for how long at most a stage that an order has opened has had work and served nothing. Models as above."""
-        return self._longest_s(now_s, lambda one: None if one.switch is None else one.switch.waits_since_s)
+        """Longest time, by model, that a stage which an order has opened has had work and served nothing, seconds.
+        Models as above.
+        """
+        return self._longest_s(now_s, lambda member: None if member.switch is None else member.switch.waits_since_s)
 
     def _longest_s(self, now_s: float, since_s: Callable[[_Member], float | None]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for one in self._members.values():
-            if one.registration.switchable is not None:
-                began_s = since_s(one)
-                model, lasts_s = one.registration.model, 0.0 if began_s is None else max(0.0, now_s - began_s)
-                found[model] = max(lasts_s, found.get(model, 0.0))
-        return found
+        longest_s: dict[str, float] = {}
+        for member in self._members.values():
+            if member.registration.switchable is not None:
+                began_s = since_s(member)
+                model, lasts_s = member.registration.model, 0.0 if began_s is None else max(0.0, now_s - began_s)
+                longest_s[model] = max(lasts_s, longest_s.get(model, 0.0))
+        return longest_s
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        addresses = {one.registration.address: name for name, one in self._members.items()}
+        addresses = {member.registration.address: name for name, member in self._members.items()}
         assert addresses == self._by_address, "an address belongs to more than one member, or to none"  # noqa: S101
-        sessions = {one.session: name for name, one in self._members.items() if one.session is not None}
+        sessions = {member.session: name for name, member in self._members.items() if member.session is not None}
         assert sessions == self._by_session, "a session belongs to more than one member, or to none"  # noqa: S101
         assert len(self._members) <= self._limits.max_members, "more members than allowed"  # noqa: S101
-        for name, one in self._members.items():
-            assert name == one.registration.instance_id, "a member is filed under another name"  # noqa: S101
-            assert 0 < one.version <= self._version, "a member has a version that the list never had"  # noqa: S101
-        changes = [one.version for one in self._members.values()]
+        for name, member in self._members.items():
+            assert name == member.registration.instance_id, "a member is filed under another name"  # noqa: S101
+            assert 0 < member.version <= self._version, "a member has a version that the list never had"  # noqa: S101
+        changes = [member.version for member in self._members.values()]
         assert changes == sorted(changes), "members are out of order"  # noqa: S101
-        versions = [one.version for one in self._departed]
+        versions = [departed.version for departed in self._departed]
         assert versions == sorted(versions), "departures are out of order"  # noqa: S101
         assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"  # noqa: S101
 
@@ -276,9 +294,9 @@ class MembersMachine:
                 effects = self._session_ended(session)
             case DrainWanted(instance_id, reason):
                 effects = self._drain(instance_id, reason, now_s)
-            case SwitchWanted(instance_id, role, reason):
+            case MemberSwitchWanted(instance_id, role, reason):
                 effects = self._switch(instance_id, role, reason, now_s)
-            case Tick():
+            case MembersTick():
                 effects = self._tick(now_s)
         if self._version != before:
             effects.append(MembersChanged(self._version))
@@ -299,7 +317,7 @@ class MembersMachine:
         effects: list[MemberEffect] = []
         if owner != name:
             effects += self._remove(owner, Departure.LEFT, now_s)
-            effects.append(Logged(owner, f"replaced at its address by {name}"))
+            effects.append(MemberLogged(owner, f"replaced at its address by {name}"))
         accepted = SendOrder(session, Order(OrderKind.REGISTERED))
         if old is not None and old.registration == new:
             return [*effects, *self._resumed(old, session, now_s), accepted]
@@ -312,8 +330,8 @@ class MembersMachine:
         self._by_session[session] = name
         self._count_silence(member, suspected=0, removed=0)  # so that both are known from the start
         self._changed(member)
-        what = "joined" if old is None else "joined again"
-        return [*effects, Logged(name, f"{what} at {new.address} as {_kind(new)} of {new.model}"), accepted]
+        event_text = "joined" if old is None else "joined again"
+        return [*effects, MemberLogged(name, f"{event_text} at {new.address} as {_kind(new)} of {new.model}"), accepted]
 
     def _resumed(self, member: _Member, session: int, now_s: float) -> list[MemberEffect]:
         """The same process registers again, on the same stream or another."""
@@ -350,7 +368,7 @@ class MembersMachine:
         elif switch is not None and (fault := _fault(switch, heartbeat.load)):
             effects += _ended(member, SwitchOutcome.GIVEN_UP, now_s)
             member.switch = None
-            effects.append(Logged(name, f"does not switch to role {switch.role.value}: {fault}"))
+            effects.append(MemberLogged(name, f"does not switch to role {switch.role.value}: {fault}"))
         elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
             effects += self._send_switch(member, switch)
         condition = MemberCondition.ACTIVE
@@ -366,7 +384,7 @@ class MembersMachine:
             return []
         member.suspected = False
         self._changed(member)
-        return [Logged(member.registration.instance_id, "is heard again")]
+        return [MemberLogged(member.registration.instance_id, "is heard again")]
 
     def _enter(self, member: _Member, condition: MemberCondition, now_s: float, why: str) -> list[MemberEffect]:
         if member.condition is condition:
@@ -374,22 +392,22 @@ class MembersMachine:
         was, member.condition, member.since_s = member.listed, condition, now_s
         if member.listed != was:
             self._changed(member)
-        return [Logged(member.registration.instance_id, f"is {condition}, {why}")]
+        return [MemberLogged(member.registration.instance_id, f"is {condition}, {why}")]
 
     def _farewell(self, session: int, reason: str, now_s: float) -> list[MemberEffect]:
         name = self._by_session.get(session)
         if name is None:
             return []
         effects = self._remove(name, Departure.LEFT, now_s)
-        return [*effects, Logged(name, f"left: {reason}" if reason else "left")]
+        return [*effects, MemberLogged(name, f"left: {reason}" if reason else "left")]
 
     def _session_ended(self, session: int) -> list[MemberEffect]:
-        """Not a departure yet: the member may open another stream."""
+        """End a session. That is not a departure yet: the member may open another stream."""
         name = self._by_session.pop(session, None)
         if name is None:
             return []
         self._members[name].session = None
-        return [Logged(name, "has lost its stream")]
+        return [MemberLogged(name, "has lost its stream")]
 
     def _drain(self, instance_id: str, reason: str, now_s: float) -> list[MemberEffect]:
         member = self._members.get(instance_id)
@@ -411,14 +429,14 @@ class MembersMachine:
         effects = _ended(member, SwitchOutcome.OVERTAKEN, now_s)
         source = Role.of(served(member.registration, member.load) or widest.stages)
         member.switch = _Switch(source, role, reason, now_s)
-        effects.append(Logged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
+        effects.append(MemberLogged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
         if member.sequence >= 0:
             member.switch.version = sent
             effects += self._send_switch(member, member.switch)
         return effects
 
     def _send_switch(self, member: _Member, switch: _Switch) -> list[MemberEffect]:
-        """With a version above all that it knows."""
+        """Send an order to switch, with a version above all that the member knows."""
         switch.version = max(switch.version, member.load.stages_version) + 1
         if member.session is None:
             return []
@@ -436,12 +454,12 @@ class MembersMachine:
             if silent_s >= self._limits.remove_s:
                 effects += self._remove(name, Departure.LOST, now_s)
                 self._count_silence(member, removed=1)
-                effects.append(Logged(name, f"removed after {silent_s:.3g} s silence"))
+                effects.append(MemberLogged(name, f"removed after {silent_s:.3g} s silence"))
             elif silent_s >= self._limits.suspect_s and not member.suspected:
                 member.suspected = True
                 self._count_silence(member, suspected=1)
                 self._changed(member)
-                effects.append(Logged(name, f"suspected after {silent_s:.3g} s silence"))
+                effects.append(MemberLogged(name, f"suspected after {silent_s:.3g} s silence"))
         return effects
 
     # --- changes -----------------------------------------------------------------------------------------------------
@@ -454,7 +472,9 @@ class MembersMachine:
 
     def _count_silence(self, member: _Member, **outcomes: int) -> None:
         role = member.registration.role
-        self.silences.update({("" if role is None else role.value, what): number for what, number in outcomes.items()})
+        self.silences.update(
+            {("" if role is None else role.value, outcome): number for outcome, number in outcomes.items()}
+        )
 
     def _remove(self, name: str, departure: Departure, now_s: float) -> list[MemberEffect]:
         member = self._members.pop(name)
@@ -464,8 +484,10 @@ class MembersMachine:
         self._version += 1
         if len(self._departed) == self._departed.maxlen:
             self._forgotten = self._departed[0].version
-        told = member.registration
-        self._departed.append(_Departed(self._version, told.kind, told.model, Removal(told.address, departure)))
+        registration = member.registration
+        self._departed.append(
+            _Departed(self._version, registration.kind, registration.model, Removal(registration.address, departure))
+        )
         return _ended(member, SwitchOutcome.LOST, now_s)
 
 
@@ -489,7 +511,7 @@ def _verified(member: _Member, switch: _Switch, now_s: float) -> list[MemberEffe
 
 
 def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[MemberEffect]:
-    """What came of the order to switch that is pending; nothing without one."""
+    """End the order to switch that is pending; nothing without one."""
     if (switch := member.pending) is None:
         return []
     after_s = max(0.0, now_s - switch.since_s)
@@ -500,7 +522,7 @@ def _fault(switch: _Switch, load: InstanceLoad) -> str:
     """Why the member has given this switch up; empty if it has not."""
     if not switch.version or load.stages_version != switch.version:
         return ""
-    return next((one.fault for one in load.closed if one.fault and one.stage in switch.role.stages), "")
+    return next((closed.fault for closed in load.closed if closed.fault and closed.stage in switch.role.stages), "")
 
 
 def _by_id(status: MemberStatus) -> str:

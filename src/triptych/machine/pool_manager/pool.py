@@ -1,7 +1,7 @@
-"""One pool: which size was decided, what was ordered, and what came of it.
+"""State of one pool: which size was decided, what was ordered, and the outcome. ``handle`` is the only mutator.
 
-``handle`` is the only mutator. The pool decides at each tick (``policy.scaling``), and orders sizes, not instances: the
-scaler keeps the size, and replaces an instance that died.
+The pool decides at each tick (``policy.scaling``), and orders sizes, not instances. The scaler keeps the size, and
+replaces an instance that died.
 """
 
 from collections import deque
@@ -38,13 +38,13 @@ from triptych.machine.pool_manager.pool_events import (
     OverrideSet,
     PoolEffect,
     PoolEvent,
+    PoolResumed,
+    PoolTick,
     RecordDecision,
     RemoveInstance,
-    Resumed,
     RolesSeen,
     ScaleTo,
     StartFailed,
-    Tick,
 )
 from triptych.machine.pool_manager.reports import RouterReports
 from triptych.policy.scaling import ScalingLimits, decide
@@ -67,8 +67,9 @@ class PoolLimits:
     """Instances that end in a row before they are ready, after which the pool is given up: until one starts after all, or
     a person sets its size."""
     lost_s: PositiveSeconds = 90.0
-    """An instance whose process runs, but that has not been heard of for this long, is stopped and replaced, unless that
-    concerns half of all members: then rather this manager is cut off."""
+    """Silence after which an instance whose process runs is stopped and replaced, seconds. If half of all members are
+    silent, none is: rather this manager is cut off.
+    """
     surplus_s: PositiveSeconds = 30.0
     """Time after which instances that nobody ordered count as wanted; they then go as the load permits."""
     max_records: Positive = 64
@@ -100,7 +101,7 @@ class _Order:
 
 
 class PoolMachine:
-    """What ``acting`` does not order is recorded only."""
+    """Machine of one pool. It records, but does not order, what ``acting`` excludes."""
 
     def __init__(
         self,
@@ -145,14 +146,14 @@ class PoolMachine:
         self._surplus_since_s: float | None = None
         self._cut_off = False
         self._view: PoolView | None = None
-        """What the last decision was made from."""
+        """View that the last decision was made from."""
         self._decision: Decision | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: PoolEvent, now_s: float) -> list[PoolEffect]:
         match event:
-            case Tick():
+            case PoolTick():
                 return self._tick(now_s)
             case InstancesSeen(instances, cut_off):
                 self._cut_off = cut_off
@@ -171,7 +172,7 @@ class PoolMachine:
                 self._answered(number, f"the scaler failed: {reason}")
             case OrderTaken(number):
                 self._answered(number, "")
-            case Resumed(kept, records):
+            case PoolResumed(kept, records):
                 return self._resumed(kept, records, now_s)
         return []
 
@@ -201,14 +202,14 @@ class PoolMachine:
         return [RecordDecision(record) for record in self._log.replace_pending("by a later leader")]
 
     def _seen(self, instances: tuple[PoolInstance, ...], now_s: float) -> list[PoolEffect]:
-        ready = {one.instance_id for one in self._instances if one.phase is InstancePhase.READY}
+        ready = {instance.instance_id for instance in self._instances if instance.phase is InstancePhase.READY}
         self._instances = instances
         present = self._count(InstancePhase.READY, InstancePhase.STARTING)
         if not self._acts(now_s):  # somebody else decides
             self._wanted = present
         elif not self._declared:  # nothing that is there is to be lost
             self._wanted = max(self._wanted, present)
-        if any(one.phase is InstancePhase.READY and one.instance_id not in ready for one in instances):
+        if any(instance.phase is InstancePhase.READY and instance.instance_id not in ready for instance in instances):
             self._crashes, self._given_up = 0, ""
         return [*self._drained(now_s), *self._arrived()]
 
@@ -224,30 +225,31 @@ class PoolMachine:
         if not self._draining:
             return []
         finishes = any(
-            one.instance_id == self._draining and one.phase is not InstancePhase.DRAINED for one in self._instances
+            instance.instance_id == self._draining and instance.phase is not InstancePhase.DRAINED
+            for instance in self._instances
         )
         if finishes and now_s < self._drain_due_s:
             return []
         name, self._draining = self._draining, ""
-        what = f"{name} has not drained in time" if finishes else f"{name} has drained"
-        effects = self._ordered(what, now_s)
-        return [*effects, RemoveInstance(name, what)] if finishes else effects
+        text = f"{name} has not drained in time" if finishes else f"{name} has drained"
+        effects = self._ordered(text, now_s)
+        return [*effects, RemoveInstance(name, text)] if finishes else effects
 
     def _removed(self, now_s: float) -> list[PoolEffect]:
         """Stop what has drained, also what a person or another leader has drained: it is replaced if the size wants it."""
         if not self._acts(now_s) or self._frozen or self._draining:
             return []
         effects: list[PoolEffect] = []
-        for one in self._instances:
+        for instance in self._instances:
             reason = ""
-            if one.phase is InstancePhase.DRAINED:
+            if instance.phase is InstancePhase.DRAINED:
                 reason = "it has drained"
-            elif one.phase is InstancePhase.DRAINING and one.age_s >= self._limits.drain_timeout_s:
+            elif instance.phase is InstancePhase.DRAINING and instance.age_s >= self._limits.drain_timeout_s:
                 reason = "it has not drained in time"
-            elif one.phase is InstancePhase.LOST and one.age_s >= self._limits.lost_s and not self._cut_off:
-                reason = f"it runs, but has not been heard of for {one.age_s:.0f} s"
+            elif instance.phase is InstancePhase.LOST and instance.age_s >= self._limits.lost_s and not self._cut_off:
+                reason = f"it runs, but has not been heard of for {instance.age_s:.0f} s"
             if reason:
-                effects.append(RemoveInstance(one.instance_id, reason))
+                effects.append(RemoveInstance(instance.instance_id, reason))
         return effects
 
     def _arrived(self) -> list[PoolEffect]:
@@ -310,7 +312,7 @@ class PoolMachine:
             pool=self._settings.name,
             wanted=self._wanted,
             bounds=self._settings.bounds,
-            instances=tuple(replace(one, phase=self._phase(one)) for one in self._instances),
+            instances=tuple(replace(instance, phase=self._phase(instance)) for instance in self._instances),
             start_s=self._settings.start_s,
             override=self._override(now_s),
             frozen=self._frozen or self._given_up,
@@ -321,7 +323,7 @@ class PoolMachine:
             switched=self._roles.switched,
             since_switch_s=self._roles.since_switch_s,
         )
-        view = self._demand.seen(view, now_s)
+        view = self._demand.observe(view, now_s)
         self._judge_growth(view)
         return replace(view, futile_growths=self._futile)
 
@@ -411,12 +413,12 @@ class PoolMachine:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def _count(self, *phases: InstancePhase) -> int:
-        return sum(self._phase(one) in phases for one in self._instances)
+        return sum(self._phase(instance) in phases for instance in self._instances)
 
-    def _phase(self, one: PoolInstance) -> InstancePhase:
+    def _phase(self, instance: PoolInstance) -> InstancePhase:
         """Draining from the moment at which that was ordered."""
-        ordered = one.instance_id == self._draining and one.phase is InstancePhase.READY
-        return InstancePhase.DRAINING if ordered else one.phase
+        ordered = instance.instance_id == self._draining and instance.phase is InstancePhase.READY
+        return InstancePhase.DRAINING if ordered else instance.phase
 
     def _override(self, now_s: float) -> Override | None:
         if self._override_size is None or now_s >= self._override_until_s:
@@ -425,7 +427,10 @@ class PoolMachine:
 
     def works(self, instance_id: str) -> bool:
         """Whether the instance is ready, and not draining."""
-        return any(it.instance_id == instance_id and self._phase(it) is InstancePhase.READY for it in self._instances)
+        return any(
+            instance.instance_id == instance_id and self._phase(instance) is InstancePhase.READY
+            for instance in self._instances
+        )
 
     @property
     def wanted(self) -> int:
@@ -433,11 +438,11 @@ class PoolMachine:
 
     @property
     def view(self) -> PoolView | None:
-        """What the last decision was made from; None before the first."""
+        """View that the last decision was made from; None before the first."""
         return self._view
 
     def kept(self, now_s: float) -> KeptPool:
-        """What the next leader needs to know."""
+        """State that the next leader needs."""
         ages = tuple(now_s - at_s for at_s in self._changes)
         decisions = tuple((record.number, record.age_s) for record in self.records(now_s))
         return KeptPool(self._wanted, self._override(now_s), self._given_up, ages, decisions)
@@ -482,5 +487,5 @@ class PoolMachine:
 
 
 def _news(decision: Decision) -> tuple[object, ...]:
-    """What is worth a record when nothing is ordered."""
+    """Change that is worth a record when nothing is ordered."""
     return decision.target, decision.why, decision.breach, decision.saturated, decision.sick, decision.missing != ()

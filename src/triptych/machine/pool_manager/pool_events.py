@@ -9,7 +9,7 @@ from triptych.domain.decision import DecisionRecord, KeptPool, PoolInstance
 
 @dataclass(frozen=True, slots=True)
 class InstancesSeen:
-    """The instances of a pool now. ``judged`` is filled in from the reports. ``cut_off``: so many members of all pools are
+    """Instances of a pool now. ``judged`` is filled in from the reports. ``cut_off``: so many members of all pools are
     silent that rather this manager is to blame.
     """
 
@@ -19,7 +19,9 @@ class InstancesSeen:
 
 @dataclass(frozen=True, slots=True)
 class RolesSeen:
-    """How many more instances serve the pool's stage than belong to it, and the time since one was last told to switch there or away."""
+    """Instances that serve the pool's stage beyond those that belong to it. ``since_switch_s`` is the time since the
+    last order to switch there or away.
+    """
 
     switched: int
     since_switch_s: float | None
@@ -34,7 +36,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class OverrideSet:
-    """A person wants this size for a time. Ends giving up on the pool."""
+    """Size that a person wants for a time. Ends giving up on the pool."""
 
     size: int
     for_s: float
@@ -61,8 +63,10 @@ class OrderTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    """What the leader before has left (None: what is known here is newer). The size is ordered again, as this manager's."""
+class PoolResumed:
+    """State that the leader before has left (None: what is known here is newer). The size is ordered again, as this
+    manager's.
+    """
 
     kept: KeptPool | None = None
     records: tuple[DecisionRecord, ...] = ()
@@ -70,13 +74,13 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Nothing may be ordered for this reason (the store is away, another manager leads); empty: it may again."""
+    """Reason why nothing may be ordered (the store is away, another manager leads); empty: it may again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PoolTick:
     """Time has passed: decide."""
 
 
@@ -88,9 +92,9 @@ PoolEvent = (
     | OverrideEnded
     | OrderFailed
     | OrderTaken
-    | Resumed
+    | PoolResumed
     | Frozen
-    | Tick
+    | PoolTick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -98,7 +102,7 @@ PoolEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Declare the pool's size. A later one replaces it. May be answered by OrderFailed."""
+    """Declare the pool's size. A later order replaces it. May be answered by OrderFailed."""
 
     size: int
     number: int
@@ -116,7 +120,9 @@ class DrainInstance:
 
 @dataclass(frozen=True, slots=True)
 class RemoveInstance:
-    """Stop an instance that has drained, or did not in time. It is replaced if the size wants it. Repeated until it is gone."""
+    """Stop an instance that has drained, or did not in time. It is replaced if the size wants it. Repeated until it has
+    ended.
+    """
 
     instance_id: str
     reason: str
@@ -124,7 +130,7 @@ class RemoveInstance:
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Store and log it. A record with the number of an earlier one replaces that."""
+    """Store and log a decision. A record with the number of an earlier one replaces that."""
 
     record: DecisionRecord
 

@@ -37,7 +37,7 @@ class Dropped(StrEnum):
 class _Router:
     epoch: int
     since_s: float
-    """When its first window began, of this process and since it was gone last."""
+    """Start of its first window, of this process and since it was gone last."""
     heard_s: float
     latest: WindowReport
     highest: int = 0
@@ -46,7 +46,7 @@ class _Router:
     covered: dict[int, float] = field(default_factory=dict)
     """Seconds of each bucket that its reports cover: no more than have passed, whatever it says."""
     gone: bool = False
-    """It is not there any more. It is remembered for as long as what it has counted, should it come back."""
+    """Whether the router has left. It is remembered for as long as what it has counted, should it come back."""
 
     def due_s(self, first_s: float, now_s: float) -> float:
         """Time since ``first_s`` that its reports should cover."""
@@ -93,7 +93,7 @@ class RouterReports:
         self.dropped: Counter[Dropped] = Counter()
         """Reports that were not counted."""
         self._since_s = math.inf
-        """When the first window of any router began."""
+        """Start of the first window of any router."""
         self._oldest = 0
         """Buckets before this one are forgotten."""
         self._routers: dict[str, _Router] = {}
@@ -109,9 +109,9 @@ class RouterReports:
         return dropped
 
     def retain(self, routers: Container[str]) -> None:
-        """Only these are still there. What the others have counted stays."""
-        for name, one in self._routers.items():
-            one.gone = one.gone or name not in routers
+        """Keep these routers only. Counts of the others stay."""
+        for name, router in self._routers.items():
+            router.gone = router.gone or name not in routers
 
     def _accept(self, router: str, report: WindowReport, now_s: float) -> Dropped | None:
         end_s = now_s - report.age_s
@@ -138,7 +138,7 @@ class RouterReports:
         known.seen.add(report.sequence)
         if report.sequence > known.highest:
             known.highest, known.heard_s, known.latest = report.sequence, end_s, report
-            known.seen = {one for one in known.seen if one > known.highest - _REMEMBERED}
+            known.seen = {number for number in known.seen if number > known.highest - _REMEMBERED}
         self._since_s = min(self._since_s, since_s)
         index = known.cover(min(report.duration_s, LONG_S), end_s, now_s)
         if index < _index(now_s):
@@ -147,12 +147,14 @@ class RouterReports:
         return None
 
     def _has_room(self) -> bool:
-        """For one more router; one that is gone makes room for it."""
+        """Whether there is room for one more router. One that has left makes room for it."""
         if len(self._routers) >= MAX_ROUTERS:
-            gone = min((name for name, one in self._routers.items() if one.gone), key=self._heard_s, default=None)
-            if gone is None:
+            oldest_gone = min(
+                (name for name, router in self._routers.items() if router.gone), key=self._heard_s, default=None
+            )
+            if oldest_gone is None:
                 return False
-            del self._routers[gone]
+            del self._routers[oldest_gone]
         return True
 
     def _heard_s(self, router: str) -> float:
@@ -160,13 +162,13 @@ class RouterReports:
 
     @staticmethod
     def _count(report: WindowReport, bucket: _Bucket) -> None:
-        for one in report.classes:
-            if one.name not in CLASSES:
+        for named_window in report.classes:
+            if named_window.name not in CLASSES:
                 continue
-            window = one.window
+            window = named_window.window
             if window.cached_tokens > window.finished_media_tokens:  # else one router would hide the load of the others
                 window = replace(window, cached_tokens=window.finished_media_tokens)
-            add_to(bucket.classes, one.name, window)
+            add_to(bucket.classes, named_window.name, window)
         for named in report.instances:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)
@@ -177,27 +179,27 @@ class RouterReports:
         if oldest == self._oldest:
             return
         self._oldest = oldest
-        for index in [one for one in self._buckets if one < oldest]:
+        for index in [bucket for bucket in self._buckets if bucket < oldest]:
             del self._buckets[index]
-        for one in self._routers.values():
-            for index in [index for index in one.covered if index < oldest]:
-                del one.covered[index]
-        for name in [name for name, one in self._routers.items() if one.gone and _index(one.heard_s) < oldest]:
+        for router in self._routers.values():
+            for index in [index for index in router.covered if index < oldest]:
+                del router.covered[index]
+        for name in [name for name, router in self._routers.items() if router.gone and _index(router.heard_s) < oldest]:
             del self._routers[name]
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def age_s(self, now_s: float) -> float | None:
-        """Since the end of the newest window of any router; None without routers."""
-        return min((now_s - one.heard_s for one in self._present()), default=None)
+        """Time since the end of the newest window of any router, seconds; None without routers."""
+        return min((now_s - router.heard_s for router in self._present()), default=None)
 
     def classes(self, window_s: float, now_s: float) -> dict[str, ClassWindow]:
         first, current = _index(now_s - window_s), _index(now_s)
         if (first, current) not in self._sums:
             if len(self._sums) >= _MAX_SUMS:
                 self._sums.clear()
-            over = (bucket for index, bucket in self._buckets.items() if first <= index < current)
-            self._sums[first, current] = _sum(bucket.classes for bucket in over)
+            recent = (bucket for index, bucket in self._buckets.items() if first <= index < current)
+            self._sums[first, current] = _sum(bucket.classes for bucket in recent)
         now = (bucket for index, bucket in self._buckets.items() if index >= current)
         return _sum((self._sums[first, current], *(bucket.classes for bucket in now)))
 
@@ -206,8 +208,8 @@ class RouterReports:
         return self._coverage(_begin_s(SHORT_S, now_s), now_s)
 
     def _coverage(self, first_s: float, now_s: float) -> float:
-        due_s = sum(one.due_s(first_s, now_s) for one in self._routers.values())
-        covered_s = sum(one.covered_s(first_s, now_s) for one in self._routers.values())
+        due_s = sum(router.due_s(first_s, now_s) for router in self._routers.values())
+        covered_s = sum(router.covered_s(first_s, now_s) for router in self._routers.values())
         return covered_s / due_s if due_s > 0 else 0.0
 
     def per_s(
@@ -219,7 +221,7 @@ class RouterReports:
         if coverage <= 0 or seconds <= 0:
             return None
         classes = self.classes(window_s, now_s)
-        arrivals = sum(one.arrivals for one in classes.values())
+        arrivals = sum(window.arrivals for window in classes.values())
         refused = sum(bucket.refusals.overloaded for bucket in self._recent(window_s, now_s))
         # Requests refused for overload would be load as well: they count like those that were accepted.
         offered = tokens(classes) * (1 + refused / arrivals) if arrivals else 0.0
@@ -227,44 +229,44 @@ class RouterReports:
 
     def waiting_media(self, now_s: float) -> float:
         """Tokens of embeddings that are not encoded yet, by the routers' newest reports."""
-        return float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
+        return float(sum(report.waiting_media_tokens for report in self._fresh(now_s)))
 
     def waiting_prompts(self, now_s: float) -> float:
         """Tokens of prompts that have all their items and no first token, likewise."""
-        return float(sum(one.waiting_prompt_tokens for one in self._fresh(now_s)))
+        return float(sum(report.waiting_prompt_tokens for report in self._fresh(now_s)))
 
     def announced(self, now_s: float) -> float:
         """Tokens of prompts whose items are not encoded yet: by the mix of the last 30 s."""
         media = self.waiting_media(now_s)
-        with_items = [one for one in self.classes(SHORT_S, now_s).values() if one.items]
-        arrived = sum(one.media_tokens for one in with_items)
-        return media * sum(one.prompt_tokens for one in with_items) / arrived if arrived else 0.0
+        with_items = [window for window in self.classes(SHORT_S, now_s).values() if window.items]
+        arrived = sum(window.media_tokens for window in with_items)
+        return media * sum(window.prompt_tokens for window in with_items) / arrived if arrived else 0.0
 
     def _fresh(self, now_s: float) -> list[WindowReport]:
         """The routers' newest reports."""
-        return [one.latest for one in self._present() if now_s - one.heard_s <= 2 * _BUCKET_S]
+        return [router.latest for router in self._present() if now_s - router.heard_s <= 2 * _BUCKET_S]
 
     def _present(self) -> Iterator[_Router]:
-        return (one for one in self._routers.values() if not one.gone)
+        return (router for router in self._routers.values() if not router.gone)
 
     def attainment(self, stages: tuple[ChargedStage, ...], now_s: float) -> Judged:
         """Requests that the stages took part in; missed are those that one of them is charged with."""
         taking_part = [
-            one
-            for one in self.classes(self._attainment_s, now_s).values()
-            if one.items or one.missed_encode or stages != (ChargedStage.ENCODE,)
+            window
+            for window in self.classes(self._attainment_s, now_s).values()
+            if window.items or window.missed_encode or stages != (ChargedStage.ENCODE,)
         ]
-        judged = sum(one.ttft.count for one in taking_part)
-        missed = sum(min(one.ttft.missed, sum(map(one.missed_by, stages))) for one in taking_part)
+        judged = sum(window.ttft.count for window in taking_part)
+        missed = sum(min(window.ttft.missed, sum(map(window.missed_by, stages))) for window in taking_part)
         return Judged(max(0, judged - missed), missed)
 
     def between_tokens(self, now_s: float) -> Judged:
         """Requests that were judged by the time between their tokens."""
-        return sum((one.tbt for one in self.classes(self._attainment_s, now_s).values()), start=Judged())
+        return sum((window.tbt for window in self.classes(self._attainment_s, now_s).values()), start=Judged())
 
     def uncharged(self, now_s: float) -> int:
         """Missed TTFTs that no stage is charged with."""
-        return sum(one.missed_uncharged for one in self.classes(self._attainment_s, now_s).values())
+        return sum(window.missed_uncharged for window in self.classes(self._attainment_s, now_s).values())
 
     def instances(self, now_s: float) -> dict[str, Judged]:
         return _sum(bucket.instances for bucket in self._recent(self._attainment_s, now_s))
@@ -277,7 +279,7 @@ class RouterReports:
         """Raise AssertionError if an invariant is violated."""
         if len(self._buckets) > 3 + LONG_S / _BUCKET_S:
             raise AssertionError("more buckets are kept than the longest window has")
-        if len(self._routers) > MAX_ROUTERS or any(len(one.seen) > _REMEMBERED for one in self._routers.values()):
+        if len(self._routers) > MAX_ROUTERS or any(len(router.seen) > _REMEMBERED for router in self._routers.values()):
             raise AssertionError("more routers or sequence numbers are remembered than may come")
 
 
@@ -290,5 +292,5 @@ def _index(at_s: float) -> int:
 
 
 def _begin_s(window_s: float, now_s: float) -> float:
-    """Where a window begins, in whole buckets."""
+    """Start of a window, in whole buckets."""
     return _BUCKET_S * _index(now_s - window_s)

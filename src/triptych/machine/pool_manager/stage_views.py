@@ -1,4 +1,4 @@
-"""What decisions on switches are made from: the members of one model by the stages that they serve, and what is known of its pools."""
+"""Views that decisions on switches are made from: members of one model by stage, and what is known of its pools."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,31 +16,33 @@ _BURST = 1.5
 
 
 def switched(role: Role, members: Iterable[MemberStatus]) -> int:
-    """How many more instances serve all stages of a role, and no others, than have registered with it."""
-    return sum((one.open == role.stages) - (one.registration.role is role) for one in members)
+    """Number of instances that serve all stages of a role, and no others, beyond those that have registered with it."""
+    return sum((member.open == role.stages) - (member.registration.role is role) for member in members)
 
 
 def stage_views(members: Sequence[MemberStatus], pools: Mapping[Role, PoolView]) -> list[StageView]:
-    """Of the members of one model that are there. What is known of a stage comes from the pool with the role of that stage alone;
-    a stage without is left out: it neither gives instances nor gets any.
+    """Views of the stages of one model, by its usable members.
+
+    Facts of a stage come from the pool with the role of that stage alone. A stage without such a pool is left out: it
+    neither gives instances nor gets any.
     """
-    there = [one for one in members if one.condition is MemberCondition.ACTIVE and not one.suspected]
-    found = (_view(stage, there, pools[role]) for stage, role in _ALONE.items() if role in pools)
-    return [one for one in found if one is not None]
+    usable = [member for member in members if member.condition is MemberCondition.ACTIVE and not member.suspected]
+    views = (_view(stage, usable, pools[role]) for stage, role in _ALONE.items() if role in pools)
+    return [view for view in views if view is not None]
 
 
-def _view(stage: Stage, there: Sequence[MemberStatus], known: PoolView) -> StageView | None:
-    serving = [one for one in there if stage in one.open]
-    staying = sum(stage in one.stays_open for one in serving)
+def _view(stage: Stage, usable: Sequence[MemberStatus], known: PoolView) -> StageView | None:
+    serving = [member for member in usable if stage in member.open]
+    staying = sum(stage in member.stays_open for member in serving)
     if stage is Stage.DECODE:
         if not known.facts.batch:
             return None
-        held = [float(one.load.at(stage).pending) for one in serving]
+        held = [float(member.load.at(stage).pending) for member in serving]
         return StageView(stage, staying, sum(held), float(known.facts.batch), 0.0, 0.0, _movable(stage, serving, held))
     per_s, load, age_s = known.facts.capacity_per_s, known.load, known.report_age_s
     if not per_s or load is None or age_s is None or age_s > _STALE_S or not known.facts.wait_objective_s:
         return None
-    held = [one.load.at(stage).pending_tokens / per_s for one in serving]
+    held = [member.load.at(stage).pending_tokens / per_s for member in serving]
     return StageView(
         stage,
         staying,
@@ -53,16 +55,21 @@ def _view(stage: Stage, there: Sequence[MemberStatus], known: PoolView) -> Stage
 
 
 def _movable(stage: Stage, serving: Sequence[MemberStatus], held: Sequence[float]) -> tuple[Movable, ...]:
-    """Those that serve this stage alone, as another would lose two, and that are not switching already. What one could not open when
-    that was ordered last counts as what it cannot serve, until a person has it open that.
+    """Instances that may switch to another stage: they serve this stage alone, as others would lose two, and are not
+    switching already.
+
+    A stage that an instance could not open on its last order counts as one that it cannot serve, until a person has it
+    open that.
     """
     return tuple(
         Movable(
-            one.registration.instance_id,
-            one.registration.switchable.stages.difference(closed.stage for closed in one.load.closed if closed.fault),
+            member.registration.instance_id,
+            member.registration.switchable.stages.difference(
+                closed.stage for closed in member.load.closed if closed.fault
+            ),
             part,
-            {closed.stage: closed.opens_s for closed in one.load.closed},
+            {closed.stage: closed.opens_s for closed in member.load.closed},
         )
-        for one, part in zip(serving, held, strict=True)
-        if one.registration.switchable is not None and one.open == {stage} and one.is_as_wanted
+        for member, part in zip(serving, held, strict=True)
+        if member.registration.switchable is not None and member.open == {stage} and member.is_as_wanted
     )

@@ -22,14 +22,14 @@ class _Known:
     one: ScaledInstance
     member: bool
     since_s: float
-    """Of this attempt to start it."""
+    """Start of this attempt to start it."""
     ended_s: float | None
-    """When its process was last seen to have ended."""
+    """Time when its process was last seen to have ended."""
     counted_s: float
     silent_s: float | None
-    """Since when it runs without being a member."""
+    """Time since which it runs without being a member."""
     registered: bool
-    """It was a member once, so its name is its instance id."""
+    """Whether it was a member once. If so, its name is its instance id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +45,52 @@ class StartingInstances:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
-        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting. Later it is lost if it had
-        registered before, and does not count otherwise. As many of those as there are members that the scaler does not know
-        do not count either: they may be the same ones under other names.
+    def observe(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
+        """Instances that exist now.
+
+        Starting is what is ordered, starts, or runs and has not registered yet. Later it is lost if it had registered
+        before, and does not count otherwise. As many of those as there are members that the scaler does not know do not
+        count either: they may be the same ones under other names.
 
         A member whose process has ended counts as what the scaler says of it, although nobody has missed it yet.
         """
-        listed = {one.instance_id: one for one in members}
+        listed = {member.instance_id: member for member in members}
         known: dict[str, _Known] = {}
         failures: list[str] = []
-        for one in scaled:
-            before = self._known.get(one.name)
-            now = known[one.name] = _looked_at(one, before, listed.get(one.name), now_s)
+        for instance in scaled:
+            before = self._known.get(instance.name)
+            now = known[instance.name] = _looked_at(instance, before, listed.get(instance.name), now_s)
             if now.counted_s == now_s:
-                failures.append(f"{one.name}: {one.reason or 'it failed'}")
+                failures.append(f"{instance.name}: {instance.reason or 'it failed'}")
         self._known = known
-        there = [
-            _as_scaled(one, known.get(one.instance_id))
-            for one in members
-            if one.instance_id not in known or known[one.instance_id].member
+        present = [
+            _as_scaled(member, known.get(member.instance_id))
+            for member in members
+            if member.instance_id not in known or known[member.instance_id].member
         ]
-        strangers = sum(one.instance_id not in known for one in members)
-        unnamed = [name for name, one in known.items() if one.silent_s is not None and not one.registered]
+        strangers = sum(member.instance_id not in known for member in members)
+        unnamed = [name for name, entry in known.items() if entry.silent_s is not None and not entry.registered]
         same = set(unnamed[:strangers])
-        absent = [_absent(name, one, now_s) for name, one in known.items() if not one.member and name not in same]
-        return Seen((*there, *(one for one in absent if one is not None)), tuple(failures))
+        absent = [_absent(name, entry, now_s) for name, entry in known.items() if not entry.member and name not in same]
+        return Seen((*present, *(instance for instance in absent if instance is not None)), tuple(failures))
 
 
-def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance | None, now_s: float) -> _Known:
-    down = _is_down(one)
+def _looked_at(instance: ScaledInstance, before: _Known | None, listed: PoolInstance | None, now_s: float) -> _Known:
+    down = _is_down(instance)
     since_s = now_s if before is None else before.since_s
     ended_s = None if before is None else before.ended_s
     counted_s = -1.0 if before is None else before.counted_s
     if down and (before is None or not _is_down(before.one)):
         since_s = ended_s = now_s
-    up = not down and one.phase is not ProcessPhase.STARTING  # one that died and starts again may still be listed
+    up = not down and instance.phase is not ProcessPhase.STARTING  # one that died and starts again may still be listed
     member = listed is not None and up and (ended_s is None or listed.age_s < now_s - ended_s)
-    if down and _is_failed_start(one, before, now_s):
+    if down and _is_failed_start(instance, before, now_s):
         since_s = counted_s = now_s
     silent_s = None
-    if one.phase is ProcessPhase.RUNNING and not member:
+    if instance.phase is ProcessPhase.RUNNING and not member:
         silent_s = now_s if before is None or before.silent_s is None else before.silent_s
     registered = listed is not None or (before is not None and before.registered)
-    return _Known(one, member, since_s, ended_s, counted_s, silent_s, registered)
+    return _Known(instance, member, since_s, ended_s, counted_s, silent_s, registered)
 
 
 def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
@@ -101,24 +103,24 @@ def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
     return PoolInstance(name, InstancePhase.STARTING, age_s=now_s - known.since_s)
 
 
-def _is_failed_start(one: ScaledInstance, before: _Known | None, now_s: float) -> bool:
+def _is_failed_start(instance: ScaledInstance, before: _Known | None, now_s: float) -> bool:
     """Whether an instance that is down has failed to start since it was last looked at."""
     if before is None:
         return True
     if not _is_down(before.one):
         return not before.member  # one that was ready has died: that is no failed start
-    if before.one != one:
+    if before.one != instance:
         return True
-    return one.phase is ProcessPhase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
+    return instance.phase is ProcessPhase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
 
 
-def _is_down(one: ScaledInstance) -> bool:
-    """Its process has ended: it waits for its next attempt, or gets none."""
-    return one.phase is ProcessPhase.FAILED or (one.phase is ProcessPhase.ORDERED and bool(one.reason))
+def _is_down(instance: ScaledInstance) -> bool:
+    """Whether its process has ended. It waits for its next attempt, or gets none."""
+    return instance.phase is ProcessPhase.FAILED or (instance.phase is ProcessPhase.ORDERED and bool(instance.reason))
 
 
 def _as_scaled(member: PoolInstance, known: _Known | None) -> PoolInstance:
-    """One that is being stopped drains, whatever it said last."""
+    """Member with the phase that the scaler says: one that is being stopped drains, whatever it reported last."""
     if known is None or known.one.phase is not ProcessPhase.STOPPING or member.phase is not InstancePhase.READY:
         return member
     return replace(member, phase=InstancePhase.DRAINING)

@@ -1,4 +1,6 @@
-"""Which instances of one model are to serve another stage: how what each stage holds changes, and which switches were ordered."""
+"""Switches of one model's instances to another stage: how the load of each stage changes, and which switches were
+ordered.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from triptych.policy.switching import StageView, Switch, SwitchLimits, decide
 _TREND_S = 3.0
 """Over so long, or a second more, a trend is taken: long enough that a few requests more or less are none."""
 _SURE = 1.0
-"""In standard deviations of a number of answers that come at random: a smaller change of it is no trend."""
+"""Standard deviations of a number of answers that come at random. A smaller change of it is no trend."""
 _LATE_S = 0.1
 """Calls may be late by so much."""
 _MAX_SEEN = 64
@@ -27,49 +29,51 @@ class SwitchMachine:
     def __init__(self, limits: SwitchLimits) -> None:
         self._limits = limits
         self._seen: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=_MAX_SEEN)
-        """When, and what each stage held."""
+        """Times, and the load that each stage held then."""
         self._agreed: tuple[Stage, Stage] | None = None
         self._windows = 0
-        """How often in a row that was decided."""
+        """Number of windows in a row with the same decision."""
         self._switched_s: dict[frozenset[Stage], float] = {}
         self.pressures: dict[Stage, float] = {}
-        """What each stage is going to hold, over what its instances may hold; for reading."""
+        """Load that each stage is going to hold, over what its instances may hold. Read only."""
 
     def handle(self, stages: Sequence[StageView], now_s: float) -> list[Switch]:
-        """What to order now. A stage that does not say how much it serves gets the trend of what it holds as ``arriving``."""
+        """Decide what to order now. A stage that does not say how much it serves gets the trend of its load as
+        ``arriving``.
+        """
         while len(self._seen) > 1 and self._seen[1][0] < now_s - _TREND_S + _LATE_S:
             self._seen.popleft()
-        viewed = [one if one.served else replace(one, arriving=self._trend(one, now_s)) for one in stages]
-        self._seen.append((now_s, {one.stage: one.held for one in stages}))
-        self.pressures = {one.stage: one.pressure(self._limits.switch_ahead_s, one.instances) for one in viewed}
-        found = decide(viewed, self._limits)
-        pair = None if found is None else (found.source, found.target)
+        viewed = [stage if stage.served else replace(stage, arriving=self._trend(stage, now_s)) for stage in stages]
+        self._seen.append((now_s, {stage.stage: stage.held for stage in stages}))
+        self.pressures = {stage.stage: stage.pressure(self._limits.switch_ahead_s, stage.instances) for stage in viewed}
+        switch = decide(viewed, self._limits)
+        pair = None if switch is None else (switch.source, switch.target)
         self._windows = self._windows + 1 if pair == self._agreed else 1
         self._agreed = pair
-        if found is None or self._windows < self._limits.switch_windows or self._rests(found, now_s):
+        if switch is None or self._windows < self._limits.switch_windows or self._rests(switch, now_s):
             return []
-        self._switched_s[found.pair] = now_s
-        return [found]
+        self._switched_s[switch.pair] = now_s
+        return [switch]
 
     def forget(self) -> None:
-        """Another manager decides, or nothing was seen for a while: trends begin anew. What was ordered is remembered."""
+        """Forget the trends: another manager decides, or nothing was seen for a while. Orders are remembered."""
         self._seen.clear()
         self._agreed, self._windows = None, 0
         self.pressures = {}
 
-    def _trend(self, one: StageView, now_s: float) -> float:
-        """By how much what the stage holds grows per second, less what may be chance."""
+    def _trend(self, stage: StageView, now_s: float) -> float:
+        """Growth of the load that the stage holds, per second, less what may be chance."""
         for at_s, held in self._seen:
-            if (before := held.get(one.stage)) is not None and now_s > at_s:
-                change = one.held - before
-                sure = max(0.0, abs(change) - _SURE * sqrt(max(before, one.held)))
+            if (before := held.get(stage.stage)) is not None and now_s > at_s:
+                change = stage.held - before
+                sure = max(0.0, abs(change) - _SURE * sqrt(max(before, stage.held)))
                 return copysign(sure, change) / (now_s - at_s)
         return 0.0
 
-    def _rests(self, found: Switch, now_s: float) -> bool:
-        last_s = self._switched_s.get(found.pair)
+    def _rests(self, switch: Switch, now_s: float) -> bool:
+        last_s = self._switched_s.get(switch.pair)
         return last_s is not None and now_s - last_s < self._limits.switch_rest_s - _LATE_S
 
     def since_s(self, now_s: float) -> float | None:
-        """Since the last switch between any stages; None before the first."""
+        """Time since the last switch between any stages, seconds; None before the first."""
         return None if not self._switched_s else now_s - max(self._switched_s.values())

@@ -34,12 +34,12 @@ class Measuring:
         self.jobs.append(job)
         self.now_s += self.takes_s
         drift = self.drifts.pop(0) if self.drifts else 0.0
-        for one in synthetic_profiles(MODEL_DIR):
-            if one.identity.part in job.parts:
+        for profile in synthetic_profiles(MODEL_DIR):
+            if profile.identity.part in job.parts:
                 options = {"device": "cpu", "threads": str(job.threads)}
-                identity = replace(one.identity, hardware=self.hardware, options=options)
-                measured = replace(one.measured, drift=drift)
-                made = replace(one, identity=identity, measured=measured)
+                identity = replace(profile.identity, hardware=self.hardware, options=options)
+                measured = replace(profile.measured, drift=drift)
+                made = replace(profile, identity=identity, measured=measured)
                 write_profile(job.out / made.file_name, made)
         return abs(drift) < 0.1
 
@@ -77,7 +77,7 @@ def test_a_disturbed_measurement_is_repeated(tmp_path: Path) -> None:
     measure, said = Measuring(drifts=(0.3,)), StringIO()
     directory = demo_profiles(Console(file=said, width=200), threads=1, cache=tmp_path, measure=measure)
     assert [job.parts for job in measure.jobs] == [(ModelPart.ENCODER,), (ModelPart.ENCODER,), (ModelPart.DECODER,)]
-    assert {one.measured.drift for one in read_profiles(directory)[0]} == {0.0}
+    assert {profile.measured.drift for profile in read_profiles(directory)[0]} == {0.0}
     assert "while the encoder was measured (the same work took 30% longer later): measuring it again" in said.getvalue()
     demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure)
     assert len(measure.jobs) == 3, "it is kept"
@@ -98,14 +98,14 @@ def test_repeating_what_was_disturbed_adds_about_a_minute_at_most(
 def test_a_measurement_that_stays_disturbed_serves_one_run_only(tmp_path: Path) -> None:
     measure, said = Measuring(drifts=(0.0, -0.3, 0.5)), StringIO()
     first = demo_profiles(Console(file=said, width=200), threads=1, cache=tmp_path, measure=measure)
-    found = {one.identity.part: one.measured.drift for one in read_profiles(first)[0]}
+    found = {profile.identity.part: profile.measured.drift for profile in read_profiles(first)[0]}
     assert found == {ModelPart.ENCODER: 0.0, ModelPart.DECODER: 0.5}
     assert "the next start measures again" in said.getvalue()
     second = demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure)
     assert [job.parts for job in measure.jobs][3:] == [(ModelPart.DECODER,)]
     assert second != first
-    assert {one.measured.drift for one in read_profiles(second)[0]} == {0.0}
-    assert {one.identity.part: one.measured.drift for one in read_profiles(first)[0]} == found, (
+    assert {profile.measured.drift for profile in read_profiles(second)[0]} == {0.0}
+    assert {profile.identity.part: profile.measured.drift for profile in read_profiles(first)[0]} == found, (
         "the first may still run"
     )
     assert list(second.glob("measuring")) == []
@@ -129,7 +129,7 @@ def test_profiles_for_one_run_have_the_newest_of_the_parts_that_were_not_disturb
     measure = Measuring(drifts=(0.3, 0.3, 0.0, 0.0, 0.3, 0.4))
     for again in (False, True):
         directory = demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure, again=again)
-    found = {one.identity.part: one.measured.drift for one in read_profiles(directory)[0]}
+    found = {profile.identity.part: profile.measured.drift for profile in read_profiles(directory)[0]}
     assert found == {ModelPart.ENCODER: 0.0, ModelPart.DECODER: 0.4}
 
 
@@ -163,8 +163,8 @@ def test_of_two_commands_at_once_one_measures_and_the_other_uses_that(tmp_path: 
 
 def test_profiles_that_were_disturbed_when_they_were_made_are_made_again(tmp_path: Path) -> None:
     directory = demo_profiles(Console(), threads=1, cache=tmp_path, measure=Measuring())
-    for one in read_profiles(directory)[0]:
-        write_profile(directory / one.file_name, replace(one, measured=replace(one.measured, drift=0.2)))
+    for profile in read_profiles(directory)[0]:
+        write_profile(directory / profile.file_name, replace(profile, measured=replace(profile.measured, drift=0.2)))
     measure = Measuring()
     demo_profiles(Console(), threads=1, cache=tmp_path, measure=measure)
     assert len(measure.jobs) == 2

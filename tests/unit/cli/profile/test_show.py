@@ -33,11 +33,11 @@ def test_tables_have_milliseconds_and_are_sorted() -> None:
 
 def test_the_largest_load_is_named_or_that_there_is_none() -> None:
     report = {"objectives": {"prefill": 0.5, "decode": 0.02}, "tokens_per_s": 1234.0, "max_batch": 8}
-    assert show.found(report, 5) == (
+    assert show.search_result(report, 5) == (
         "up to 1234 tokens/s with batches of up to 8 within the objectives (P99: prefill 500 ms, decode 20 ms; 5 times the "
         "latency without load)"
     )
-    assert show.found(report | {"tokens_per_s": 0.0}, 5).startswith("no measured load meets the objectives")
+    assert show.search_result(report | {"tokens_per_s": 0.0}, 5).startswith("no measured load meets the objectives")
 
 
 def test_plots_are_written(tmp_path: Path) -> None:

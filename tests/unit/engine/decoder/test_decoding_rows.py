@@ -38,14 +38,14 @@ def test_each_row_reads_its_own_positions(cache: KvCache, layer: int, window: in
     whole = [Context(2, (10,), True), Context(11, (22, 23, 24), True), Context(8, (26, 27), True)]
     contexts = [alone[0], *pieces, alone[1], *whole]
     groups = tuple(decodes(row, of, cache) for row, of in ((0, alone[:1]), (1, pieces), (4, alone[1:]), (5, whole)))
-    last = [cache.slots(one.table, one.length - 1, one.length)[0] for one in contexts]
+    last = [cache.slots(context.table, context.length - 1, context.length)[0] for context in contexts]
     query = torch.randn(1, HEADS, len(contexts), HEAD_SIZE)
     key, value = (torch.randn(1, KV_HEADS, len(contexts), HEAD_SIZE) for _ in range(2))
     packed = PackedBatch(cache, torch.tensor(last), groups, ())
     made, _ = packed_attention(Layer(layer), query, key, value, None, packed=packed, sliding_window=window)
-    for row, one in enumerate(contexts):
-        first = 0 if window is None else max(0, one.length - window)
-        slots = cache.slots(one.table, first, one.length)
+    for row, context in enumerate(contexts):
+        first = 0 if window is None else max(0, context.length - window)
+        slots = cache.slots(context.table, first, context.length)
         for head in range(HEADS):
             at = head * KV_HEADS // HEADS
             keys, values = cache.keys[layer, slots, at], cache.values[layer, slots, at]
@@ -61,6 +61,6 @@ def test_ties_of_logits_go_to_the_first_token() -> None:
 def test_non_finite_logits_are_reported() -> None:
     logits = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [0.0, 1.0], [float("-inf"), 1.0]])
     outcomes = forward_outputs(logits, [False, False, True, False])
-    assert [one.is_finite for one in outcomes] == [False, False, True, False]
+    assert [outcome.is_finite for outcome in outcomes] == [False, False, True, False]
     assert outcomes[2].logits is not None
     assert outcomes[2].logits.tolist() == [0.0, 1.0]

@@ -104,7 +104,7 @@ def test_layers_that_compute_something_else_are_left_alone(
     assert not is_fused(engine)
     assert "they would yield something else" in caplog.text
     model: Any = engine._adapter.decoder
-    assert all("forward" not in vars(one) for one in model.layers)
+    assert all("forward" not in vars(layer) for layer in model.layers)
 
 
 def test_layers_that_depend_on_far_positions_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

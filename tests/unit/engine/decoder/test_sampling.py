@@ -53,7 +53,7 @@ def drawn(sampling: SamplingParams, logits: npt.NDArray[np.float32] = LOGITS, dr
     """Token frequencies over many positions in one batch; equal to the reference's."""
     rows = torch.from_numpy(np.tile(logits, (draws, 1)))
     sampled = sample(rows, [sequence(sampling, [0] * position) for position in range(draws)])
-    tokens = [one.token_id for one in sampled if isinstance(one, Sampled)]
+    tokens = [scored.token_id for scored in sampled if isinstance(scored, Sampled)]
     assert tokens == [choose(logits, sampling, position) for position in range(draws)]
     return [tokens.count(token) / draws for token in range(len(logits))]
 
@@ -103,7 +103,7 @@ def test_ties_go_to_the_lower_id() -> None:
 @given(st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 128), st.integers(0, 2**40)), min_size=1))
 def test_samples_depend_on_seed_choice_and_position_only(draws: list[tuple[int, int, int]]) -> None:
     numbers = uniform(*zip(*draws, strict=True))
-    assert numbers.tolist() == [reference_uniform(*one) for one in draws]
+    assert numbers.tolist() == [reference_uniform(*draw) for draw in draws]
     assert all(0 <= number < 1 for number in numbers)
     for seed, choice, position in draws:
         others = uniform(
@@ -327,8 +327,8 @@ def test_log_probabilities_are_those_of_the_raw_logits(alternatives: int) -> Non
     assert (token, scores.chosen.token_id) == (17, 17)
     assert scores.chosen.logprob == pytest.approx(float(expected[17]))
     best = expected.topk(min(alternatives, VOCABULARY))
-    assert [one.token_id for one in scores.top] == best.indices.tolist()
-    assert [one.logprob for one in scores.top] == pytest.approx(best.values.tolist())
+    assert [scored.token_id for scored in scores.top] == best.indices.tolist()
+    assert [scored.logprob for scored in scores.top] == pytest.approx(best.values.tolist())
 
 
 def test_logprobs_are_returned_only_on_request() -> None:
@@ -407,18 +407,18 @@ def test_a_mixed_batch_equals_its_rows_sampled_alone(
             expected.append(reference.choose(row, answer, len(prompt) + len(answer)))
         except ValueError as error:
             expected.append(error)
-    for one, wanted in zip(sample(torch.from_numpy(logits), sequences), expected, strict=True):
+    for scored, wanted in zip(sample(torch.from_numpy(logits), sequences), expected, strict=True):
         if isinstance(wanted, Exception):
-            assert isinstance(one, ValueError)
-            assert str(one) == str(wanted)
+            assert isinstance(scored, ValueError)
+            assert str(scored) == str(wanted)
             continue
-        assert isinstance(one, Sampled)
+        assert isinstance(scored, Sampled)
         token, scores = wanted
-        assert one.token_id == token
-        assert (one.scores is None) == (scores is None)
-        if one.scores is not None:
-            assert [each.token_id for each in one.scores.top] == [each.token_id for each in scores.top]
-            told = [each.logprob for each in (one.scores.chosen, *one.scores.top)]
+        assert scored.token_id == token
+        assert (scored.scores is None) == (scores is None)
+        if scored.scores is not None:
+            assert [each.token_id for each in scored.scores.top] == [each.token_id for each in scores.top]
+            told = [each.logprob for each in (scored.scores.chosen, *scored.scores.top)]
             assert told == pytest.approx([each.logprob for each in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9)
 
 

@@ -234,9 +234,9 @@ def test_logprobs_equal_those_of_the_whole_model(model_dir: Path, reference: Ref
         return_dict_in_generate=True,
     )
     expected = torch.stack(out.logits)[:, 0].log_softmax(-1).topk(4)
-    assert [[one.token_id for one in entry.top] for entry in scores] == expected.indices.tolist()
+    assert [[scored.token_id for scored in entry.top] for entry in scores] == expected.indices.tolist()
     for entry, values in zip(scores, expected.values.tolist(), strict=True):
-        assert [one.logprob for one in entry.top] == pytest.approx(values, abs=1e-4)
+        assert [scored.logprob for scored in entry.top] == pytest.approx(values, abs=1e-4)
         assert entry.chosen == entry.top[0]
 
 

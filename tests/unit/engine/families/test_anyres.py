@@ -50,7 +50,9 @@ def join_of(kind: str, family: AnyRes, anyres: str) -> Join:
     """The function of transformers that joins tiles [tiles, rows, hidden]."""
     vision = SimpleNamespace(image_size=TILE_PX, patch_size=TILE_PX // SIDE)
     model = SimpleNamespace(
-        config=SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(one) for one in family.grid.pinpoints])
+        config=SimpleNamespace(
+            vision_config=vision, image_grid_pinpoints=[list(pinpoint) for pinpoint in family.grid.pinpoints]
+        )
     )
     cls, options = {
         "llava_next": (transformers.LlavaNextModel, {"vision_feature_select_strategy": "default"}),

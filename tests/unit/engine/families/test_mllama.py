@@ -30,8 +30,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     def encode(_: Path, items: Any) -> list[Encoded]:
         prepared = [encoder.prepare(item.media, item.info) for item in items]
         return [
-            (one.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
-            for one, tensors in zip(prepared, encoder.encode(prepared), strict=True)
+            (features.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
+            for features, tensors in zip(prepared, encoder.encode(prepared), strict=True)
         ]
 
     return Case(tiny, directory, encode)

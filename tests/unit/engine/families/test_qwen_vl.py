@@ -193,7 +193,7 @@ def test_deepstack_rows_are_split_in_either_layout(split: bool) -> None:
     """By items, or all in one as up to transformers 5.17."""
     adapter = encoder("qwen3_vl")
     features = [adapter.prepare(LocalItem(data, info)) for data, info in (ITEMS[0], ITEMS[3])]
-    counts = [len(one[ROTARY]) for one in features]
+    counts = [len(feature[ROTARY]) for feature in features]
     layer = torch.rand(sum(counts), 8)
     made = SimpleNamespace(
         pooler_output=torch.split(torch.rand(sum(counts), 8), counts),

@@ -21,10 +21,10 @@ from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     InstancesSeen,
     PoolEvent,
+    PoolTick,
     RecordDecision,
     RemoveInstance,
     ScaleTo,
-    Tick,
 )
 from triptych.machine.pool_manager.reports import RouterReports
 from triptych.policy.scaling import ScalingLimits
@@ -60,7 +60,7 @@ class ModelledPool:
     size: int = 0
 
     def ready(self, now_s: float) -> int:
-        return sum(one.ready_s <= now_s and not one.draining for one in self.instances)
+        return sum(instance.ready_s <= now_s and not instance.draining for instance in self.instances)
 
     def scale_to(self, size: int, now_s: float) -> None:
         if not self.scaler_works:
@@ -70,27 +70,29 @@ class ModelledPool:
             self.started += 1
             self.instances.append(Instance(f"{self.name}{self.started}", now_s + self.start_s))
         # As every scaler: what is ordered is taken back, and what runs is not touched.
-        starting = [one for one in self.instances if one.ready_s > now_s]
+        starting = [instance for instance in self.instances if instance.ready_s > now_s]
         for one in starting[: max(0, len(self.instances) - size)]:
             self.instances.remove(one)
 
     def remove(self, instance_id: str, now_s: float) -> None:
-        assert all(one.draining for one in self.instances if one.instance_id == instance_id), "it still works"
-        self.instances = [one for one in self.instances if one.instance_id != instance_id]
+        assert all(instance.draining for instance in self.instances if instance.instance_id == instance_id), (
+            "it still works"
+        )
+        self.instances = [instance for instance in self.instances if instance.instance_id != instance_id]
         self.scale_to(self.size, now_s)
 
     def seen(self, now_s: float) -> tuple[PoolInstance, ...]:
         return tuple(
             PoolInstance(
-                one.instance_id,
+                instance.instance_id,
                 InstancePhase.DRAINED
-                if one.draining
+                if instance.draining
                 else InstancePhase.READY
-                if one.ready_s <= now_s
+                if instance.ready_s <= now_s
                 else InstancePhase.STARTING,
-                age_s=now_s - one.ready_s + (0 if one.ready_s <= now_s else self.start_s),
+                age_s=now_s - instance.ready_s + (0 if instance.ready_s <= now_s else self.start_s),
             )
-            for one in self.instances
+            for instance in self.instances
         )
 
     def work(self, tokens: float, now_s: float) -> bool:
@@ -124,19 +126,19 @@ class Modelled:
         self.pools = {one.name: one for one in (self.encoders, self.texts)}
         self.reports = RouterReports(attainment_s=self.scaling.attainment_window_s)
         self.machines = {
-            one.name: PoolMachine(
-                PoolSettings(one.name, one.role, Bounds(1, self.most), self.initial, self.start_s, self.facts),
+            pool.name: PoolMachine(
+                PoolSettings(pool.name, pool.role, Bounds(1, self.most), self.initial, self.start_s, self.facts),
                 self.reports,
                 scaling=self.scaling,
                 limits=PoolLimits(),
                 now_s=0.0,
                 acting=Acting.NONE if self.advisory else Acting.ALL,
             )
-            for one in self.pools.values()
+            for pool in self.pools.values()
         }
         self.sequence = 0
-        for one in self.pools.values():
-            one.scale_to(self.initial, -self.start_s)
+        for pool in self.pools.values():
+            pool.scale_to(self.initial, -self.start_s)
 
     def feed(self, pool: str, event: PoolEvent) -> None:
         there = self.pools[pool]
@@ -145,8 +147,8 @@ class Modelled:
                 case ScaleTo(size):
                     there.scale_to(size, self.now_s)
                 case DrainInstance(name):
-                    for one in there.instances:
-                        one.draining |= one.instance_id == name
+                    for instance in there.instances:
+                        instance.draining |= instance.instance_id == name
                 case RemoveInstance(name):
                     there.remove(name, self.now_s)
                 case RecordDecision(record):
@@ -185,7 +187,7 @@ class Modelled:
             self.reports.validate()
         for name, pool in self.pools.items():
             self.feed(name, InstancesSeen(pool.seen(self.now_s)))
-            self.feed(name, Tick())
+            self.feed(name, PoolTick())
         self.sizes.append((self.now_s, self.machines["e"].wanted, self.machines["t"].wanted))
 
     def run(self, seconds: int) -> None:

@@ -61,7 +61,7 @@ class Modelled:
     def run(self, asked: Sequence[Asked]) -> float:
         """The mean latency, in seconds."""
         coming, tick = deque(asked), 0
-        while coming or any(not one.end_s for one in self._arrived):
+        while coming or any(not request.end_s for request in self._arrived):
             now_s = _TICK_S * tick
             while coming and coming[0].at_s <= now_s:
                 one = coming.popleft()
@@ -75,10 +75,10 @@ class Modelled:
             if self._machine is not None and tick % round(1 / _TICK_S) == 0:
                 for switch in self._machine.handle(self._views(now_s), now_s):
                     self._switch(switch, now_s)
-        return sum(one.end_s - one.at_s for one in asked) / len(asked)
+        return sum(request.end_s - request.at_s for request in asked) / len(asked)
 
     def of(self, stage: Stage) -> list[_Instance]:
-        return [one for one in self.instances if one.stage is stage]
+        return [instance for instance in self.instances if instance.stage is stage]
 
     def _work(self, instance: _Instance, now_s: float) -> None:
         if instance.stage is Stage.DECODE:
@@ -110,25 +110,30 @@ class Modelled:
         min(self.of(Stage.DECODE), key=lambda it: len(it.has)).has.append(one)
 
     def _views(self, now_s: float) -> list[StageView]:
-        recent = [one for one in self._arrived if one.at_s > now_s - _WINDOW_S]
-        cost_s = {Stage.ENCODE: sum(ITEM_S * one.items for one in recent), Stage.PREFILL: PROMPT_S * len(recent)}
+        recent = [request for request in self._arrived if request.at_s > now_s - _WINDOW_S]
+        cost_s = {
+            Stage.ENCODE: sum(ITEM_S * request.items for request in recent),
+            Stage.PREFILL: PROMPT_S * len(recent),
+        }
         views = []
         for stage in Stage:
             there = self.of(stage)
             if stage is Stage.DECODE:
-                held = [float(len(one.has)) for one in there]
+                held = [float(len(instance.has)) for instance in there]
                 waiting, holds, arriving, served = 0.0, float(MOST_ANSWERS), 0.0, 0.0
             else:
-                held = [sum(item.left for item in one.has) for one in there]
+                held = [sum(item.left for item in instance.has) for instance in there]
                 waiting, holds = sum(one.left for one in self._queues[stage]), WAIT_S[stage]
                 arriving, served = cost_s[stage] / _WINDOW_S, BORNE
-            movable = tuple(Movable(one.name, Role.EPD.stages, part) for one, part in zip(there, held, strict=True))
+            movable = tuple(
+                Movable(instance.name, Role.EPD.stages, part) for instance, part in zip(there, held, strict=True)
+            )
             views.append(StageView(stage, len(there), waiting + sum(held), holds, arriving, served, movable))
         return views
 
     def _switch(self, switch: Switch, now_s: float) -> None:
         self.switches.append((now_s, switch))
-        for instance in [one for one in self.instances if one.name in switch.instances]:
+        for instance in [instance for instance in self.instances if instance.name in switch.instances]:
             has, instance.has = instance.has, []
             instance.stage, instance.ready_s = switch.target, now_s + _MOVE_S
             for one in has:

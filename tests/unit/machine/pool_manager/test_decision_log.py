@@ -10,7 +10,7 @@ def test_the_last_decisions_are_kept_with_their_age() -> None:
     log = DecisionLog(2)
     for at_s in (1.0, 2.0, 3.0):
         log.add(record(log.next_number()), at_s)
-    assert [(one.number, one.age_s) for one in log.records(5.0)] == [(2, 3.0), (3, 2.0)]
+    assert [(record.number, record.age_s) for record in log.records(5.0)] == [(2, 3.0), (3, 2.0)]
 
 
 def test_an_open_decision_has_one_outcome() -> None:
@@ -24,14 +24,14 @@ def test_an_open_decision_has_one_outcome() -> None:
     assert log.close(1, DecisionOutcome.REPLACED, "") is None
     assert log.close(2, DecisionOutcome.DONE, "") is None
     assert log.close(9, DecisionOutcome.DONE, "") is None
-    assert [one.outcome for one in log.records(0.0)] == [DecisionOutcome.DONE, DecisionOutcome.ADVISED]
+    assert [record.outcome for record in log.records(0.0)] == [DecisionOutcome.DONE, DecisionOutcome.ADVISED]
 
 
 def test_numbers_go_on_after_those_of_another_leader_and_never_back() -> None:
     log = DecisionLog(2)
     log.add(record(log.next_number()), 0.0)
     log.resume((record(5), record(6), record(7)), {6: 10.0, 7: 4.0}, 100.0)
-    assert [(one.number, one.age_s) for one in log.records(101.0)] == [(6, 11.0), (7, 5.0)]
+    assert [(record.number, record.age_s) for record in log.records(101.0)] == [(6, 11.0), (7, 5.0)]
     assert log.next_number() == 8
     log.resume((record(3),), {}, 100.0)
     assert log.next_number() == 9

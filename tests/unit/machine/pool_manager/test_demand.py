@@ -40,7 +40,7 @@ def told(sequence: int, *, arrivals: int = 10, missed: int = 0) -> WindowReport:
 
 def facts(classes: Mapping[str, ClassWindow]) -> PoolFacts:
     """Known under load only."""
-    return PoolFacts(500.0, 1.0, start_s=20.0) if any(one.arrivals for one in classes.values()) else PoolFacts()
+    return PoolFacts(500.0, 1.0, start_s=20.0) if any(window.arrivals for window in classes.values()) else PoolFacts()
 
 
 def load(view: PoolView) -> PoolLoad:
@@ -65,7 +65,7 @@ def test_a_pool_has_the_load_and_the_misses_of_its_stages(
 ) -> None:
     reports = RouterReports()
     reports.accept("r", told(1, missed=2), 1.0)
-    view = Demand(role, facts, reports).seen(SEEN, 1.0)
+    view = Demand(role, facts, reports).observe(SEEN, 1.0)
     assert load(view).short_per_s == pytest.approx(per_s)
     assert (load(view).waiting, load(view).announced) == (waiting, announced)
     assert view.attainment == Judged(10 - missed, missed)
@@ -75,7 +75,7 @@ def test_a_pool_has_the_load_and_the_misses_of_its_stages(
 
 
 def test_without_reports_or_profiles_nothing_is_known_and_the_start_time_stays() -> None:
-    view = Demand(Role.E, lambda classes: PoolFacts(missing=("profile",)), RouterReports()).seen(SEEN, 1.0)
+    view = Demand(Role.E, lambda classes: PoolFacts(missing=("profile",)), RouterReports()).observe(SEEN, 1.0)
     assert (view.load, view.report_age_s, view.facts.capacity_per_s) == (None, None, None)
     assert (view.facts.missing, view.start_s) == (("profile",), 60.0)
 
@@ -85,19 +85,19 @@ def test_the_peak_is_that_of_the_period_and_an_idle_pool_keeps_its_capacity() ->
     demand = Demand(Role.E, facts, reports)
     for at_s in range(1, 31):
         reports.accept("r", told(at_s), float(at_s))
-    assert load(demand.seen(SEEN, 30.0)).peak_per_s == pytest.approx(1000)
+    assert load(demand.observe(SEEN, 30.0)).peak_per_s == pytest.approx(1000)
     for at_s in range(31, 401):
         reports.accept("r", told(at_s, arrivals=0), float(at_s))
-    view = demand.seen(SEEN, 400.0)
+    view = demand.observe(SEEN, 400.0)
     assert (load(view).short_per_s, view.facts.capacity_per_s) == (0.0, 500.0)
     assert load(view).peak_per_s == pytest.approx(1000)
     demand.begin_period()
-    assert load(demand.seen(SEEN, 400.0)).peak_per_s == 0.0
+    assert load(demand.observe(SEEN, 400.0)).peak_per_s == 0.0
 
 
 def test_one_that_encodes_and_decodes_is_charged_with_the_worse_objective() -> None:
     reports = RouterReports()
     reports.accept("r", told(1), 1.0)
-    assert Demand(Role.ED, facts, reports).seen(SEEN, 1.0).attainment == Judged(9, 1), (
+    assert Demand(Role.ED, facts, reports).observe(SEEN, 1.0).attainment == Judged(9, 1), (
         "no image was late, but tokens were"
     )

@@ -28,14 +28,14 @@ from triptych.machine.pool_manager.member_events import (
     FarewellReceived,
     HeartbeatReceived,
     MembersChanged,
+    MembersTick,
+    MemberSwitchWanted,
     Registered,
     SendOrder,
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
     SwitchServed,
-    SwitchWanted,
-    Tick,
 )
 from triptych.machine.pool_manager.members import MemberLimits, MembersMachine
 
@@ -72,7 +72,7 @@ class Manager:
             self.now_s += LIMITS.tick_s
             for session in heard:
                 self.beats(session)
-            self.handle(Tick())
+            self.handle(MembersTick())
 
     def beats(self, session: int, load: InstanceLoad = LOAD, *, drained: bool = False) -> list[Any]:
         return self.handle(HeartbeatReceived(session, Heartbeat(int(self.now_s * 1000), load, drained)))
@@ -82,12 +82,12 @@ class Manager:
 
     @property
     def listed(self) -> dict[str, Member]:
-        return {one.address: one for one in self.machine.since(Watch()).members}
+        return {member.address: member for member in self.machine.since(Watch()).members}
 
     @property
     def conditions(self) -> dict[str, MemberCondition]:
         pools = self.machine.pools(self.now_s)
-        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+        return {member.registration.instance_id: member.condition for pool in pools for member in pool.members}
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def manager() -> Manager:
 
 
 def orders(effects: list[Any]) -> list[tuple[int, OrderKind]]:
-    return [(one.session, one.order.kind) for one in effects if isinstance(one, SendOrder)]
+    return [(effect.session, effect.order.kind) for effect in effects if isinstance(effect, SendOrder)]
 
 
 def ended(effects: list[Any]) -> list[int]:
-    return [one.session for one in effects if isinstance(one, EndSession)]
+    return [effect.session for effect in effects if isinstance(effect, EndSession)]
 
 
 def test_one_that_registers_is_listed_and_told_so(manager: Manager) -> None:
@@ -166,7 +166,7 @@ def test_the_time_during_which_the_manager_itself_was_stopped_is_nobodys_silence
     manager.joins(1)
     manager.passes(1, 1)
     manager.now_s += 3600
-    manager.handle(Tick())
+    manager.handle(MembersTick())
     assert manager.listed == {"a:1": member()}
     manager.passes(10)
     assert manager.listed == {}
@@ -293,21 +293,21 @@ def told(*stages: Stage, version: int = 0) -> InstanceLoad:
 
 def switches(effects: list[Any]) -> list[tuple[Role | None, int]]:
     return [
-        (one.order.role, one.order.version)
-        for one in effects
-        if isinstance(one, SendOrder) and one.order.kind is OrderKind.SWITCH
+        (effect.order.role, effect.order.version)
+        for effect in effects
+        if isinstance(effect, SendOrder) and effect.order.kind is OrderKind.SWITCH
     ]
 
 
 def switches_ended(effects: list[Any]) -> list[SwitchEnded]:
-    return [one for one in effects if isinstance(one, SwitchEnded)]
+    return [effect for effect in effects if isinstance(effect, SwitchEnded)]
 
 
 def switching(manager: Manager) -> None:
     """Member a serves PD, and is ordered to serve D."""
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
-    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))
 
 
 def status_of(manager: Manager) -> Any:
@@ -318,8 +318,8 @@ def status_of(manager: Manager) -> Any:
 def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages, version=4))))
-    assert switches(manager.handle(SwitchWanted("a", Role.D, "on purpose"))) == [(Role.D, 5)]
-    assert switches(manager.handle(SwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 6)]
+    assert switches(manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))) == [(Role.D, 5)]
+    assert switches(manager.handle(MemberSwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 6)]
     one = status_of(manager)
     assert (one.wanted, one.open, one.stays_open, one.is_as_wanted) == (Role.E, Role.PD.stages, frozenset(), False)
     manager.now_s += 2.0
@@ -333,7 +333,7 @@ def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manage
 def test_an_order_that_the_member_has_given_up_is_over(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
-    assert switches(manager.handle(SwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 1)]
+    assert switches(manager.handle(MemberSwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 1)]
     opening = replace(told(*Role.PD.stages, version=1), closed=(ClosedStage(Stage.ENCODE, 3.0),))
     manager.handle(HeartbeatReceived(1, Heartbeat(2, opening)))
     assert status_of(manager).wanted is Role.E, "it is loading"
@@ -348,7 +348,7 @@ def test_an_order_that_the_member_has_given_up_is_over(manager: Manager) -> None
 
 def test_an_order_to_switch_is_sent_when_the_member_has_reported_and_again_on_a_new_stream(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
-    assert switches(manager.handle(SwitchWanted("a", Role.D, "on purpose"))) == []
+    assert switches(manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))) == []
     first = told(*Role.PD.stages, version=2)
     assert switches(manager.handle(HeartbeatReceived(1, Heartbeat(1, first)))) == [(Role.D, 3)]
     assert switches(manager.handle(HeartbeatReceived(1, Heartbeat(2, first)))) == []
@@ -364,7 +364,7 @@ def test_an_order_to_switch_is_sent_when_the_member_has_reported_and_again_on_a_
 def test_what_another_manager_ordered_since_counts(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
-    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))
     manager.handle(HeartbeatReceived(1, Heartbeat(2, told(Stage.PREFILL, version=2))))
     assert status_of(manager).wanted is None
 
@@ -382,7 +382,7 @@ def test_an_order_to_switch_ends_once_when_the_member_reports_the_stages_under_i
     assert found == [SwitchEnded("m", Role.PD, Role.D, SwitchOutcome.OBEYED, 2.0)]
     assert manager.machine.switches_pending_s(manager.now_s) == {"m": 0.0}
     assert not switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(5, obeys))))
-    assert not switches_ended(manager.handle(SwitchWanted("a", Role.P, "on purpose"))), "the last one had ended"
+    assert not switches_ended(manager.handle(MemberSwitchWanted("a", Role.P, "on purpose"))), "the last one had ended"
     again = switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(6, told(Stage.PREFILL, version=2)))))
     assert [(one.source, one.target) for one in again] == [(Role.D, Role.P)]
 
@@ -390,12 +390,12 @@ def test_an_order_to_switch_ends_once_when_the_member_reports_the_stages_under_i
 def test_an_order_is_verified_by_the_first_that_each_opened_stage_serves(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.E.stages))))
-    manager.handle(SwitchWanted("a", Role.PD, "on purpose"))
+    manager.handle(MemberSwitchWanted("a", Role.PD, "on purpose"))
 
     def reports(sequence: int, prefill: StageLoad, decode: StageLoad) -> list[SwitchServed]:
         load = InstanceLoad({Stage.PREFILL: prefill, Stage.DECODE: decode}, stages_version=1)
         effects = manager.handle(HeartbeatReceived(1, Heartbeat(sequence, load)))
-        return [one for one in effects if isinstance(one, SwitchServed)]
+        return [effect for effect in effects if isinstance(effect, SwitchServed)]
 
     def unserved_s() -> float:
         return manager.machine.switches_unserved_s(manager.now_s)["m"]
@@ -421,7 +421,7 @@ def test_what_cannot_be_verified_is_not(manager: Manager, source: Role, served: 
     """A release before does not say what it has served."""
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*source.stages))))
-    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))
     load = InstanceLoad({Stage.DECODE: StageLoad(5, 1, served=served)}, stages_version=1)
     manager.handle(HeartbeatReceived(1, Heartbeat(2, load)))
     manager.now_s += 2.0
@@ -432,7 +432,7 @@ def test_what_cannot_be_verified_is_not(manager: Manager, source: Role, served: 
 @pytest.mark.parametrize(
     ("event", "outcome"),
     [
-        (SwitchWanted("a", Role.P, "on purpose"), SwitchOutcome.OVERTAKEN),
+        (MemberSwitchWanted("a", Role.P, "on purpose"), SwitchOutcome.OVERTAKEN),
         (HeartbeatReceived(1, Heartbeat(2, told(Stage.DECODE, version=2))), SwitchOutcome.OVERTAKEN),
         (FarewellReceived(1, "enough"), SwitchOutcome.LOST),
         (Registered(2, registration(epoch=2, **SWITCHABLE)), SwitchOutcome.LOST),
@@ -450,11 +450,11 @@ def test_an_order_that_is_not_obeyed_ends_too(manager: Manager, event: Any, outc
 def test_an_order_ends_when_its_member_is_silent_for_long(manager: Manager) -> None:
     switching(manager)
     manager.now_s += 1.0
-    manager.handle(Tick())
+    manager.handle(MembersTick())
     found: list[SwitchEnded] = []
     for _ in range(20):
         manager.now_s += LIMITS.tick_s
-        found += switches_ended(manager.handle(Tick()))
+        found += switches_ended(manager.handle(MembersTick()))
     assert [(one.outcome, one.after_s) for one in found] == [(SwitchOutcome.LOST, 10.0)]
     assert manager.machine.switches_pending_s(manager.now_s) == {}
 
@@ -463,14 +463,14 @@ def test_an_order_ends_when_its_member_is_silent_for_long(manager: Manager) -> N
 def test_one_that_cannot_switch_so_far_gets_no_order(manager: Manager, switchable: Role | None) -> None:
     manager.handle(Registered(1, registration(role=Role.PD, switchable=switchable)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
-    assert manager.handle(SwitchWanted("a", Role.EPD, "on purpose")) == []
+    assert manager.handle(MemberSwitchWanted("a", Role.EPD, "on purpose")) == []
     assert status_of(manager).wanted is None
 
 
 def test_one_that_starts_again_has_no_order(manager: Manager) -> None:
     manager.handle(Registered(1, registration(**SWITCHABLE)))
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages))))
-    manager.handle(SwitchWanted("a", Role.D, "on purpose"))
+    manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))
     manager.handle(Registered(2, registration(epoch=2, **SWITCHABLE)))
     assert switches(manager.handle(HeartbeatReceived(2, Heartbeat(1, told(*Role.PD.stages))))) == []
     assert status_of(manager).wanted is None
@@ -577,7 +577,7 @@ class Watched(RuleBasedStateMachine):
     @rule()
     def watch(self) -> None:
         self.view.handle(self.manager.machine.since(Watch(*self.view.known)), self.manager.now_s)
-        told = {one.address: one for one in self.view.snapshot.members if not one.suspected}
+        told = {member.address: member for member in self.view.snapshot.members if not member.suspected}
         assert told == {address: one for address, one in self.manager.listed.items() if not one.suspected}
 
     @invariant()

@@ -36,13 +36,13 @@ from triptych.machine.pool_manager.pool_events import (
     OrderFailed,
     OverrideEnded,
     OverrideSet,
+    PoolResumed,
+    PoolTick,
     RecordDecision,
     RemoveInstance,
-    Resumed,
     RolesSeen,
     ScaleTo,
     StartFailed,
-    Tick,
 )
 from triptych.machine.pool_manager.reports import Dropped, RouterReports
 from triptych.policy.scaling import ScalingLimits, decide
@@ -117,8 +117,8 @@ def test_every_change_has_an_outcome() -> None:
     cluster = Modelled(burst, flat, FAST)
     cluster.run(1500)
     last: dict[int, DecisionRecord] = {record.number: record for record in cluster.records}
-    changed = [one for one in last.values() if one.decision.target != one.view.wanted]
-    assert {one.outcome for one in changed} <= {DecisionOutcome.DONE, DecisionOutcome.REPLACED}
+    changed = [record for record in last.values() if record.decision.target != record.view.wanted]
+    assert {record.outcome for record in changed} <= {DecisionOutcome.DONE, DecisionOutcome.REPLACED}
     assert changed[-1].outcome is DecisionOutcome.DONE
 
 
@@ -127,9 +127,9 @@ def test_in_advisory_mode_nothing_is_ordered_and_the_advice_is_recorded_once() -
     cluster.run(400)
     assert cluster.changes("e") == []
     assert len(cluster.encoders.instances) == 1
-    advised = [one for one in cluster.records if one.outcome is DecisionOutcome.ADVISED]
+    advised = [record for record in cluster.records if record.outcome is DecisionOutcome.ADVISED]
     assert advised
-    assert all(one.decision.target > 1 for one in advised)
+    assert all(record.decision.target > 1 for record in advised)
     assert len(cluster.records) < 60
 
 
@@ -254,7 +254,7 @@ def test_a_pool_without_requests_shrinks_by_its_last_capacity() -> None:
         lambda at_s: 500.0 if at_s < 60 else 0.0,
         FAST,
         initial=3,
-        facts=lambda classes: fixed_facts(classes) if any(one.items for one in classes.values()) else PoolFacts(),
+        facts=lambda classes: fixed_facts(classes) if any(window.items for window in classes.values()) else PoolFacts(),
     )
     cluster.run(900)
     assert cluster.sizes[-1][1:] == (1, 1)
@@ -288,7 +288,7 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
     cluster.run(200)
     status = cluster.status("e")
     assert "of" in status.fault
-    assert DecisionOutcome.TIMED_OUT in {one.outcome for one in status.decisions}
+    assert DecisionOutcome.TIMED_OUT in {decision.outcome for decision in status.decisions}
     cluster.encoders.scaler_works = True
     cluster.run(400)
     assert cluster.encoders.ready(cluster.now_s) == cluster.machines["e"].wanted > 1
@@ -310,7 +310,7 @@ def test_a_decision_knows_of_instances_that_switch() -> None:
     machine = one_pool()
     machine.handle(InstancesSeen(ready("e1", "e2")), 0.0)
     machine.handle(RolesSeen(-1, 3.0), 0.0)
-    machine.handle(Tick(), 0.0)
+    machine.handle(PoolTick(), 0.0)
     assert machine.view is not None
     assert (machine.view.switched, machine.view.since_switch_s, machine.view.serving) == (-1, 3.0, 1)
 
@@ -323,8 +323,8 @@ def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_d
         found = []
         for at_s in range(int(from_s), int(until_s)):
             machine.handle(InstancesSeen(here), float(at_s))
-            effects = machine.handle(Tick(), float(at_s))
-            found += [float(at_s) for one in effects if isinstance(one, ScaleTo) and one.size == 4]
+            effects = machine.handle(PoolTick(), float(at_s))
+            found += [float(at_s) for effect in effects if isinstance(effect, ScaleTo) and effect.size == 4]
         return found
 
     machine.handle(OverrideSet(4, 1e4), 10.0)
@@ -337,7 +337,7 @@ def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_d
 
 def test_an_order_that_the_scaler_refuses_is_shown() -> None:
     machine = one_pool()
-    order = next(effect for effect in machine.handle(Tick(), 0.0) if isinstance(effect, ScaleTo))
+    order = next(effect for effect in machine.handle(PoolTick(), 0.0) if isinstance(effect, ScaleTo))
     assert order.size == 2
     machine.handle(OrderFailed(order.number, "forbidden"), 0.1)
     assert machine.status(0.2).fault == "the scaler failed: forbidden"
@@ -348,16 +348,16 @@ def test_an_order_that_the_scaler_refuses_is_shown() -> None:
 def test_three_crashes_at_start_are_given_up_visibly_and_the_old_instances_stay() -> None:
     machine = one_pool()
     machine.handle(InstancesSeen(ready("a")), 0.0)
-    assert machine.handle(Tick(), 0.5)
+    assert machine.handle(PoolTick(), 0.5)
     for _ in range(3):
         assert machine.status(1.0).state is not PoolState.FROZEN
         machine.handle(StartFailed("no such model"), 1.0)
     status = machine.status(1.0)
     assert (status.state, status.wanted) == (PoolState.FROZEN, 1)
     assert "no such model" in status.fault
-    assert not any(isinstance(effect, ScaleTo) for at_s in range(2, 200) for effect in machine.handle(Tick(), at_s))
+    assert not any(isinstance(effect, ScaleTo) for at_s in range(2, 200) for effect in machine.handle(PoolTick(), at_s))
     machine.handle(OverrideSet(2, 60.0), 200.0)
-    orders = [effect for effect in machine.handle(Tick(), 200.0) if isinstance(effect, ScaleTo)]
+    orders = [effect for effect in machine.handle(PoolTick(), 200.0) if isinstance(effect, ScaleTo)]
     assert [order.size for order in orders] == [2]
     machine.validate()
 
@@ -385,7 +385,7 @@ def test_nothing_is_ordered_while_the_store_is_away_or_another_manager_leads() -
 
 def test_a_newer_growth_replaces_a_shrink_that_is_draining() -> None:
     cluster = Modelled(lambda at_s: 700.0 if at_s < 300 else 8000.0, flat, replace(FAST, low_periods=1), initial=4)
-    while not any(one.draining for one in cluster.encoders.instances):
+    while not any(instance.draining for instance in cluster.encoders.instances):
         cluster.second()
     cluster.image_tokens = lambda at_s: 8000.0
     cluster.run(120)
@@ -399,7 +399,7 @@ def test_what_a_person_drains_is_stopped_and_replaced() -> None:
     name = cluster.encoders.instances[0].instance_id
     cluster.run(20)
     assert cluster.encoders.ready(cluster.now_s) == 2
-    assert name not in [one.instance_id for one in cluster.encoders.instances]
+    assert name not in [instance.instance_id for instance in cluster.encoders.instances]
 
 
 def test_one_drain_at_a_time_even_before_it_shows() -> None:
@@ -407,21 +407,21 @@ def test_one_drain_at_a_time_even_before_it_shows() -> None:
     names = ready("a", "b", "c", "d")
     machine.handle(InstancesSeen(names), 0.0)
     machine.handle(OverrideSet(1, 600.0), 0.0)
-    drains = [effect for at_s in range(5) for effect in machine.handle(Tick(), float(at_s))]
+    drains = [effect for at_s in range(5) for effect in machine.handle(PoolTick(), float(at_s))]
     assert [one.instance_id for one in drains if isinstance(one, DrainInstance)] == ["a"]
     assert not any(isinstance(one, ScaleTo) for one in drains)
     machine.handle(InstancesSeen(names[1:]), 6.0)
-    assert DrainInstance in [type(one) for one in machine.handle(Tick(), 6.0)]
+    assert DrainInstance in [type(effect) for effect in machine.handle(PoolTick(), 6.0)]
 
 
 def test_an_instance_that_does_not_drain_in_time_is_stopped() -> None:
     machine = one_pool(initial=2)
     machine.handle(InstancesSeen(ready("a", "b")), 0.0)
     machine.handle(OverrideSet(1, 6000.0), 0.0)
-    machine.handle(Tick(), 0.0)
-    assert [type(one) for one in machine.handle(Tick(), 599.0)] == []
-    late = [one for one in machine.handle(Tick(), 601.0) if isinstance(one, ScaleTo | RemoveInstance)]
-    assert [type(one) for one in late] == [ScaleTo, RemoveInstance]
+    machine.handle(PoolTick(), 0.0)
+    assert [type(effect) for effect in machine.handle(PoolTick(), 599.0)] == []
+    late = [effect for effect in machine.handle(PoolTick(), 601.0) if isinstance(effect, ScaleTo | RemoveInstance)]
+    assert [type(effect) for effect in late] == [ScaleTo, RemoveInstance]
 
 
 def lost(name: str, age_s: float) -> PoolInstance:
@@ -431,20 +431,22 @@ def lost(name: str, age_s: float) -> PoolInstance:
 def test_an_instance_that_hangs_is_stopped_and_replaced_unless_the_manager_seems_to_be_cut_off() -> None:
     machine = one_pool(initial=4)
     machine.handle(InstancesSeen((*ready("a", "b", "c"), lost("d", 40.0))), 0.0)
-    assert [type(one) for one in machine.handle(Tick(), 0.0) if not isinstance(one, RecordDecision)] == [ScaleTo]
+    assert [type(effect) for effect in machine.handle(PoolTick(), 0.0) if not isinstance(effect, RecordDecision)] == [
+        ScaleTo
+    ]
     machine.handle(InstancesSeen((*ready("a", "b", "c"), lost("d", 90.0))), 1.0)
-    removed = [one for one in machine.handle(Tick(), 1.0) if isinstance(one, RemoveInstance)]
-    assert [one.instance_id for one in removed] == ["d"]
+    removed = [effect for effect in machine.handle(PoolTick(), 1.0) if isinstance(effect, RemoveInstance)]
+    assert [effect.instance_id for effect in removed] == ["d"]
     assert "not been heard of for 90 s" in removed[0].reason
     machine.handle(InstancesSeen((*ready("a", "b"), lost("c", 90.0), lost("d", 90.0)), cut_off=True), 2.0)
-    assert not [one for one in machine.handle(Tick(), 2.0) if isinstance(one, RemoveInstance)]
+    assert not [effect for effect in machine.handle(PoolTick(), 2.0) if isinstance(effect, RemoveInstance)]
 
 
 def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
     machine = one_pool(initial=2)
     for at_s in range(40):
         machine.handle(InstancesSeen(ready("a", "b", "c")), float(at_s))
-        sizes = [one.size for one in machine.handle(Tick(), float(at_s)) if isinstance(one, ScaleTo)]
+        sizes = [effect.size for effect in machine.handle(PoolTick(), float(at_s)) if isinstance(effect, ScaleTo)]
         assert sizes == ([3] if at_s == 30 else [])
     assert machine.status(40.0).wanted == 3
 
@@ -454,14 +456,14 @@ def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_af
     """It was starting when the size was ordered, and the scaler has not taken it back in time."""
     machine = one_pool(initial=2, advisory=advisory)
     machine.handle(InstancesSeen((*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
-    machine.handle(Tick(), 0.0)
+    machine.handle(PoolTick(), 0.0)
     machine.handle(OverrideSet(1, 600.0), 1.0)
-    effects = machine.handle(Tick(), 1.0)
-    assert [one.size for one in effects if isinstance(one, ScaleTo)] == [1]
+    effects = machine.handle(PoolTick(), 1.0)
+    assert [effect.size for effect in effects if isinstance(effect, ScaleTo)] == [1]
     drains: dict[int, str] = {}
     for at_s in range(2, 60):
         machine.handle(InstancesSeen(ready("a", "b")), float(at_s))
-        for effect in machine.handle(Tick(), float(at_s)):
+        for effect in machine.handle(PoolTick(), float(at_s)):
             if isinstance(effect, DrainInstance):
                 drains[at_s] = effect.instance_id
     assert list(drains.values()) == ["a"]
@@ -473,17 +475,17 @@ def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_wha
     kept = KeptPool(4, Override(4, 50.0), changes_s=(3000.0, 10.0), decisions_s=((7, 30.0),))
     machine.handle(InstancesSeen(ready("a", "b")), 0.0)
     old = DecisionRecord(7, PoolView("e", 2, Bounds(1, 9)), Decision(4, (Reason(Why.LOAD, "much"),)))
-    machine.handle(Resumed(kept, (old,)), 100.0)
-    assert [one.size for one in machine.handle(Tick(), 100.0) if isinstance(one, ScaleTo)] == [4]
+    machine.handle(PoolResumed(kept, (old,)), 100.0)
+    assert [effect.size for effect in machine.handle(PoolTick(), 100.0) if isinstance(effect, ScaleTo)] == [4]
     assert machine.kept(101.0).override == Override(4, 49.0)
     assert machine.kept(101.0).changes_s == (3001.0, 11.0)
     first = machine.records(101.0)[0]
     assert (first.number, first.age_s) == (7, 31.0)
     assert (first.outcome, first.detail) == (DecisionOutcome.REPLACED, "by a later leader")
     assert machine.records(101.0)[-1].number > 7
-    machine.handle(Resumed(KeptPool(1)), 200.0)
+    machine.handle(PoolResumed(KeptPool(1)), 200.0)
     machine.handle(InstancesSeen(ready("a", "b", "c")), 200.0)
-    assert [one.size for one in machine.handle(Tick(), 200.0) if isinstance(one, ScaleTo)] == [3]
+    assert [effect.size for effect in machine.handle(PoolTick(), 200.0) if isinstance(effect, ScaleTo)] == [3]
     machine.validate()
 
 
@@ -508,9 +510,11 @@ def test_the_status_has_the_last_decisions_with_their_age_reasons_and_outcome() 
     decisions = cluster.status("e").decisions
     assert len(decisions) == 10
     records = cluster.machines["e"].records(cluster.now_s)[-10:]
-    assert [(one.number, one.age_s) for one in decisions] == [(one.number, one.age_s) for one in records]
+    assert [(decision.number, decision.age_s) for decision in decisions] == [
+        (decision.number, decision.age_s) for decision in records
+    ]
     assert all(before.age_s > after.age_s >= 0 for before, after in pairwise(decisions))
-    changed = next(one for one in decisions if one.target != one.wanted)
+    changed = next(decision for decision in decisions if decision.target != decision.wanted)
     assert (changed.outcome, changed.ready) == (DecisionOutcome.DONE, changed.wanted)
     assert changed.load is not None
     assert changed.needed is not None

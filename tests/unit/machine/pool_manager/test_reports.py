@@ -20,7 +20,7 @@ def report(sequence: int, *, epoch: int = 1, tokens: int = 100, age_s: float = 0
 
 
 def tokens(classes: Mapping[str, ClassWindow]) -> float:
-    return float(sum(one.prompt_tokens for one in classes.values()))
+    return float(sum(window.prompt_tokens for window in classes.values()))
 
 
 def fed(reports: RouterReports, seconds: int, *, router: str = "r", begin_s: int = 0, per_report: int = 100) -> None:

@@ -19,9 +19,9 @@ class Pool:
         members = tuple(
             PoolInstance(name, phase, age_s=at_s - since_s) for name, (phase, since_s) in self.members.items()
         )
-        seen = self.starting.seen(members, [ScaledInstance(*one) for one in scaled], at_s)
+        seen = self.starting.observe(members, [ScaledInstance(*fields) for fields in scaled], at_s)
         self.failures += seen.failures
-        return {one.instance_id: (one.phase, one.age_s) for one in seen.instances}
+        return {instance.instance_id: (instance.phase, instance.age_s) for instance in seen.instances}
 
 
 def test_what_is_ordered_or_starts_or_has_not_registered_yet_is_starting_since_it_was_seen_first() -> None:

@@ -20,7 +20,7 @@ def seen(answers: float) -> list[StageView]:
 
 def ordered(machine: SwitchMachine, now_s: float, answers: float) -> int:
     """How many instances are to switch now."""
-    return sum(len(one.instances) for one in machine.handle(seen(answers), now_s))
+    return sum(len(switch.instances) for switch in machine.handle(seen(answers), now_s))
 
 
 def test_a_growth_is_acted_upon_when_two_windows_agree() -> None:

@@ -44,5 +44,5 @@ def test_the_key_file_in_the_guide_is_valid(tmp_path: Path) -> None:
 
 def test_every_setting_in_the_guide_exists() -> None:
     named = set(re.findall(r"`((?:fetch|max)_[a-z_]+)`", GUIDE)) - {"max_tokens", "max_completion_tokens"}
-    grouped = {one.name for group in (HostRules, FetchLimits) for one in fields(group)}
+    grouped = {field.name for group in (HostRules, FetchLimits) for field in fields(group)}
     assert named - {"max_model_len"} <= grouped | set(GatewaySettings.model_fields)

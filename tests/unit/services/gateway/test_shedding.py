@@ -51,7 +51,7 @@ class Served:
         """What a new request is told; one that is not refused is let in."""
         refusal = self.shedding.refusal(sender, timeout_s) if self.shedding.came() else None
         if refusal is None and sender is not None:
-            self.shedding.let_in(sender)
+            self.shedding.admit(sender)
         return refusal
 
     async def be_late(self, delay_s: float, for_s: float) -> None:

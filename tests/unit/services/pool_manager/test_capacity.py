@@ -62,7 +62,7 @@ HYBRIDS = pool(member("h", Role.EPD, ENCODER_PART, DECODER_PART))
 
 def capacities(*pools: PoolStatus, profiles: Sequence[object] = (ENCODER, DECODER)) -> Capacities:
     made = Capacities(KnownProfiles(profiles))  # type: ignore[arg-type]
-    made.seen(pools)
+    made.observe(pools)
     return made
 
 
@@ -141,7 +141,7 @@ def test_a_mixed_pool_counts_like_its_commonest_instance_and_says_so() -> None:
 
 def test_a_pool_that_lost_its_instances_keeps_its_capacity() -> None:
     made = capacities(ENCODERS, ROUTERS)
-    made.seen([PoolStatus("m", Role.E, ())])
+    made.observe([PoolStatus("m", Role.E, ())])
     assert made.facts(E)(MIX).capacity_per_s is not None
 
 
@@ -172,7 +172,7 @@ def test_the_best_batch_and_degree_follow_from_the_profiles() -> None:
 
 def test_a_host_is_filled_with_a_text_instance_and_encoders() -> None:
     made = Capacities(KnownProfiles((ENCODER, DECODER)), host_devices=8)
-    made.seen((ENCODERS, TEXTS, ROUTERS))
+    made.observe((ENCODERS, TEXTS, ROUTERS))
     assert made.advice(E, MIX)[1] == "a host of 8 devices holds 1 text instance and 7 encoders"
 
 
@@ -282,9 +282,10 @@ def test_members_that_all_differ_cost_no_more_than_equal_ones() -> None:
     """Comparing each with each once took the manager 3 s of every second with 4096 members."""
     members = [member(f"t{number}", Role.PD, DECODER_PART) for number in range(1000)]
     different = [
-        replace(one, registration=replace(one.registration, kv_tokens=number)) for number, one in enumerate(members)
+        replace(member, registration=replace(member.registration, kv_tokens=number))
+        for number, member in enumerate(members)
     ]
-    counted = [calls_of(partial(Capacities(KnownProfiles()).seen, (pool(*of),))) for of in (members, different)]
+    counted = [calls_of(partial(Capacities(KnownProfiles()).observe, (pool(*of),))) for of in (members, different)]
     assert counted[1] <= 1.1 * counted[0]
 
 

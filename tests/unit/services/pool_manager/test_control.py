@@ -340,7 +340,7 @@ def test_a_breach_of_the_image_pool_is_seen_logged_and_advised_on_and_nothing_is
 
     with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager.control"):
         virtual_time.run(test())
-    assert any("pool m/E: 2 instances, 3 wanted: breach" in one.getMessage() for one in caplog.records)
+    assert any("pool m/E: 2 instances, 3 wanted: breach" in record.getMessage() for record in caplog.records)
 
 
 def test_a_model_without_a_router_has_no_report_and_says_so() -> None:
@@ -377,7 +377,9 @@ def test_a_size_by_hand_ends_after_its_time_or_by_hand_and_is_checked() -> None:
         async with cluster() as (service, _, _):
 
             async def image() -> ScalingStatus:
-                (found,) = [one.scaling for one in (await service.status()).pools if (one.model, one.role) == encoders]
+                (found,) = [
+                    pool.scaling for pool in (await service.status()).pools if (pool.model, pool.role) == encoders
+                ]
                 assert found is not None
                 return found
 
@@ -633,7 +635,7 @@ def test_a_scaler_that_is_not_there_yet_is_waited_for_and_the_log_names_its_addr
 
     with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager"):
         play(scenario)
-    said = [one.getMessage() for one in caplog.records if "scaler" in one.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "scaler" in record.getMessage()]
     assert "the scaler at 127.0.0.1:1 fails: the scaler cannot be reached" in said
     assert "the scaler at 127.0.0.1:1 answers again" in said
 
@@ -787,9 +789,9 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
         assert (status.wanted, status.ready, status.fault) == (4, 4, "")
         assert status.override is not None
         assert 200 <= status.override.left_s <= 300 - 30
-        reasons = [fact(one) for one in second.control.records("m", Role.E)]
+        reasons = [fact(record) for record in second.control.records("m", Role.E)]
         assert (Why.OVERRIDE, DecisionOutcome.DONE) in reasons
-        numbers = [one.number for one in second.control.records("m", Role.E)]
+        numbers = [record.number for record in second.control.records("m", Role.E)]
         assert numbers == sorted(set(numbers))
         await second.set_size(manual(E, 2, 300.0))
         await asyncio.sleep(60)
@@ -808,7 +810,7 @@ def test_what_a_former_leader_left_pending_ends_when_a_later_one_takes_over() ->
         await asyncio.sleep(10)
 
         def outcomes(service: PoolManagerService) -> dict[int, tuple[DecisionOutcome, str]]:
-            return {one.number: (one.outcome, one.detail) for one in service.control.records("m", Role.E)}
+            return {record.number: (record.outcome, record.detail) for record in service.control.records("m", Role.E)}
 
         number, (outcome, _) = outcomes(first).popitem()
         assert outcome is DecisionOutcome.PENDING
@@ -989,8 +991,8 @@ async def earlier_weeks(store: MemoryStore, peaks: Mapping[int, float]) -> None:
     assert fence is not None
     hour = [0]
     histories = Histories(store, lambda: 1000.0 + now_s(), lambda: hour[0])
-    for one, per_s in peaks.items():
-        hour[0] = one
+    for peak, per_s in peaks.items():
+        hour[0] = peak
         histories.observe(seen(0.5 * per_s, 100.0))
         histories.observe(seen(per_s, None))
     await asyncio.sleep(61)

@@ -121,7 +121,7 @@ def test_a_call_that_fails_is_repeated_with_the_newest_size_and_token() -> None:
         site.fence = Fence("leader", 8)
         await asyncio.sleep(60)
         assert site.scaler.calls == [("scale", 2, 7), *[("scale", 3, 8)] * 3]
-        assert [type(one) for one in site.answers] == [OrderFailed] * 3 + [OrderTaken]
+        assert [type(answer) for answer in site.answers] == [OrderFailed] * 3 + [OrderTaken]
         assert site.orders.sent == {("scale", "failed"): 3, ("scale", "accepted"): 1}
         assert "defect" in str(site.answers[1])
 
@@ -134,7 +134,7 @@ def test_a_pool_that_the_scaler_does_not_know_is_asked_for_with_growing_pauses()
         site.scale(2)
         await asyncio.sleep(60)
         assert 2 < len(site.scaler.calls) < 12
-        assert {type(one) for one in site.answers} == {OrderFailed}
+        assert {type(answer) for answer in site.answers} == {OrderFailed}
 
     play(scenario)
 

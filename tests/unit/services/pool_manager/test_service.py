@@ -139,7 +139,7 @@ class Watcher:
         async with aclosing(self.source.snapshots()) as snapshots:
             async for snapshot in snapshots:
                 self.snapshots += 1
-                self.members = {one.address: one for one in snapshot.members}
+                self.members = {member.address: member for member in snapshot.members}
 
     def state(self, process: Process) -> str:
         """``suspected`` or the member's state; empty if it is not listed."""
@@ -199,7 +199,7 @@ async def test_a_process_that_dies_is_suspected_then_lost_and_its_successor_repl
         assert watcher.state(a) == "suspected"
         await asyncio.sleep(8)
         status = await here.services["m1:1"].status()
-        assert [one.registration.instance_id for pool in status.pools for one in pool.members] == ["b"]
+        assert [member.registration.instance_id for pool in status.pools for member in pool.members] == ["b"]
         assert watcher.state(a) == "suspected", "the watcher decides by itself for a while"
         await asyncio.sleep(60)
         assert (watcher.state(a), watcher.state(b)) == ("", "active")
@@ -225,10 +225,10 @@ async def test_a_manager_that_dies_and_restarts_empty_changes_nothing_for_a_watc
         await asyncio.sleep(7)
         assert age_s(watcher) <= 1
         assert watcher.source.fault == ""
-        assert [watcher.state(one) for one in processes] == ["suspected", "active", "active"]
+        assert [watcher.state(process) for process in processes] == ["suspected", "active", "active"]
         assert all(member.state is MemberState.ACTIVE for member in watcher.members.values())
         await asyncio.sleep(70)
-        assert [watcher.state(one) for one in processes] == ["", "active", "active"]
+        assert [watcher.state(process) for process in processes] == ["", "active", "active"]
 
 
 @virtually
@@ -245,7 +245,7 @@ async def test_a_manager_that_is_stopped_and_goes_on_changes_nothing_for_a_watch
         assert watcher.source.fault == ""
         assert watcher.members == before
         assert watcher.snapshots >= snapshots
-        assert {watcher.state(one) for one in processes} == {"active"}
+        assert {watcher.state(process) for process in processes} == {"active"}
 
 
 @virtually
@@ -256,7 +256,7 @@ async def test_a_manager_that_is_cut_off_from_all_members_takes_none_away_from_a
         for process in processes:
             await process.kill()  # to the manager; the watcher may reach them
         await asyncio.sleep(1000)
-        assert {watcher.state(one) for one in processes} == {"suspected"}
+        assert {watcher.state(process) for process in processes} == {"suspected"}
         assert (await here.services["m1:1"].status()).pools == ()
 
 
@@ -300,7 +300,7 @@ async def test_of_two_that_drain_the_last_instances_at_once_one_is_refused() -> 
             *(here.connect("m1:1").drain_instance(name, force=False) for name in ("a", "b")), return_exceptions=True
         )
         await asyncio.sleep(0.2)
-        refused = [(name, one) for name, one in zip("ab", outcomes, strict=True) if one is not None]
+        refused = [(name, outcome) for name, outcome in zip("ab", outcomes, strict=True) if outcome is not None]
         ((last, error),) = refused
         assert isinstance(error, FailedPrecondition)
         assert error.message.startswith(f"{last} is the last encoder of model: requests for model with images")
@@ -418,9 +418,9 @@ async def test_streams_without_a_member_make_room_for_each_other_and_for_members
             assert all(isinstance(one.result(), Overloaded) for one in idle if one.done())
             members.append(here.start("h"))
             await asyncio.sleep(1)
-            assert [one.registrar.registered for one in members] == [1] * 8
+            assert [member.registrar.registered for member in members] == [1] * 8
         await asyncio.sleep(1)
-        assert [one.registrar.registered for one in members] == [1] * 8
+        assert [member.registrar.registered for member in members] == [1] * 8
 
 
 @virtually
