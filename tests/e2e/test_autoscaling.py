@@ -15,7 +15,7 @@ from benchmarks.bursts import FIRST_S, Outcome, Served, Shape, System, Workload,
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)

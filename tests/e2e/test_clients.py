@@ -15,7 +15,6 @@ from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
 
 _KEY, _ENTRY = new_key("clients")

@@ -20,8 +20,6 @@ from tests.e2e.test_sizes_by_hand import PATIENT, Manager, encoders
 from triptych.cli import ports
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRAPE_S = 0.5
 VARIABLES = {"$__rate_interval": "1m", "$model": ".*"}

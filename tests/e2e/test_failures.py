@@ -10,13 +10,10 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer, questions
 from triptych.cli.cluster import LocalCluster
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 CLEAR_ERROR_S = 30.0
 """Of 100 requests at once, on a machine that may have other work; their own timeout is 100 s."""

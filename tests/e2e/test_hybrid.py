@@ -14,7 +14,7 @@ from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IMAGES = [
     Question("What digits are shown?", tuple(f"{digit}_{kind}" for digit in digits))

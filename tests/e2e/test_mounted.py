@@ -1,11 +1,7 @@
-import pytest
-
 from tests.e2e.client import post, rest, stream, text_of
 from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 from triptych.rpc.stubs import RouterStub
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 TWO = Question("What digits are shown?", ("3_a", "1_a"))
 

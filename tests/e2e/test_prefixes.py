@@ -4,8 +4,6 @@ import asyncio
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.client import rest, stream
 from tests.e2e.reference import Question, answer
 from tests.e2e.test_answers import assert_no_stacks
@@ -17,8 +15,6 @@ from triptych.domain.pool import ManualSize
 from triptych.domain.stage import Role
 from triptych.machine.router.request import RequestLimits
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio]
 
 LONG = "Add the digits and tell the sum. " * 30
 SEGMENT = 256

@@ -9,8 +9,6 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 HEALED_S = 300.0
 QUESTION = Question("What digits are shown?", ("9_c",))
 

@@ -20,7 +20,7 @@ from triptych.domain.pool import ManualSize
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PREFILL, DECODE = {"prefill-1", "prefill-2"}, {"decode-1", "decode-2"}
 

@@ -22,7 +22,7 @@ from triptych.domain.pool import MemberCondition
 from triptych.errors import NotFound
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 POSITIONS = (1, TOKENS)
 """Of all tokens of both choices: where the router is killed."""

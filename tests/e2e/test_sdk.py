@@ -16,7 +16,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.errors import InvalidMedia, ModelNotFound, NotFound, TriptychError
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -28,8 +28,6 @@ from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 STREAMS = 30
 """At a time, one after the other until the last switch."""
 TOKENS = 120

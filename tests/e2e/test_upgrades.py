@@ -21,7 +21,7 @@ from triptych.domain.pool import MemberCondition
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 FRONT_FIRST = ("pool_manager", "gateway", "router", "encoder", "text")
 """So that the upgrade passes through a new front before old instances, and the rollback through the opposite."""

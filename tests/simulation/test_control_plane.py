@@ -115,14 +115,12 @@ def run(seed: int, world: World, asks: list[Ask], duration_s: float) -> None:
 
 
 @pytest.mark.rotating
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(SEEDS + SMALL_SEEDS))
 def test_whatever_fails_while_pools_scale_every_request_has_one_right_answer_or_one_clear_error(seed: int) -> None:
     run(seed, world_of(seed), make_bursts(seed, REQUESTS, MINUTE_S), MINUTE_S)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_the_same_holds_for_the_requests_of_a_trace(seed: int) -> None:

@@ -414,7 +414,6 @@ print(*(sha256(repr(run(seed)).encode()).hexdigest() for seed in REPLAYED))
 """
 
 
-@pytest.mark.process
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
     """Whatever their hashes of strings are, by which sets of names are ordered."""
     told = [

@@ -15,7 +15,7 @@ from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 SEEN = Question("What digits are shown?", ("3_a", "1_a"))
 SCHEMA = {
