@@ -27,7 +27,7 @@ hypothesis.settings.register_profile("explore", max_examples=2000, database=None
 hypothesis.settings.load_profile("ci")
 
 DAYS = 3
-"""In so many days continuous integration runs every test that is marked ``rotating``."""
+"""In so many days continuous integration runs every test that is marked ``extended``."""
 DAY = os.environ.get("TRIPTYCH_TEST_DAY")  # noqa: TID251  # whoever runs the tests chooses the part
 TESTS = Path(__file__).parent
 TIMEOUT_S = {"benchmarks": 180.0, "e2e": 240.0, "simulation": 240.0}
@@ -51,7 +51,7 @@ def pytest_report_header() -> str | None:
     return (
         None
         if DAY is None
-        else f"of tests marked rotating, part {int(DAY) % DAYS + 1} of {DAYS} (TRIPTYCH_TEST_DAY={DAY})"
+        else f"of tests marked extended, part {int(DAY) % DAYS + 1} of {DAYS} (TRIPTYCH_TEST_DAY={DAY})"
     )
 
 
@@ -100,7 +100,7 @@ def _of_other_days(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
     """Cases with the same parameters, such as a family or a seed, have the same day. So have the tests of a file without parameters."""
     places: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("rotating"):
+        if item.get_closest_marker("extended"):
             parameters = getattr(item, "callspec", None)
             case = item.path.name if parameters is None else parameters.id
             if places.setdefault(case, len(places)) % DAYS != day % DAYS:

@@ -20,6 +20,8 @@ from tests.e2e.test_sizes_by_hand import PATIENT, Manager, encoders
 from triptych.cli import ports
 from triptych.cli.cluster import LocalCluster
 
+pytestmark = pytest.mark.extended
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRAPE_S = 0.5
 VARIABLES = {"$__rate_interval": "1m", "$model": ".*"}

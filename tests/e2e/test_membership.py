@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.client import Streamed, stream
 from tests.e2e.reference import Question, answer, questions
@@ -17,6 +18,8 @@ from triptych.cli.cluster import LocalCluster
 from triptych.cli.metrics import scrape
 from triptych.demo import MODEL_DIR
 from triptych.rpc.stubs import RouterStub
+
+pytestmark = pytest.mark.extended
 
 
 def write(path: Path, addresses: Iterable[str]) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.client import rest, stream
 from tests.e2e.reference import Question, answer
 from tests.e2e.test_answers import assert_no_stacks
@@ -55,6 +57,7 @@ async def test_a_beginning_is_pulled_instead_of_computed(tmp_path: Path) -> None
     assert_no_stacks(tmp_path / "logs")
 
 
+@pytest.mark.extended
 async def test_a_drain_hands_over_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
     """Segments are handed over, and kept for prompts that begin alike."""
     logs = tmp_path / "logs"

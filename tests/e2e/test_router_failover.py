@@ -286,6 +286,7 @@ class Load:
         return gateways if number % 2 else gateways[::-1]
 
 
+@pytest.mark.extended
 async def test_routers_that_are_killed_in_turn_under_load_cost_no_answer(site: Site) -> None:
     """Neither through a gateway nor through the SDK."""
     await site.heal()
@@ -313,6 +314,7 @@ async def test_routers_that_are_killed_in_turn_under_load_cost_no_answer(site: S
         asking.cancel()
 
 
+@pytest.mark.extended
 async def test_every_service_is_restarted_under_load_without_a_failed_request(site: Site) -> None:
     await site.heal()
     load = Load(site)

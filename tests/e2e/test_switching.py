@@ -79,6 +79,7 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     assert metrics.total("triptych_pool_switch_unserved_seconds") == 0
 
 
+@pytest.mark.extended
 async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
     """Requests with an image, through an instance that has only the encoder or only the language model in memory."""
     logs, orders = tmp_path / "logs", Orders((Role.E, Role.PD, Role.E, Role.PD))
@@ -191,6 +192,7 @@ async def answers(manager: PoolManagerStub) -> bool:
     return decoding is not None and decoding.pending > 0
 
 
+@pytest.mark.extended
 async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Path) -> None:
     """Encoders have little to do, and one decode instance is short of room: an encoder goes there."""
     profiles, logs = tmp_path / "profiles", tmp_path / "logs"

@@ -141,6 +141,7 @@ class Cluster:
         await former.end()
 
 
+@pytest.mark.extended
 async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed_request(
     old: Tree, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed
         assert processes.faults() == {}
 
 
+@pytest.mark.extended
 async def test_managers_of_both_releases_share_a_store_and_take_over_from_each_other(old: Tree, tmp_path: Path) -> None:
     """Sizes that are set by hand are kept from the one to the other and back."""
     redis = RedisServer(tmp_path)

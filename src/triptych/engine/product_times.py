@@ -98,7 +98,7 @@ def _times_s(shapes: Sequence[_Turns]) -> list[Times]:
     least_passes = (1 + _SAMPLES) * max((one.kinds for one in shapes), default=0)
     calls = [one for number in range(_MOST_CALLS) for one in shapes if number < one.calls]
     passes, began_s = 0, time.thread_time()
-    while passes < least_passes or time.thread_time() - began_s < _LONG_S:
+    while calls and (passes < least_passes or time.thread_time() - began_s < _LONG_S):
         for one in calls:
             one.compute(passes)
         passes += 1
