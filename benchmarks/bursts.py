@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from triptych.engine.delay import synthetic_profiles
+
 from triptych.cli.bench import load, traces, workload
 from triptych.cli.bench.load import Endpoint, Record
 from triptych.cli.bench.payload import Style
@@ -30,7 +32,6 @@ from triptych.policy.costs import Costs
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.delay import synthetic_profiles
 from triptych.testing.delay_models import Attention, write_delay_model
 
 IMAGE = Size(56, 56)

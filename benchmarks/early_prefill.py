@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any
 
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
+
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Model
@@ -30,7 +32,6 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.policy.costs import Costs
 from triptych.policy.policies import DISPATCHES, PolicyNames
 from triptych.testing import virtual_time
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS

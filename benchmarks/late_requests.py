@@ -23,6 +23,13 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
+from triptych.engine.delay import (
+    DelayEncoderEngine,
+    DelayTextEngine,
+    synthetic_decoder_profile,
+    synthetic_encoder_profile,
+)
+
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import MIB, Engines, SimCluster, World, running
@@ -39,12 +46,6 @@ from triptych.policy.costs import Costs
 from triptych.policy.policies import ORDERINGS, PolicyNames
 from triptych.policy.queueing import AGEING_FACTOR, AGEING_S, Turn, by_slo
 from triptych.testing import virtual_time
-from triptych.testing.delay import (
-    DelayEncoderEngine,
-    DelayTextEngine,
-    synthetic_decoder_profile,
-    synthetic_encoder_profile,
-)
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

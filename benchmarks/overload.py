@@ -41,6 +41,7 @@ from typing import Any, Self
 import httpx
 import psutil
 import uvloop
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
@@ -51,7 +52,6 @@ from triptych.cli.cluster import LocalCluster
 from triptych.cli.metrics import scrape
 from triptych.demo import MODEL_ID
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 OPEN = 64
 """Requests that are open while the capacity is measured ..."""

@@ -1,6 +1,6 @@
 """One pool manager on one core: heartbeats of many members, changes at many watchers, and everybody at once.
 
-The manager is a process of its own (``python -m services.pool_manager``), pinned to one core; members and watchers run
+The manager is a process of its own (``python -m triptych.services.pool_manager``), pinned to one core; members and watchers run
 here, pinned to the others. Each member has a connection and a stream of its own, as a real one has, and sends
 heartbeats at a fixed rate, whatever the manager does. Meanwhile members change their state in turn, and each watcher
 notes when it learns of it.
@@ -236,7 +236,7 @@ class Site:
 def managing(site: Site, cores: Sequence[int]) -> Iterator[None]:
     """The manager's process, on these cores."""
     options = ("--log-level", "ERROR", "--remove-s", str(_START_S))  # members that wait for others send no heartbeats
-    command = child_command("services.pool_manager", "--port", str(site.port), *options)
+    command = child_command("triptych.services.pool_manager", "--port", str(site.port), *options)
     own_cores = os.sched_getaffinity(0)
     with TemporaryFile() as log:
         os.sched_setaffinity(0, cores)  # the child inherits it

@@ -35,9 +35,9 @@ import uvloop
 from benchmarks import ending, machine
 from benchmarks.figures import Quartiles, add_before_options, add_json_option, quartiles, shown, write_figures
 from benchmarks.refusing_router import SLOW
-from services.gateway.shedding import RECENT_S
 from triptych.cli.bench.payload import png
 from triptych.cli.bench.workload import Size
+from triptych.services.gateway.shedding import RECENT_S
 from triptych.testing.fakes import FAKE_MODEL
 
 HERE = Path(__file__).parents[1]
@@ -53,14 +53,14 @@ _SHED = b"more come than can be looked at"
 _BEHIND_S = 0.5
 _GATEWAY = f"""
 import runpy
-from services.gateway import shedding
+from triptych.services.gateway import shedding
 from triptych.runtime.parent import end_with_parent
 end_with_parent({os.getpid()})
 shedding.BEHIND_S = {_BEHIND_S}
 shedding.LATE_RECENT_S = shedding.RECENT_S
 if hasattr(shedding, "Probing"):
     shedding.Probing.take = lambda probing, now_s: False
-runpy.run_module("services.gateway", run_name="__main__", alter_sys=True)
+runpy.run_module("triptych.services.gateway", run_name="__main__", alter_sys=True)
 """
 """A gateway that is behind only at a longer delay, as on a busy machine it would shed what it is to ask about, and that does not ask a router again
 whose refusal was late."""

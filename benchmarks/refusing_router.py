@@ -12,11 +12,6 @@ from typing import Any
 
 import uvloop
 
-from services.router.membership import FixedMembership
-from services.router.record import RouterRecord
-from services.router.service import RouterService
-from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.settings import RouterSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
@@ -28,6 +23,11 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.parent import end_with_parent
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.router.membership import FixedMembership
+from triptych.services.router.record import RouterRecord
+from triptych.services.router.service import RouterService
+from triptych.services.router.servicer import SERVICE_NAME, RouterServicer
+from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL
 
 WAIT_S = 60.0

@@ -23,9 +23,6 @@ import grpc.aio
 import uvloop
 
 from benchmarks import identity
-from services.text.service import TextService
-from services.text.servicer import TextServicer
-from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import EMBEDS, DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -45,6 +42,9 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.text.service import TextService
+from triptych.services.text.servicer import TextServicer
+from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars

@@ -26,13 +26,13 @@ import psutil
 
 from benchmarks import ending, machine, random_qwen
 from benchmarks.figures import add_json_option, write_figures
-from services.text.mounted import TextWithEncoder, app
-from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.generation import TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
+from triptych.services.text.mounted import TextWithEncoder, app
+from triptych.services.text.settings import TextSettings
 
 MIB = 1 << 20
 _POLL_S = 0.001

@@ -119,8 +119,16 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
         stack.enter_context(process(("benchmarks.relay_peers", "collector", str(collector))))
         for variant, router, gateway in zip(VARIANTS, ports[::2], ports[1::2], strict=True):
             instances = ",".join(f"{HOST}:{port}" for port in peers[variant.tls])
-            routing = ("services.router", "--port", str(router), "--model", str(MODEL_DIR), "--instances", instances)
-            edge = ("services.gateway", "--port", str(gateway), "--router", f"{HOST}:{router}")
+            routing = (
+                "triptych.services.router",
+                "--port",
+                str(router),
+                "--model",
+                str(MODEL_DIR),
+                "--instances",
+                instances,
+            )
+            edge = ("triptych.services.gateway", "--port", str(gateway), "--router", f"{HOST}:{router}")
             pid = {
                 name: stack.enter_context(process(variant.command(*command, collector=collector, own=own))).pid
                 for name, command in ((ROUTER, routing), (GATEWAY, edge))

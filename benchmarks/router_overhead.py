@@ -298,10 +298,10 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
     commands: dict[str, tuple[str, ...]] = {
         "peers": (peers, "peers", str(text_port), numbers, str(settings.step_s), str(stream_interval_s)),
         RELAY: (peers, "relay", str(relay), str(text_port), numbers),
-        ROUTER: ("services.router", "--port", str(router_port), *quiet, *wiring.split()),
-        GATEWAY: ("services.gateway", "--port", str(gateway), *quiet, "--router", f"{HOST}:{router_port}"),
+        ROUTER: ("triptych.services.router", "--port", str(router_port), *quiet, *wiring.split()),
+        GATEWAY: ("triptych.services.gateway", "--port", str(gateway), *quiet, "--router", f"{HOST}:{router_port}"),
         MOUNTED: (
-            "services.gateway",
+            "triptych.services.gateway",
             *("--port", str(mounted), *quiet),
             f"--mount-router=--port {own_router} {wiring}",
         ),

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
+
 from tests.simulation.cluster import Engines
 from tests.simulation.workload import Ask
 from triptych.cli.bench import traces, workload
@@ -36,7 +38,6 @@ from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.pool_facts import Profiles, isolated
 from triptych.ports import EngineRequest
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine, synthetic_decoder_profile
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

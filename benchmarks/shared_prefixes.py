@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any
 
+from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
+
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Model
@@ -33,7 +35,6 @@ from triptych.policy.costs import Costs
 from triptych.policy.policies import PolicyNames
 from triptych.policy.transport import MEMORY
 from triptych.testing import virtual_time
-from triptych.testing.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import WORDS
 from triptych.testing.offload import spend

@@ -32,13 +32,6 @@ from PIL import Image
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from services.encoder import app as encoder_app
-from services.encoder.service import EncoderService
-from services.encoder.settings import EncoderSettings
-from services.text import app as text_app
-from services.text import mounted
-from services.text.service import TextService
-from services.text.settings import TextSettings
 from triptych.cli.bench.report import percentile
 from triptych.demo import MODEL_DIR
 from triptych.domain.encoding import EncodeRequest
@@ -53,6 +46,13 @@ from triptych.engine.timing import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.encoder import app as encoder_app
+from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text import app as text_app
+from triptych.services.text import mounted
+from triptych.services.text.service import TextService
+from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
 
 transformers: Any = untyped_transformers

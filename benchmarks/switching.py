@@ -34,6 +34,7 @@ from typing import Any, Self
 
 import psutil
 import uvloop
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
@@ -56,7 +57,6 @@ from triptych.policy.switching import SwitchLimits
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.testing import virtual_time
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.testing.delay_models import Attention, write_delay_model
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png

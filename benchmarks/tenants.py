@@ -20,15 +20,15 @@ from random import Random
 from typing import Any
 
 import httpx
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
-from services.gateway.keys import new_key
 from triptych.cli.bench.report import percentile
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+from triptych.services.gateway.keys import new_key
 
 HOG = "hog"
 

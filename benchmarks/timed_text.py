@@ -17,9 +17,6 @@ import uvloop
 
 from benchmarks import ending
 from benchmarks.talking_child import talking_child
-from services.text import app as text_app
-from services.text.record import TextRecord
-from services.text.settings import TextSettings
 from triptych.cli import ports
 from triptych.domain.stage import Role
 from triptych.engine.compute import ComputeOptions
@@ -28,6 +25,9 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.ports import EngineOutput
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
+from triptych.services.text import app as text_app
+from triptych.services.text.record import TextRecord
+from triptych.services.text.settings import TextSettings
 
 MIB = 1 << 20
 STEP = "step"

@@ -1,4 +1,4 @@
-"""Runs a service without metrics, to measure what they cost: ``python -m benchmarks.unmeasured services.router ...``.
+"""Runs a service without metrics, to measure what they cost: ``python -m benchmarks.unmeasured triptych.services.router ...``.
 
 Nothing is counted, and what a finished request is described by is not looked at. Windows of load and attainment remain,
 as pools are scaled by them.
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
-import services.router.app
-from services.router.record import NO_RECORD
+import triptych.services.router.app
 from triptych.runtime import metrics
+from triptych.services.router.record import NO_RECORD
 
 
 class _Nothing:
@@ -50,7 +50,7 @@ class _NoMetrics(metrics.Metrics):
 def main() -> None:
     replaced: dict[tuple[Any, str], Any] = {
         (metrics, "Metrics"): _NoMetrics,
-        (services.router.app, "RouterRecord"): lambda _: NO_RECORD,
+        (triptych.services.router.app, "RouterRecord"): lambda _: NO_RECORD,
     }
     for (owner, name), value in replaced.items():
         assert hasattr(owner, name), name

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator
 
-from services.router.service import RouterService
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.services.router.service import RouterService
 
 
 class LocalRouter:

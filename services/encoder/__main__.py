@@ -1,4 +1,4 @@
-"""``python -m services.encoder``: read the settings and run until stopped."""
+"""``python -m triptych.services.encoder``: read the settings and run until stopped."""
 
 from triptych.runtime.process import main
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from triptych.engine.delay import DelayEncoderEngine, delay_costs
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
@@ -41,7 +42,6 @@ from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import DelayEncoderEngine, delay_costs
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
+from triptych.rpc.settings import InstanceSettings
 
 from triptych.engine.encoder_options import EncoderOptions
 from triptych.engine.media.decoders import DecodeLimits
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
-from triptych.runtime.settings import InstanceSettings, service_config
+from triptych.runtime.settings import service_config
 
 MIB = 1 << 20
 

@@ -1,4 +1,4 @@
-"""``python -m services.gateway``: read the settings and run until stopped."""
+"""``python -m triptych.services.gateway``: read the settings and run until stopped."""
 
 import sys
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,7 @@
 """API keys: a file of hashes, limits per key, and a limit on failed attempts.
 
 A key is 256 random bits, so a single SHA-256 is enough: it cannot be guessed, so no slow password hash is needed.
-``python -m services.gateway.keys new NAME`` makes a key.
+``python -m triptych.services.gateway.keys new NAME`` makes a key.
 """
 
 import hashlib
@@ -292,7 +292,7 @@ def new_key(name: str) -> tuple[str, str]:
 def main(argv: list[str]) -> int:
     """``new NAME``: writes the key to stderr, and the lines for the file to stdout."""
     if len(argv) != 2 or argv[0] != "new":
-        sys.stderr.write("usage: python -m services.gateway.keys new NAME >> KEYFILE\n")
+        sys.stderr.write("usage: python -m triptych.services.gateway.keys new NAME >> KEYFILE\n")
         return 2
     try:
         key, lines = new_key(argv[1])

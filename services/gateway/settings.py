@@ -59,7 +59,7 @@ class GatewaySettings(ServiceSettings):
     mount_router: str = ""
     """Command line of a router to run in this process, instead of the one at ``router``: one hop less per token."""
     keys: Path | None = None
-    """File of API keys (python -m services.gateway.keys new NAME). With it, every route except /health needs a key."""
+    """File of API keys (python -m triptych.services.gateway.keys new NAME). With it, every route except /health needs a key."""
     allow_anyone: bool = False
     """Allow a non-loopback address without keys: anyone who reaches the port can send requests."""
     rest_tls: RestTls = RestTls()

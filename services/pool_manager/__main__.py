@@ -1,4 +1,4 @@
-"""``python -m services.pool_manager``: read the settings and run until stopped."""
+"""``python -m triptych.services.pool_manager``: read the settings and run until stopped."""
 
 from triptych.runtime.process import main
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
+from triptych.rpc.settings import RpcServiceSettings
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.scaling import PoolName
@@ -14,7 +15,7 @@ from triptych.machine.pool_manager.pool import PoolLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.scaling import ScalingLimits
 from triptych.policy.switching import SwitchLimits
-from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
+from triptych.runtime.settings import Strings, service_config
 from triptych.store.leadership import LeaseTimes
 from triptych.store.redis_settings import RedisSettings
 

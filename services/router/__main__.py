@@ -1,4 +1,4 @@
-"""``python -m services.router``: read the settings and run until stopped."""
+"""``python -m triptych.services.router``: read the settings and run until stopped."""
 
 from triptych.runtime.process import main
 

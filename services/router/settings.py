@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
+from triptych.rpc.settings import MemberSettings
 
 from triptych.domain.slo import MAX_OBJECTIVES, Slo
 from triptych.machine.membership_view import ViewLimits
@@ -14,7 +15,7 @@ from triptych.media.sniff import MediaLimits
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.policy.policies import PolicyNames
 from triptych.policy.sharding import ShardLimits
-from triptych.runtime.settings import MemberSettings, Strings, service_config
+from triptych.runtime.settings import Strings, service_config
 
 from .membership import checked_address
 

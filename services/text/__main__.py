@@ -1,4 +1,4 @@
-"""``python -m services.text``: read the settings and run until stopped."""
+"""``python -m triptych.services.text``: read the settings and run until stopped."""
 
 from contextlib import AbstractAsyncContextManager
 

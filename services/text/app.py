@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import grpc.aio
+from triptych.engine.delay import DelayTextEngine, delay_costs
 
 from triptych.domain.instance import ServedPart
 from triptych.domain.profile import BadProfile, ProfileIdentity
@@ -42,7 +43,6 @@ from triptych.runtime.registrar import SetStages
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from triptych.rpc.settings import InstanceSettings
+
 from triptych import ports
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -12,7 +14,6 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
 from triptych.machine.encoder.published_embeddings import HintReader
 from triptych.runtime.hinted_load import watch_with_hints
-from triptych.runtime.settings import InstanceSettings
 from triptych.runtime.watched_value import WatchedValue
 
 

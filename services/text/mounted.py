@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from triptych.rpc.settings import InstanceSettings
+
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import ModelPart
@@ -40,7 +42,7 @@ from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.registrar import SetStages
-from triptych.runtime.settings import InstanceSettings, SettingsError
+from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 

@@ -4,13 +4,14 @@ from dataclasses import fields, replace
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from triptych.rpc.settings import InstanceSettings
 
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.runtime.settings import InstanceSettings, service_config
+from triptych.runtime.settings import service_config
 
 MIB = 1 << 20
 
@@ -104,7 +105,7 @@ class TextSettings(InstanceSettings):
     @model_validator(mode="after")
     def _it_has_a_stage_of_text(self) -> Self:
         if self.widest is Role.E:
-            raise ValueError("role E is that of an encoder: run services.encoder")
+            raise ValueError("role E is that of an encoder: run triptych.services.encoder")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from triptych.engine.delay import DelayTextEngine, synthetic_decoder_profile
 
 from tests.contract.test_continuations import SAMPLING, check_same, of_choices
 from tests.contract.test_text_engine import SCHEMA, TWO
@@ -34,7 +35,6 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.policy.costs import Costs
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineRequest, HandingTextEngine
-from triptych.testing.delay import DelayTextEngine, synthetic_decoder_profile
 from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine
 from triptych.testing.model import FakeFamily
 

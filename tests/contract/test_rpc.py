@@ -10,7 +10,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from services.text import servicer as text_servicer
 from triptych import errors
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -23,6 +22,7 @@ from triptych.rpc import encoder as encoder_servicer
 from triptych.rpc import instance as instance_servicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
+from triptych.services.text import servicer as text_servicer
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 128)
 INFO = MediaInfo(Modality.IMAGE, "png", 2, 2, 1, bytes(32))

@@ -61,4 +61,4 @@ class HeldEngine(text_engine.TransformersTextEngine):
 if __name__ == "__main__":
     HeldEngine.limit = Path(sys.argv.pop(1))
     text_engine.TransformersTextEngine = HeldEngine  # type: ignore[misc]
-    runpy.run_module("services.text", run_name="__main__", alter_sys=True)
+    runpy.run_module("triptych.services.text", run_name="__main__", alter_sys=True)

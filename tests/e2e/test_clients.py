@@ -12,11 +12,11 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
-from services.gateway.keys import new_key
 from tests.e2e import reference
 from tests.e2e.reference import DIGITS, Question
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
+from triptych.services.gateway.keys import new_key
 
 on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest, timeline_of
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 
 @pytest.mark.parametrize("roles", ["E:1,PD:1", "EPD:1"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import rest, stream_message
 from triptych.cli import ports
@@ -18,7 +19,6 @@ from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.testing.media import png
 
 ENCODE_S = 0.5
@@ -34,7 +34,7 @@ async def another_router(cluster: LocalCluster, log: Path) -> AsyncIterator[Rout
     instances = ",".join(cluster.targets[name] for name in ("encoder-1", "encoder-2", "text-1"))
     told = ("--instances", instances, "--model", str(MODEL_DIR), "--port", str(port), "--admin-port", str(admin_port))
     with log.open("wb") as output:
-        command = (sys.executable, "-m", "services.router", *told)
+        command = (sys.executable, "-m", "triptych.services.router", *told)
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
         router = RouterStub(ports.address(port))
         try:

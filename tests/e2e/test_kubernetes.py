@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.contract.kubernetes_kit import ApiServer, api_server
 from tests.contract.kubernetes_nodes import NAMESPACE, Nodes, apply, make_secret
@@ -24,7 +25,6 @@ from triptych.cli import pools
 from triptych.cli.managers import Managers
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tls import TlsIdentity
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 

@@ -4,13 +4,13 @@ import asyncio
 from pathlib import Path
 
 import httpx
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest, timeline_of
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.presets import PRESETS
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 TEXTS, TOKENS = 10, 20
 STEP_S = 0.05

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import probed
 from tests.e2e.record import keep
 from triptych.cli.cluster import LocalCluster
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(500)]
 

@@ -31,7 +31,16 @@ def write(path: Path, addresses: Iterable[str]) -> None:
 @contextlib.contextmanager
 def watching_router(path: Path, port: int, admin_port: int, log: Path) -> Iterator[None]:
     told = ("--instances-file", str(path), "--instances-poll-s", "0.1", "--model", str(MODEL_DIR))
-    command = (sys.executable, "-m", "services.router", *told, "--port", str(port), "--admin-port", str(admin_port))
+    command = (
+        sys.executable,
+        "-m",
+        "triptych.services.router",
+        *told,
+        "--port",
+        str(port),
+        "--admin-port",
+        str(admin_port),
+    )
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             yield

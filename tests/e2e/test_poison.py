@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest
 from tests.e2e.reference import Question
 from triptych.cli.cluster import Exit, LocalCluster
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 _OTHERS = 24
 _POISON_TOKENS = 13
 """Of its answer, by which engines know the request that ends them."""
 _HOOK = f"""
 import os, sys
-if any(argument.endswith("services.text") for argument in sys.orig_argv):
+if any(argument.endswith("triptych.services.text") for argument in sys.orig_argv):
     from triptych.errors import InstanceLost
-    from triptych.testing.delay import DelayTextEngine
+    from triptych.engine.delay import DelayTextEngine
     start = DelayTextEngine._start
 
     def start_or_end(engine, one):

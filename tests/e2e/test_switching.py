@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question
@@ -26,7 +27,6 @@ from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
 STREAMS = 30
 """At a time, one after the other until the last switch."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from services.pool_manager.servicer import SERVICE_NAME as ANY_SERVICE
 from tests import identities
 from tests.contract.store_kit import RedisServer
 from tests.e2e.client import post, rest, text_of, timeline_of
@@ -25,6 +24,7 @@ from triptych.errors import NotFound, PermissionDenied, Unavailable
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub, RouterStub
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.pool_manager.servicer import SERVICE_NAME as ANY_SERVICE
 from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
 TWO = Question("What digits are shown?", ("3_a", "1_a"))

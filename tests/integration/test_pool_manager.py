@@ -9,13 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.app import app as gateway_app
-from services.gateway.settings import GatewaySettings
-from services.pool_manager.app import app
-from services.pool_manager.service import PoolManagerService
-from services.pool_manager.settings import PoolManagerSettings
-from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.settings import RouterSettings
 from tests.loaded import LoadedProcess
 from tests.unit.services.gateway.fakes import FakeRouter
 from triptych.cli import ports
@@ -35,6 +28,13 @@ from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.gateway.app import app as gateway_app
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.pool_manager.app import app
+from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.servicer import SERVICE_NAME, RouterServicer
+from triptych.services.router.settings import RouterSettings
 
 QUICK = MemberLimits(suspect_s=0.5, remove_s=1.0, tick_s=0.1)
 LOAD = InstanceLoad({Stage.ENCODE: StageLoad(5, 1, 7)})

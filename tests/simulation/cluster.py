@@ -9,23 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from services.encoder.embedding_files import EmbeddingFiles
-from services.encoder.file_tier import FileTier
-from services.encoder.service import EncoderService
-from services.encoder.settings import EncoderSettings
-from services.pool_manager.service import PoolManagerService
-from services.pool_manager.settings import PoolManagerSettings
-from services.router.prepare import ModelPrepare
-from services.router.service import RouterService
-from services.router.settings import RouterSettings
-from services.text.device_scheduler import DeviceScheduler
-from services.text.engine_loop import handing_engine
-from services.text.hybrid import HybridInstance
-from services.text.kv_store import KvStore
-from services.text.mounted import OwnEncoder
-from services.text.service import TextService
-from services.text.settings import TextSettings
-from services.text.switching import Switching
 from tests.router_client import LocalRouter
 from tests.simulation.held import HeldLeases, WatchedInstance
 from tests.simulation.scaling import (
@@ -64,6 +47,23 @@ from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.registrar import Registrar, SetStages
 from triptych.runtime.tasks import TaskScope
 from triptych.scaling.processes import ProcessScaler
+from triptych.services.encoder.embedding_files import EmbeddingFiles
+from triptych.services.encoder.file_tier import FileTier
+from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.prepare import ModelPrepare
+from triptych.services.router.service import RouterService
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.device_scheduler import DeviceScheduler
+from triptych.services.text.engine_loop import handing_engine
+from triptych.services.text.hybrid import HybridInstance
+from triptych.services.text.kv_store import KvStore
+from triptych.services.text.mounted import OwnEncoder
+from triptych.services.text.service import TextService
+from triptych.services.text.settings import TextSettings
+from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer

@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from services.router.service import RouterService
 from tests.simulation.cluster import MIB, SimCluster, World
 from tests.simulation.test_cluster import check_right, simulate
 from tests.simulation.test_single_flight import about
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.instance import InstanceLoad
+from triptych.services.router.service import RouterService
 from triptych.testing.links import LinkedInstance
 from triptych.testing.media import png
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from services.router import gauges
 from tests.simulation.cluster import Engines, SimCluster, World
 from tests.simulation.scaling import profile_of_decoder, profile_of_encoder
 from tests.simulation.test_cluster import check_right, play_while, simulate
@@ -21,6 +20,7 @@ from triptych.policy.iteration import ImageBudget
 from triptych.policy.policies import PolicyNames
 from triptych.ports import EngineOutput
 from triptych.runtime.metrics import Metrics
+from triptych.services.router import gauges
 from triptych.testing import fake_kv, fakes
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png

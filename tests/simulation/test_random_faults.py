@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from services.text.jobs import Jobs
 from tests.simulation.cluster import EncoderNode, RouterNode, SimCluster, TextNode, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.workload import Ask, make_asks, play
@@ -43,6 +42,7 @@ from triptych.machine.text.tensor_cache import TensorCache
 from triptych.policy import dispatching
 from triptych.policy.policies import PolicyNames
 from triptych.rpc.routers import Routers
+from triptych.services.text.jobs import Jobs
 from triptych.testing.links import Fault, Link
 
 ROOT = Path(__file__).parents[2]

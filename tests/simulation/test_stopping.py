@@ -14,14 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.encoder.file_tier import READ_PATIENCE_S
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
-from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
-from services.router.prepare import Prompted
-from services.router.service import RouterService
 from tests.router_client import LocalRouter
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
@@ -40,6 +32,14 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.router.request import Phase
 from triptych.policy.policies import PolicyNames
 from triptych.rpc.routers import Routers
+from triptych.services.encoder.file_tier import READ_PATIENCE_S
+from triptych.services.gateway.app import remote_media
+from triptych.services.gateway.keys import KeyRing
+from triptych.services.gateway.routes import create_app
+from triptych.services.gateway.service import Gateway
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router.prepare import Prompted
+from triptych.services.router.service import RouterService
 from triptych.testing.offload import InlineOffload, spend
 
 STOPS_WITHIN_S = 0.1

@@ -13,9 +13,6 @@ import pytest
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from services.gateway.keys import read_key_file
-from services.gateway.settings import GatewaySettings
-from services.router.membership import read_members
 from triptych.cli.authority import Authority
 from triptych.cli.bench.traces import Span, load
 from triptych.cli.files import local_file
@@ -29,6 +26,9 @@ from triptych.files import BadFile, read_json, read_text, read_toml
 from triptych.runtime.profiles import read_profile
 from triptych.runtime.settings import SettingsError
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.gateway.keys import read_key_file
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router.membership import read_members
 
 DIGITS = "9" * 5000
 """More than Python reads as one integer."""

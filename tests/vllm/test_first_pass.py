@@ -15,7 +15,7 @@ def test_a_head_size_that_vllms_attention_lacks_ends_the_start_with_one_line(tmp
     flags = ("--model", str(model), "--port", str(port), "--admin-port", str(admin_port), "--engine", "vllm")
     vllm_args = "--max-model-len 512 --enforce-eager --kv-cache-memory-bytes 64M"
     ended = subprocess.run(
-        child_command("services.text", *flags, "--role", "PD", f"--vllm-args={vllm_args}"),
+        child_command("triptych.services.text", *flags, "--role", "PD", f"--vllm-args={vllm_args}"),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from triptych.rpc.server import Register, RpcServer
-from triptych.runtime.settings import RpcServiceSettings
+from triptych.rpc.settings import RpcServiceSettings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.pool import Registration
+from triptych.rpc.settings import InstanceSettings, MemberSettings
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.metrics import gauge
 from triptych.runtime.registrar import Loaded, Registrar, Reporting, SetStages
-from triptych.runtime.settings import InstanceSettings, MemberSettings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity

@@ -4,9 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import DelayEncoderEngine, synthetic_profiles
 
-from services.router.attainment import Attainment
-from services.router.prepare import ModelPrepare, Prompted
 from tests.integration.families.harness import Item, TinyFamily, random_image
 from tests.integration.families.tiny_llava import TINIES as DECODER_ONLY
 from tests.integration.families.tiny_mllama import TINIES as CROSS_ATTENTION
@@ -22,7 +21,8 @@ from triptych.engine.profiling import EFFORTS, Options, ProfiledEncoder
 from triptych.machine.router.attainment import WindowLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.costs import Costs
-from triptych.testing.delay import DelayEncoderEngine, synthetic_profiles
+from triptych.services.router.attainment import Attainment
+from triptych.services.router.prepare import ModelPrepare, Prompted
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
-from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
 from triptych.ports import Clock, Offload, Router
+from triptych.services.gateway.app import remote_media
+from triptych.services.gateway.keys import KeyRing
+from triptych.services.gateway.routes import create_app
+from triptych.services.gateway.service import Gateway
+from triptych.services.gateway.settings import GatewaySettings
 
 PIECE_BYTES = 64 << 10
 """Size of a body's pieces, as from a socket."""

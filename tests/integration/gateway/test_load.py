@@ -130,7 +130,17 @@ async def test_health_is_answered_over_sockets_while_large_bodies_are_received()
     Latency is the gateway's CPU time, as above.
     """
     gateway = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.gateway", "--port", "0", "--router", "127.0.0.1:1", "--admin-port", "0"),
+        *(
+            sys.executable,
+            "-m",
+            "triptych.services.gateway",
+            "--port",
+            "0",
+            "--router",
+            "127.0.0.1:1",
+            "--admin-port",
+            "0",
+        ),
         stderr=asyncio.subprocess.PIPE,
     )
     process = psutil.Process(gateway.pid)

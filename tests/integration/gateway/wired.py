@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from services.gateway.app import app as gateway_app
-from services.gateway.settings import GatewaySettings
-from services.router import servicer as router
-from services.router.membership import FixedMembership
-from services.text import servicer as text
 from tests.simulation.cluster import EncoderNode, HybridNode, SimCluster, TextNode, World
 from triptych.rpc import encoder, instance
 from triptych.rpc.server import Register, RpcServer
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.gateway.app import app as gateway_app
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router import servicer as router
+from triptych.services.router.membership import FixedMembership
+from triptych.services.text import servicer as text
 
 HOST = "127.0.0.1"
 

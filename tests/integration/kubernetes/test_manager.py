@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.pool_manager.app import app
-from services.pool_manager.limits import ControlLimits
-from services.pool_manager.settings import PoolManagerSettings
 from tests.contract.kubernetes_kit import ApiServer, api_server, namespace
 from triptych.domain.decision import ScalingStatus
 from triptych.domain.pool import ManualSize
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import PoolManagerStub
+from triptych.services.pool_manager.app import app
+from triptych.services.pool_manager.limits import ControlLimits
+from triptych.services.pool_manager.settings import PoolManagerSettings
 
 LIMIT_S = 60.0
 

@@ -7,13 +7,9 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from triptych.rpc.settings import RpcServiceSettings
 
 from scripts.lock import EXTRAS
-from services.encoder.settings import EncoderSettings
-from services.gateway.settings import GatewaySettings
-from services.pool_manager.settings import PoolManagerSettings
-from services.router.settings import RouterSettings
-from services.text.settings import TextSettings
 from tests.contract.manifests import (
     IMAGES,
     OVERLAYS,
@@ -32,8 +28,13 @@ from tests.contract.manifests import (
 )
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
-from triptych.runtime.settings import RpcServiceSettings, ServiceSettings
+from triptych.runtime.settings import ServiceSettings
 from triptych.runtime.tls import INSTANCE, POOL_MANAGER, REDIS, ROUTER
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
 
 VERSIONS = ("1.31", "1.34", "1.37")
 OF_OPERATORS = {"PodMonitor", "Certificate", "Issuer"}

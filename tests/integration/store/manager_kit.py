@@ -107,7 +107,7 @@ class Managers:
 
     async def boot(self, name: str) -> None:
         tree = self._trees.get(name, THIS)
-        command = tree.python("-m", "services.pool_manager", "--port", self.targets[name].rpartition(":")[2])
+        command = tree.python("-m", "triptych.services.pool_manager", "--port", self.targets[name].rpartition(":")[2])
         told = ("--scaler", ports.address(self._scaler_port), "--autoscale", "--redis", self.redis.settings.redis)
         with (self._logs / f"{name}.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(

@@ -9,18 +9,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
-from services.encoder.app import app as encoder_app
-from services.encoder.settings import EncoderSettings
-from services.gateway.app import app as gateway_app
-from services.gateway.settings import GatewaySettings
-from services.router.app import app as router_app
-from services.router.settings import RouterSettings
-from services.text.app import app as text_app
-from services.text.settings import TextSettings
 from tests.e2e.reference import Question
 from triptych import demo
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tracing import Tracing
+from triptych.services.encoder.app import app as encoder_app
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.gateway.app import app as gateway_app
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router.app import app as router_app
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.app import app as text_app
+from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.encoder.app import app as encoder_app
-from services.encoder.settings import EncoderSettings
-from services.text.app import app as text_app
-from services.text.settings import TextSettings
 from triptych import demo
 from triptych.engine.decoder.options import EngineOptions
+from triptych.services.encoder.app import app as encoder_app
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text.app import app as text_app
+from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
 
 MIB = 1 << 20

@@ -8,11 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from services.encoder.app import app as encoder_app
-from services.encoder.settings import EncoderSettings
-from services.router.prepare import ModelPrepare
-from services.text.app import app as text_app
-from services.text.settings import TextSettings
 from tests.e2e.reference import DIGITS
 from triptych import demo
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
@@ -26,6 +21,11 @@ from triptych.errors import InvalidRequest, TransferFailed
 from triptych.families.model_files import ModelFiles
 from triptych.media.sniff import MediaLimits
 from triptych.rpc.stubs import InstanceStub
+from triptych.services.encoder.app import app as encoder_app
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.router.prepare import ModelPrepare
+from triptych.services.text.app import app as text_app
+from triptych.services.text.settings import TextSettings
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 from triptych.transport.options import TransferOptions

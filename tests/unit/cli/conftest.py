@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import synthetic_profiles
 
 from triptych.demo import MODEL_DIR
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_profiles
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 from triptych.cli import decisions
 from triptych.cli.decisions import Changes
 from triptych.domain.decision import (
@@ -27,6 +26,7 @@ from triptych.domain.windows import Judged
 from triptych.errors import Unavailable
 from triptych.rpc.server import RpcServer
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 
 GROWTH = DecisionSummary(
     number=3,

@@ -22,9 +22,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.gateway import shedding
-from services.gateway.app import serve
-from services.gateway.settings import GatewaySettings
 from tests.unit.cli.foreign_server import foreign_server
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
@@ -39,6 +36,9 @@ from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.timeline import Readiness
 from triptych.errors import ContextTooLong, InstanceLost, InvalidMedia, Overloaded
+from triptych.services.gateway import shedding
+from triptych.services.gateway.app import serve
+from triptych.services.gateway.settings import GatewaySettings
 
 
 class Stub:

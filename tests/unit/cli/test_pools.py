@@ -13,7 +13,6 @@ import trustme
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 from triptych.cli import pools, status
 from triptych.cli.main import app
 from triptych.cli.managers import Managers
@@ -50,6 +49,7 @@ from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Unavai
 from triptych.policy.consequences import loss
 from triptych.rpc.server import RpcServer
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 
 NOWHERE = "127.0.0.1:1"
 GATEWAY = f"http://{NOWHERE}"

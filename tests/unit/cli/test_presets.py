@@ -8,8 +8,6 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from services.router.settings import RouterSettings
-from services.text.settings import TextSettings
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.main import app
 from triptych.cli.model import Model
@@ -20,6 +18,8 @@ from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.scaling import options_of
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
 
 DEMO = [Model.named("demo")]
 OTHER: dict[str, Any] = {

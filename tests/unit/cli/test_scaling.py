@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from triptych.engine.delay import synthetic_profiles
 from typer.testing import CliRunner
 
 from triptych.cli.main import app
@@ -17,7 +18,6 @@ from triptych.cli.scaling import options_of
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.stage import Role
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import synthetic_profiles
 
 DEMO = [Model.named("demo")]
 TWO = Model.all_named(["a=demo", "owner/b=demo"])
@@ -102,7 +102,7 @@ def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None
         line = lines[name]
         assert line[line.index("--role") :][:4] == ["--role", role, "--switchable", "EPD"]
         assert [one for one in line if "arena" in one] == ["--mount-encoder=--arena-bytes '8 MiB'"]
-        assert (line[0].endswith("services.text"), line[-1]) == (True, "--t")
+        assert (line[0].endswith("triptych.services.text"), line[-1]) == (True, "--t")
     assert "--switch-roles" in lines["pool-manager"]
     assert {plan.name: str(plan.pool) for plan in plans if plan.pool is not None}["encoder-1"] == f"{MODEL_ID}/E"
     plain = ClusterPlan.made(DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from services.router.servicer import SERVICE_NAME, RouterServicer
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
@@ -13,6 +12,7 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Outcome, Readiness, Timeline
 from triptych.errors import NotFound
 from triptych.rpc.server import RpcServer
+from triptych.services.router.servicer import SERVICE_NAME, RouterServicer
 
 MODEL = ModelInfo("demo", "r1", DType.F32, 64, 512)
 USAGE = Usage(prompt_tokens=19, completion_tokens=3, image_tokens=16)

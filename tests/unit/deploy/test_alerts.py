@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from services.encoder.settings import EncoderSettings
-from services.gateway.settings import GatewaySettings
-from services.pool_manager.settings import PoolManagerSettings
-from services.router.settings import RouterSettings
-from services.text.settings import TextSettings
 from tests.unit.deploy.metric_names import ROOT, exported, families, names_in
 from triptych.runtime.settings import ServiceSettings
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES: list[dict[str, Any]] = [

@@ -10,15 +10,15 @@ import pytest
 import typer
 import yaml
 
-from services.encoder.settings import EncoderSettings
-from services.gateway.settings import GatewaySettings
-from services.pool_manager.settings import PoolManagerSettings
-from services.router.settings import RouterSettings
-from services.text.settings import TextSettings
 from tests.contract.manifests import image_environment
 from triptych.cli.main import app
 from triptych.domain.stage import Role
 from triptych.runtime.settings import ServiceSettings
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
 
 ROOT = Path(__file__).parents[3]
 FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -44,7 +44,7 @@ _MORE_MODULES = {
         "triptych.store.redis",
         "triptych.integrations.kubernetes.api",
     ),
-    "gateway": ("triptych.media.fetch", "services.gateway.keys"),
+    "gateway": ("triptych.media.fetch", "triptych.services.gateway.keys"),
 }
 """What an image runs beside its service, or imports when it is used."""
 

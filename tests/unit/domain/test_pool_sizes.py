@@ -1,10 +1,10 @@
 import pytest
 
-from services.pool_manager.limits import ControlLimits
 from triptych.domain.decision import Bounds
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
+from triptych.services.pool_manager.limits import ControlLimits
 
 
 def test_the_entry_of_the_pool_comes_before_that_of_its_role() -> None:

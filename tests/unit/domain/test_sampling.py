@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai_api import parse_chat
-from services.gateway.openai_models import ChatCompletionRequest
 from triptych.client.options import SamplingOptions
 from triptych.client.sampling import sampling_params
 from triptych.domain.bounds import Between, Many
 from triptych.domain.sampling import PARAMETERS, SamplingParams
 from triptych.errors import InvalidRequest
 from triptych.policy.admission import check_parameters
+from triptych.services.gateway.openai_api import parse_chat
+from triptych.services.gateway.openai_models import ChatCompletionRequest
 from triptych.v1 import common_pb2, text_pb2
 from triptych.wire.common import SAMPLING
 from triptych.wire.decode import REQUESTS

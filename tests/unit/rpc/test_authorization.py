@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.pool_manager.servicer import PoolManagerServicer
-from services.text.servicer import TextServicer
 from tests import identities
 from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
@@ -24,6 +22,8 @@ from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub, ScalerStub
 from triptych.runtime import logs
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.pool_manager.servicer import PoolManagerServicer
+from triptych.services.text.servicer import TextServicer
 from triptych.v1 import calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2
 
 HOST = "127.0.0.1"

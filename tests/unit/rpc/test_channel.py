@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from services.text.servicer import TextServicer
 from tests import identities
 from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
@@ -16,6 +15,7 @@ from triptych.rpc import channel
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.text.servicer import TextServicer
 
 HOST = "127.0.0.1"
 

@@ -13,7 +13,6 @@ import grpc.aio
 import pytest
 import uvloop
 
-from services.text.servicer import TextServicer
 from triptych import errors
 from triptych.domain.generation import Finished, FinishReason, TextEvent, TextRequest, TokenChunk
 from triptych.domain.instance import InstanceInfo, InstanceLoad
@@ -27,6 +26,7 @@ from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime import logs
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.text.servicer import TextServicer
 from triptych.v1 import calls_pb2, calls_pb2_grpc, text_pb2, text_pb2_grpc
 from triptych.wire.bounds import MAX_CALL_NBYTES
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from services.pool_manager.servicer import PoolManagerServicer
 from triptych.domain.pool import Farewell, MemberReport, Order, OrderKind
 from triptych.errors import Unavailable
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.pool_manager.servicer import PoolManagerServicer
 
 WAIT_S = 10.0
 

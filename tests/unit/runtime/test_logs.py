@@ -108,7 +108,7 @@ def test_bounded_warnings_say_how_many_of_their_kind_were_left_out() -> None:
     assert stream.getvalue().splitlines() == ["one", "one (and 2 more before it)", "one", "another"]
 
 
-FOREIGN = "bye\n2026-01-01 00:00:00 ERROR services.router: forged\x00\x1b[2J\u202e" + "x" * 10_000
+FOREIGN = "bye\n2026-01-01 00:00:00 ERROR triptych.services.router: forged\x00\x1b[2J\u202e" + "x" * 10_000
 
 
 @pytest.mark.parametrize("formatter", [logs.TextFormatter(logs.FORMAT), logs.JsonFormatter()])

@@ -11,15 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from services.encoder.embedding_files import EmbeddingFiles
-from services.encoder.file_tier import FileTier
-from services.encoder.service import EncoderService
-from services.encoder.settings import EncoderSettings
-from services.text.device_scheduler import DeviceScheduler, VisionEncoder
-from services.text.kv_store import KvStore
-from services.text.record import NO_RECORD, Record
-from services.text.service import TextService
-from services.text.settings import TextSettings
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
@@ -33,6 +24,15 @@ from triptych.machine.stage_states import StageStates
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
+from triptych.services.encoder.embedding_files import EmbeddingFiles
+from triptych.services.encoder.file_tier import FileTier
+from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text.device_scheduler import DeviceScheduler, VisionEncoder
+from triptych.services.text.kv_store import KvStore
+from triptych.services.text.record import NO_RECORD, Record
+from triptych.services.text.service import TextService
+from triptych.services.text.settings import TextSettings
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
     FAKE_MODEL,

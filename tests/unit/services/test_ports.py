@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from services.encoder import app as encoder
-from services.encoder.settings import EncoderSettings
-from services.text import app as text
-from services.text import mounted
-from services.text.settings import TextSettings
 from triptych.domain.stage import Role
 from triptych.errors import Unavailable
+from triptych.services.encoder import app as encoder
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text import app as text
+from triptych.services.text import mounted
+from triptych.services.text.settings import TextSettings
 
 NO_MODEL = Path("/there/is/no/model")
 

@@ -4,6 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from triptych.engine.delay import (
+    DelayEncoderEngine,
+    DelayTextEngine,
+    delay_costs,
+    synthetic_decoder_profile,
+    synthetic_encoder_profile,
+    synthetic_profiles,
+)
 
 from triptych.demo import MODEL_DIR
 from triptych.domain.continuation import ContinuedChoice
@@ -20,14 +28,6 @@ from triptych.policy.costs import Costs, CostWarning
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineRequest
 from triptych.runtime.profiles import write_profile
-from triptych.testing.delay import (
-    DelayEncoderEngine,
-    DelayTextEngine,
-    delay_costs,
-    synthetic_decoder_profile,
-    synthetic_encoder_profile,
-    synthetic_profiles,
-)
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from triptych.engine.delay import synthetic_profiles
 
 from triptych.cli.profile import first_use
 from triptych.cli.profile.command import Job
@@ -15,7 +16,6 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.stage import ModelPart
 from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import read_profiles, write_profile
-from triptych.testing.delay import synthetic_profiles
 
 
 class Measuring:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.encoder import embedding_files
-from services.encoder.embedding_files import DamagedFile, EmbeddingFiles, StoredEmbedding
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.services.encoder import embedding_files
+from triptych.services.encoder.embedding_files import DamagedFile, EmbeddingFiles, StoredEmbedding
 
 MIB = 1 << 20
 BLOCK = 4096

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from services.encoder.embedding_files import EmbeddingFiles, StoredEmbedding
-from services.encoder.file_tier import PAUSE_S, READ_PATIENCE_S
 from tests.unit.services.instances import (
     EncoderInstance,
     encode_request,
@@ -21,6 +19,8 @@ from triptych.domain.embedding import DType
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.media import MediaInfo
 from triptych.errors import ArenaFull
+from triptych.services.encoder.embedding_files import EmbeddingFiles, StoredEmbedding
+from triptych.services.encoder.file_tier import PAUSE_S, READ_PATIENCE_S
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, fake_embedding
 from triptych.testing.offload import spend
 from triptych.transport.slot import tensors, verify

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from services.encoder.settings import EncoderSettings
 from triptych.runtime.settings import SettingsError
+from triptych.services.encoder.settings import EncoderSettings
 
 
 def test_only_the_model_is_required() -> None:

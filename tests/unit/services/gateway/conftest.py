@@ -4,14 +4,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import httpx
 import pytest
 
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
-from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import FakeRouter
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
+from triptych.services.gateway.app import remote_media
+from triptych.services.gateway.keys import KeyRing
+from triptych.services.gateway.routes import create_app
+from triptych.services.gateway.service import Gateway
+from triptych.services.gateway.settings import GatewaySettings
 
 Rest = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

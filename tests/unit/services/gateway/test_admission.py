@@ -4,9 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from services.gateway.admission import Admission
-from services.gateway.lifetime import RequestLifetime
 from triptych.errors import Overloaded
+from triptych.services.gateway.admission import Admission
+from triptych.services.gateway.lifetime import RequestLifetime
 
 
 class Clock:

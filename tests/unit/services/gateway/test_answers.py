@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.answers import ChatForm
 from triptych.domain.generation import TokenChunk
+from triptych.services.gateway.answers import ChatForm
 
 
 @given(text=st.text(min_size=1), model=st.text(), choice=st.integers(0, 100), include_usage=st.booleans())

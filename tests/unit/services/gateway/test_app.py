@@ -10,12 +10,12 @@ import httpx
 import openai
 import pytest
 
-from services.gateway.app import serve
-from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from triptych.domain.generation import TokenChunk
 from triptych.errors import ModelNotFound, Overloaded
 from triptych.runtime.process import CannotStart
+from triptych.services.gateway.app import serve
+from triptych.services.gateway.settings import GatewaySettings
 
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import blobs
-from services.gateway.blobs import MIN_BLOB_BYTES, extract_blobs
-from services.gateway.openai_api import MAX_JSON_BYTES, ParsedRequest, parse_chat
 from triptych.errors import InvalidMedia, InvalidRequest, RequestTooLarge
+from triptych.services.gateway import blobs
+from triptych.services.gateway.blobs import MIN_BLOB_BYTES, extract_blobs
+from triptych.services.gateway.openai_api import MAX_JSON_BYTES, ParsedRequest, parse_chat
 
 DATA = bytes(range(256)) * 400
 LONG = base64.b64encode(DATA).decode()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.keys import read_key_file
-from services.gateway.openai_api import parse_chat, parse_completion, parse_tokenize
-from services.gateway.settings import GatewaySettings
 from triptych.media.fetch import FetchLimits
 from triptych.media.remote_url import HostRules
+from triptych.services.gateway.keys import read_key_file
+from triptych.services.gateway.openai_api import parse_chat, parse_completion, parse_tokenize
+from triptych.services.gateway.settings import GatewaySettings
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
 PARSERS = {"chat/completions": parse_chat, "v1/completions": parse_completion, "tokenize": parse_tokenize}

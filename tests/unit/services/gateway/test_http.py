@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from services.gateway import half_closed, http
-from services.gateway.app import serve
-from services.gateway.keys import new_key
-from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import FINISH, FakeRouter
 from triptych.domain.generation import TokenChunk
+from triptych.services.gateway import half_closed, http
+from triptych.services.gateway.app import serve
+from triptych.services.gateway.keys import new_key
+from triptych.services.gateway.settings import GatewaySettings
 
 ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}).encode()
 HOST = b"host: localhost\r\n"

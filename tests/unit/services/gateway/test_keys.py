@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.keys import (
+from triptych.domain.tenant import Tenant
+from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
+from triptych.services.gateway.keys import (
     MAX_FAILURES,
     Caller,
     Failures,
@@ -14,8 +16,6 @@ from services.gateway.keys import (
     new_key,
     read_key_file,
 )
-from triptych.domain.tenant import Tenant
-from triptych.errors import InvalidRequest, RateLimited, Unauthenticated
 
 ROOT = Path(__file__).parents[4]
 
@@ -261,7 +261,7 @@ def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, say
 
 @pytest.mark.slow
 def test_the_command_prints_the_key_once_and_the_lines_for_the_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.gateway.keys", "new"]
+    command = [sys.executable, "-m", "triptych.services.gateway.keys", "new"]
     made = subprocess.run([*command, "ci"], cwd=ROOT, capture_output=True, text=True, check=True)
     (tmp_path / "keys.toml").write_text(made.stdout)
     keys = KeyRing.load(tmp_path / "keys.toml", Clock())

@@ -5,11 +5,11 @@ import shlex
 import httpx
 import pytest
 
-from services.gateway.mounted import app
-from services.gateway.settings import GatewaySettings
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.process import CannotStart
+from triptych.services.gateway.mounted import app
+from triptych.services.gateway.settings import GatewaySettings
 
 
 async def test_the_router_answers_through_the_gateway_and_on_its_own_port() -> None:

@@ -7,12 +7,12 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.observe import Observed, route_of
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FakeRouter
 from triptych.runtime import tracing
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tracing import Tracing
+from triptych.services.gateway.observe import Observed, route_of
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.gateway.openai_api import (
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
+from triptych.domain.media import Modality
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.services.gateway.openai_api import (
     MAX_PARTS,
     ParsedRequest,
     parse_chat,
     parse_completion,
     tenant_salt,
 )
-from services.gateway.openai_models import ChatCompletionRequest
-from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
-from triptych.domain.media import Modality
-from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
-from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.services.gateway.openai_models import ChatCompletionRequest
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LIMIT = 1000

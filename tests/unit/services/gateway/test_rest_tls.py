@@ -9,14 +9,14 @@ import httpx
 import pytest
 import uvloop
 
-from services.gateway.app import serve
-from services.gateway.keys import new_key
-from services.gateway.settings import GatewaySettings, RestTls
 from tests import identities
 from tests.unit.services.gateway.fakes import FakeRouter
 from triptych.runtime.process import CannotStart
 from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.gateway.app import serve
+from triptych.services.gateway.keys import new_key
+from triptych.services.gateway.settings import GatewaySettings, RestTls
 
 
 def client(port: int, trusted: Path, key: str = "") -> httpx.AsyncClient:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.keys import new_key
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, BusyRouter, FakeRouter
 from tests.unit.services.gateway.test_openai_api import BODY
@@ -18,6 +17,7 @@ from triptych.domain.generation import TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness
+from triptych.services.gateway.keys import new_key
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}

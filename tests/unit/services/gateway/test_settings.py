@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.keys import new_key
-from services.gateway.settings import GatewaySettings
 from triptych.runtime.settings import SettingsError
+from triptych.services.gateway.keys import new_key
+from triptych.services.gateway.settings import GatewaySettings
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ from random import Random
 
 import pytest
 
-from services.gateway import shedding
-from services.gateway.keys import new_key
-from services.gateway.shedding import Shedding
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import BusyRouter, FakeRouter
 from triptych.cli.bench.report import percentile
@@ -19,6 +16,9 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
 from triptych.domain.tenant import NOBODY, Tenant
 from triptych.errors import ArenaFull, Overloaded, TriptychError
+from triptych.services.gateway import shedding
+from triptych.services.gateway.keys import new_key
+from triptych.services.gateway.shedding import Shedding
 from triptych.testing import virtual_time
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

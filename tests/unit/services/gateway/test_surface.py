@@ -9,10 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.app import serve
-from services.gateway.keys import new_key
-from services.gateway.routes import make_routes
-from services.gateway.settings import GatewaySettings, RestTls
 from tests.integration.gateway.door import make_gateway
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
@@ -34,6 +30,10 @@ from triptych.media.remote_url import HostRules
 from triptych.runtime.clock import monotonic
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.process import CannotStart
+from triptych.services.gateway.app import serve
+from triptych.services.gateway.keys import new_key
+from triptych.services.gateway.routes import make_routes
+from triptych.services.gateway.settings import GatewaySettings, RestTls
 from triptych.testing.offload import InlineOffload
 
 COMPLETIONS = "/v1/completions"

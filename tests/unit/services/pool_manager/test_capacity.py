@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
-from services.pool_manager.capacity import Capacities
 from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCODER_IDENTITY
 from triptych.domain.decision import (
     Bounds,
@@ -27,7 +27,7 @@ from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow
 from triptych.policy.scaling import ScalingLimits, decide, encode_tokens, prompt_tokens
 from triptych.runtime.profiles import KnownProfiles
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+from triptych.services.pool_manager.capacity import Capacities
 
 E, PD, EPD = (PoolName("m", role) for role in (Role.E, Role.PD, Role.EPD))
 ENCODER_PART = ServedPart(ENCODER_IDENTITY, 8, prepare_cores=4)

@@ -9,11 +9,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.pool_manager import gauges
-from services.pool_manager.histories import Histories
-from services.pool_manager.limits import ControlLimits
-from services.pool_manager.service import PoolManagerService
-from services.pool_manager.settings import PoolManagerSettings
 from triptych.domain.decision import (
     Acting,
     Bounds,
@@ -50,6 +45,11 @@ from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager import gauges
+from triptych.services.pool_manager.histories import Histories
+from triptych.services.pool_manager.limits import ControlLimits
+from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
@@ -337,7 +337,7 @@ def test_a_breach_of_the_image_pool_is_seen_logged_and_advised_on_and_nothing_is
             assert (record.outcome, record.decision.why) == (DecisionOutcome.ADVISED, Why.BREACH)
             assert record.decision.missing == ("profile of the encoder",)
 
-    with caplog.at_level(logging.INFO, logger="services.pool_manager.control"):
+    with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager.control"):
         virtual_time.run(test())
     assert any("pool m/E: 2 instances, 3 wanted: breach" in one.getMessage() for one in caplog.records)
 
@@ -630,7 +630,7 @@ def test_a_scaler_that_is_not_there_yet_is_waited_for_and_the_log_names_its_addr
         await asyncio.sleep(20)
         assert service.control.status()[E].fault == ""
 
-    with caplog.at_level(logging.INFO, logger="services.pool_manager"):
+    with caplog.at_level(logging.INFO, logger="triptych.services.pool_manager"):
         play(scenario)
     said = [one.getMessage() for one in caplog.records if "scaler" in one.getMessage()]
     assert "the scaler at 127.0.0.1:1 fails: the scaler cannot be reached" in said

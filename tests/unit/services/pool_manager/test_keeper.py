@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from services.pool_manager.keeper import Keeper, Left, later
 from triptych.domain.decision import (
     Bounds,
     Decision,
@@ -21,6 +20,7 @@ from triptych.domain.decision import (
 )
 from triptych.domain.store import Fence
 from triptych.errors import Deposed, InvalidRequest, StoreUnavailable
+from triptych.services.pool_manager.keeper import Keeper, Left, later
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.pool_manager.orders import Orders
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Fence
 from triptych.errors import Deposed, NotFound, Unavailable
 from triptych.machine.pool_manager.pool_events import OrderFailed, OrderTaken, RemoveInstance, ScaleTo
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager.orders import Orders
 from triptych.testing import virtual_time
 
 POOL = PoolName("m", Role.E)

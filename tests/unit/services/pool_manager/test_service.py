@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.pool_manager import gauges
-from services.pool_manager.record import ManagerRecord
-from services.pool_manager.service import PoolManagerService
-from services.pool_manager.settings import PoolManagerSettings
 from tests.loaded import LoadedProcess
 from triptych import ports
 from triptych.domain.instance import InstanceLoad, StageLoad
@@ -26,6 +22,10 @@ from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager import gauges
+from triptych.services.pool_manager.record import ManagerRecord
+from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
 

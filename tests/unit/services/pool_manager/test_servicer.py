@@ -9,7 +9,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 from tests import identities
 from triptych.cli.authority import Authority
 from triptych.domain.membership import MemberKind
@@ -19,6 +18,7 @@ from triptych.rpc.multiplex import Multiplexer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.tls import TlsIdentity
+from triptych.services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
 from triptych.v1.pool_manager_pb2 import DrainRequest
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.pool_manager.sharing import SharedProfiles
 from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCODER_IDENTITY
 from triptych.domain.profile import Profile
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.tasks import TaskScope
+from triptych.services.pool_manager.sharing import SharedProfiles
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time

@@ -9,10 +9,6 @@ from random import Random
 from secrets import token_bytes
 from typing import Any
 
-from services.router.membership import FixedMembership
-from services.router.prepare import ModelPrepare
-from services.router.service import RouterService
-from services.router.settings import RouterSettings
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -39,6 +35,10 @@ from triptych.media.sniff import MediaLimits
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
+from triptych.services.router.membership import FixedMembership
+from triptych.services.router.prepare import ModelPrepare
+from triptych.services.router.service import RouterService
+from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer

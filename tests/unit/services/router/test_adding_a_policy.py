@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import ask, bench, collect, image
 from tests.unit.services.router.test_service import virtual
 from triptych.domain.generation import ChatFinished
 from triptych.policy import policies
 from triptych.policy.policies import ADMISSIONS, DEADLINES, ORDERINGS, ROUTINGS, SHARDINGS
+from triptych.services.router.settings import RouterSettings
 
 PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
 

@@ -1,8 +1,5 @@
 import pytest
 
-from services.router.answer import Answer
-from services.router.stream_buffer import StreamBuffer
-from services.router.tool_calls import Calling
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
     ChatFinished,
@@ -15,6 +12,9 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.errors import EngineFailure, InternalError
+from triptych.services.router.answer import Answer
+from triptych.services.router.stream_buffer import StreamBuffer
+from triptych.services.router.tool_calls import Calling
 from triptych.tokens.tool_calls import CallSyntax
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

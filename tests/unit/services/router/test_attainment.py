@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 
-from services.router import gauges
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from triptych.domain.profile import Profile
 from triptych.domain.stage import Stage
@@ -14,7 +13,8 @@ from triptych.domain.windows import ClassWindow, Refusals, merged
 from triptych.errors import Overloaded
 from triptych.policy.admission import ServerBounds
 from triptych.runtime.metrics import Metrics
-from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+from triptych.services.router import gauges
+from triptych.services.router.settings import RouterSettings
 from triptych.testing.virtual_time import run
 
 SETTINGS = RouterSettings(slo=("ttft=60s", "tbt=10s", "text:ttft=0.00001s"))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, FakeEncoder, FakeText, ask, bench, collect, image
 from tests.unit.services.router.test_service import now_s, virtual
 from triptych.domain.embedding import LeaseId
@@ -20,6 +19,7 @@ from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded, Unavailable
 from triptych.machine.router.cluster_events import MemberJoined, MemberLeaving, MemberLeft
 from triptych.machine.router.shared_events import CallFailed
+from triptych.services.router.settings import RouterSettings
 
 
 @virtual

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
@@ -17,6 +16,7 @@ from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, TransferFailed, TriptychError
 from triptych.policy.policies import PolicyNames
 from triptych.policy.queueing import AGEING_S
+from triptych.services.router.settings import RouterSettings
 
 SIDE_PX, TOKENS = 224, 256
 """Of an image."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collect, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
@@ -17,6 +16,7 @@ from triptych.domain.stage import Role
 from triptych.domain.timeline import Outcome
 from triptych.errors import EngineFailure, Overloaded, TransferFailed, TriptychError, Unavailable
 from triptych.policy.policies import PolicyNames
+from triptych.services.router.settings import RouterSettings
 
 SEEDED = SamplingParams(max_tokens=16, seed=5)
 APART = (Role.P, Role.D)

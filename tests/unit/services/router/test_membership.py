@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from services.router import membership as module
-from services.router.app import app
-from services.router.membership import FileMembership, FixedMembership, read_members
-from services.router.settings import RouterSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.domain.stage import Role
 from triptych.runtime.process import CannotStart
+from triptych.services.router import membership as module
+from triptych.services.router.app import app
+from triptych.services.router.membership import FileMembership, FixedMembership, read_members
+from triptych.services.router.settings import RouterSettings
 from triptych.testing import virtual_time
 from triptych.testing.offload import InlineOffload
 

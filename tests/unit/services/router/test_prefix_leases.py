@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.router.prefix_leases import PrefixLeases
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
 from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
+from triptych.services.router.prefix_leases import PrefixLeases
 from triptych.testing import virtual_time
 
 SEGMENTS = tuple(KnownSegment(name, f"i-{name}", b"key %d" % at, 64 * at, 64) for at, name in enumerate("aabb"))

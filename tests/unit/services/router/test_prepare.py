@@ -3,12 +3,12 @@ from typing import TypeVar
 
 import pytest
 
-from services.router.prepare import ModelPrepare, SmallInline
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits
+from triptych.services.router.prepare import ModelPrepare, SmallInline
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
 from triptych.tokens.grammar import Grammars

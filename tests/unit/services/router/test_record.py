@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.router.record import RouterRecord, summary
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.errors import Overloaded
 from triptych.runtime.metrics import Metrics
+from triptych.services.router.record import RouterRecord, summary
 
 ITEM = ItemTimeline(0, "image", 28, 28, 16, "encoder-1", 1, encode_s=0.01, pull_backend="shm", pull_bytes=8208)
 DONE = Timeline(
@@ -78,9 +78,9 @@ def test_refusals_are_counted_by_code() -> None:
 
 
 def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="services.router.record"):
+    with caplog.at_level(logging.INFO, logger="triptych.services.router.record"):
         RouterRecord(Metrics()).over(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
-    (record,) = (one for one in caplog.records if one.name == "services.router.record")
+    (record,) = (one for one in caplog.records if one.name == "triptych.services.router.record")
     message = record.getMessage()
     assert message.startswith("request outcome=failed finish_reason=error code=transfer_failed items=3")
     assert "ttft_s=0.08 total_s=0.18" in message

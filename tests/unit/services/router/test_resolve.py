@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.service import RouterService
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from tests.unit.services.router.test_service import digest, until, virtual
 from triptych.domain.chat import MediaPart
@@ -26,6 +24,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.policy.admission import RequestBounds, ServerBounds
+from triptych.services.router.service import RouterService
+from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL
 
 MODEL = FAKE_MODEL.model_id

@@ -11,17 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
-from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
-from services.router.membership import FixedMembership
-from services.router.prepare import ModelPrepare
-from services.router.service import RouterService
-from services.router.settings import RouterSettings
-from services.text.answer import Answer
-from services.text.sequences import Tokens
 from tests.router_client import LocalRouter
 from tests.unit.services.router.fakes import FakeEncoder, FakeText, ask, image
 from tests.unit.services.router.test_continuations import shape
@@ -40,6 +29,17 @@ from triptych.media.sniff import MediaLimits
 from triptych.ports import ScoredToken, Scores
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
+from triptych.services.gateway.app import remote_media
+from triptych.services.gateway.keys import KeyRing
+from triptych.services.gateway.routes import create_app
+from triptych.services.gateway.service import Gateway
+from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router.membership import FixedMembership
+from triptych.services.router.prepare import ModelPrepare
+from triptych.services.router.service import RouterService
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.answer import Answer
+from triptych.services.text.sequences import Tokens
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder
 from triptych.testing.offload import InlineOffload

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collect, image
 from triptych.domain.generation import (
     ChatEvent,
@@ -45,6 +44,7 @@ from triptych.errors import (
 from triptych.machine.router.cluster import ClusterLimits
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.policy.admission import RequestBounds, ServerBounds
+from triptych.services.router.settings import RouterSettings
 from triptych.testing.virtual_time import run
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)

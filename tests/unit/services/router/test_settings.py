@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from services.router.settings import RouterSettings
 from triptych.runtime.settings import SettingsError
+from triptych.services.router.settings import RouterSettings
 
 
 def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> None:

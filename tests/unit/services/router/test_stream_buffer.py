@@ -1,8 +1,8 @@
 import pytest
 
-from services.router.stream_buffer import MERGE_TOKENS, MOST_EVENTS, StreamBuffer
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.errors import EngineFailure
+from triptych.services.router.stream_buffer import MERGE_TOKENS, MOST_EVENTS, StreamBuffer
 
 END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
 

@@ -1,6 +1,5 @@
 from itertools import count
 
-from services.router.tool_calls import Calling, ToolCallStream
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
     Alternative,
@@ -11,6 +10,7 @@ from triptych.domain.generation import (
     TokenLogprobs,
     ToolCallMade,
 )
+from triptych.services.router.tool_calls import Calling, ToolCallStream
 from triptych.tokens.tool_calls import CallSyntax
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -2,11 +2,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.text.answer import Answer
-from services.text.sequences import Tokens
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores
+from triptych.services.text.answer import Answer
+from triptych.services.text.sequences import Tokens
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.text.answer import Answer
-from services.text.sequences import Tokens
 from tests.unit.services.instances import (
     Asked,
     Instances,
@@ -34,6 +32,8 @@ from triptych.domain.generation import (
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import ModelFiles
+from triptych.services.text.answer import Answer
+from triptych.services.text.sequences import Tokens
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.memory import MemoryNetwork

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from services.text.device_scheduler import DeviceScheduler
-from services.text.hybrid import HybridInstance
-from services.text.settings import TextSettings
 from tests.unit.services.instances import (
     ITEM_TOKENS,
     VOCABULARY,
@@ -29,6 +26,9 @@ from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unav
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.ports import EngineOutput
+from triptych.services.text.device_scheduler import DeviceScheduler
+from triptych.services.text.hybrid import HybridInstance
+from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 
 

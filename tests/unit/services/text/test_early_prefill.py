@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.text.record import NoRecord
 from tests.unit.services.instances import (
     VOCABULARY,
     answer,
@@ -17,6 +16,7 @@ from tests.unit.services.instances import (
 from tests.unit.services.text.test_service import sampled
 from triptych.domain.generation import Finished, Ready
 from triptych.errors import EngineFailure, TriptychError
+from triptych.services.text.record import NoRecord
 from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from services.text.record import NoRecord
 from tests.unit.services.instances import (
     VOCABULARY,
     Asked,
@@ -33,6 +32,7 @@ from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, LeaseLost, TransferFailed, TriptychError, Unavailable
+from triptych.services.text.record import NoRecord
 from triptych.testing.fake_kv import POSITION_NBYTES, answer_tokens
 from triptych.testing.fakes import FakeTextEngine
 from triptych.transport.memory import BeforePull, MemoryNetwork

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from services.text.record import NoRecord
 from tests.unit.services.instances import (
     TextInstance,
     address_of,
@@ -23,6 +22,7 @@ from triptych.domain.encoding import LeaseRequest
 from triptych.domain.generation import Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.kv_segment import KvPlacement
 from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
+from triptych.services.text.record import NoRecord
 from triptych.testing.fake_kv import POSITION_NBYTES
 from triptych.transport.memory import MemoryNetwork
 

@@ -4,8 +4,6 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
-from services.text.kv_store import KvStore
-from services.text.record import TextRecord
 from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
 from triptych.machine.encoder.arena import LeaseLimits
@@ -13,6 +11,8 @@ from triptych.machine.encoder.arena_events import Slot
 from triptych.machine.encoder.published_embeddings import PublishedEmbeddings
 from triptych.policy.queueing import Turn
 from triptych.runtime.metrics import Metrics
+from triptych.services.text.kv_store import KvStore
+from triptych.services.text.record import TextRecord
 from triptych.testing.fake_kv import fake_kv_kind
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.offload import InlineOffload

@@ -9,14 +9,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.text.mounted import app, settings_of_encoder
-from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role, Stage
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.process import CannotStart
+from triptych.services.text.mounted import app, settings_of_encoder
+from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
 
 MIB = 1 << 20

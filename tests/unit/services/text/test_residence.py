@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.text.mounted import TextWithEncoder, app
-from services.text.residence import PART_OF, Residence, Unloadable, parts_of
-from services.text.settings import TextSettings
 from tests.unit.services.instances import encode_request
 from triptych.demo import MODEL_DIR
 from triptych.domain.generation import Finished, TextRequest, TokenChunk
@@ -24,6 +21,9 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import StageClosed
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.telemetry import Telemetry
+from triptych.services.text.mounted import TextWithEncoder, app
+from triptych.services.text.residence import PART_OF, Residence, Unloadable, parts_of
+from triptych.services.text.settings import TextSettings
 from triptych.testing.media import png
 from triptych.testing.offload import InlineOffload
 from triptych.transport.options import TransferOptions

@@ -10,9 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from services.text.engine_loop import EngineLoop
-from services.text.sequences import Sequences
-from services.text.service import TextService
 from tests.unit.services.instances import (
     ITEM_TOKENS,
     VOCABULARY,
@@ -45,6 +42,9 @@ from triptych.errors import (
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.queueing import Turn
 from triptych.ports import Encoder, EngineOutput, EngineRequest
+from triptych.services.text.engine_loop import EngineLoop
+from triptych.services.text.sequences import Sequences
+from triptych.services.text.service import TextService
 from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
 from triptych.testing.offload import InlineOffload, spend

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from services.text.settings import TextSettings
 from triptych.domain.stage import Role
 from triptych.runtime.settings import SettingsError
+from triptych.services.text.settings import TextSettings
 
 
 def test_only_the_model_is_required() -> None:
@@ -38,7 +38,9 @@ def test_roles_with_a_stage_of_text_are_taken(role: str) -> None:
     assert TextSettings.load(["--model", "m", "--role", role], {}).role is Role(role)
 
 
-@pytest.mark.parametrize(("role", "said"), [("E", "run services.encoder"), ("epd", "Input should be"), ("", "Input")])
+@pytest.mark.parametrize(
+    ("role", "said"), [("E", "run triptych.services.encoder"), ("epd", "Input should be"), ("", "Input")]
+)
 def test_other_roles_are_refused_by_name(role: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         TextSettings.load(["--model", "m", "--role", role], {})

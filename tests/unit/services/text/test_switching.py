@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from services.text.gauges import watch_stages
-from services.text.record import MeteredSwitches, NoRecord
-from services.text.switching import Switching
 from tests.unit.services.instances import (
     EncoderInstance,
     TextInstance,
@@ -27,6 +24,9 @@ from triptych.errors import Conflict, StageClosed
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.stage_states import StageStates
 from triptych.runtime.metrics import Metrics
+from triptych.services.text.gauges import watch_stages
+from triptych.services.text.record import MeteredSwitches, NoRecord
+from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 from triptych.transport.memory import MemoryNetwork
 
