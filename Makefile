@@ -9,22 +9,14 @@ STAMP := $(VENV)/.installed
 # The CPU build of torch; on a machine with an accelerator set TORCH= to a matching build.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-# Tests of a file share fixtures, often a cluster, so one process runs them all. Files are taken in the order of their names:
-# those that start clusters first, and at the end the short unit tests, so that both processes end together.
-BY_FILE := --dist loadfile --no-loadscope-reorder
+# In two processes; one that has nothing left to do takes over the later half of what the other has.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
-VLLM_TESTS := -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
+VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_hand_over.py
 # Mutations per module for `make mutants`; 0 for all. Modules such as policy/placement/items or 'machine/*'; all by default.
 SAMPLES ?= 20
 MODULES ?=
-# What `make check` tests, and what is left for `make test CHECKED=1` after it.
-UNCHECKED := $(if $(CHECKED), and not checked)
-BENCHMARKS := disaggregation transport router_overhead preemption router_costs router_decisions refusals products threads \
-	step_tokens hybrid residence shared_prefixes stages sampling burst pool_manager hedging early_prefill where_to_encode \
-	routing late_requests embedding_hints herding switching overload handoff roles
-BENCH_ARGS := $(if $(QUICK),--quick)
-BENCH_RESULTS := $(if $(QUICK),build/bench,benchmarks/results)
 # Where `make vllm-client` writes, without the suffix.
 RESULT ?=
 
@@ -32,7 +24,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -53,29 +45,26 @@ demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where
 demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, in about a minute
 	$(BIN)/python -m examples.burst
 
-check: lint  ## Lint, types, and the unit tests that start no process: two and a half minutes on two cores
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
+check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
+	$(PYTEST) -q -m "not slow and not extended" tests/unit
 
-test: $(STAMP)  ## Run the whole suite in two processes, and list the slowest tests; after `make check` with CHECKED=1
-ifeq ($(strip $(PYTEST_ARGS)),)
-	$(BIN)/python -m pytest --durations=10 -n 2 -p no:schemathesis tests/simulation
-	$(BIN)/python -m pytest --durations=10 -rs -n 2 $(BY_FILE) --ignore tests/simulation -m "not alone$(UNCHECKED)"
-	$(BIN)/python -m pytest --durations=10 -m alone tests/e2e
-else
-	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
-endif
+test: check  ## The rest of the unit tests, contracts, simulations, and one pass of each surface end to end
+	$(PYTEST) -rs --durations=10 -m "slow and not extended"
+
+test-all: test  ## The rest of the suite
+	$(PYTEST) -rs --durations=10 -m extended
 
 test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root on Debian without Docker, on an engine of its own
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 $(PYTEST_ARGS) tests/compose
 
 test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs: healthy, a question, a killed encoder
-	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not slow" $(PYTEST_ARGS) tests/compose
+	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not extended" $(PYTEST_ARGS) tests/compose
 
 test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)
-	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis $(VLLM_TESTS) $(PYTEST_ARGS)
+	$$(scripts/vllm_environment.sh) -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
 
-test-vllm-quick:  ## The part of it that is not marked slow: the demo model
-	$$(scripts/vllm_environment.sh) -m pytest -rs --durations=10 -p no:schemathesis -m "not slow" $(VLLM_TESTS) $(PYTEST_ARGS)
+test-vllm-quick:  ## The part of it that continuous integration runs: the demo model
+	$$(scripts/vllm_environment.sh) -m pytest -m "not extended" $(VLLM_TESTS) $(PYTEST_ARGS)
 
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
@@ -86,7 +75,7 @@ soak-transport: $(STAMP)  ## Pull for half an hour while encoders die and links 
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
 
 soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, 120 of faults while pools scale, and three large clusters for an hour of their time
-	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 -p no:schemathesis tests/simulation/test_random_faults.py tests/simulation/test_control_plane.py
+	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 tests/simulation/test_random_faults.py tests/simulation/test_control_plane.py
 	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s -n 2 tests/simulation/test_soak.py
 
 soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, replace all of them, and open 2,000 streams
@@ -119,10 +108,9 @@ lock: $(STAMP)  ## Write the versions that the images install, deploy/images/req
 proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 	PYTHON=$(BIN)/python proto/generate.sh
 
-bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/; with QUICK=1 tiny ones, to build/bench/
-	mkdir -p $(BENCH_RESULTS)
-	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) --json $(BENCH_RESULTS)/$$name.json || exit; done
-	$(BIN)/python -m benchmarks.roles --engine real $(BENCH_ARGS) --json $(BENCH_RESULTS)/roles-real.json
+bench: $(STAMP)  ## Run, at a small size, the benchmarks that no test runs
+	mkdir -p build/bench
+	for name in disaggregation preemption hedging burst; do $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json || exit; done
 
 vllm-environment:  ## Create the environment with vLLM for CPUs (4.5 GB in the user's cache, several minutes)
 	scripts/vllm_environment.sh

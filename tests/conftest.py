@@ -47,9 +47,11 @@ if sys.version_info < (3, 11, 8):
     ast.parse = _one_at_a_time(ast.parse)  # type: ignore[assignment]
 
 DAYS = 3
-"""In so many days continuous integration runs every test that is marked ``rotating``."""
+"""In so many days continuous integration runs every test that is marked ``extended``."""
 DAY = os.environ.get("TRIPTYCH_TEST_DAY")  # noqa: TID251  # whoever runs the tests chooses the part
-UNIT = Path(__file__).parent / "unit"
+TESTS = Path(__file__).parent
+TIMEOUT_S = {"benchmarks": 180.0, "e2e": 240.0, "simulation": 240.0}
+"""Limit of a test that states none, by its folder; ``timeout`` in pyproject.toml elsewhere."""
 ENDING_S = 60.0
 """Time for processes to end after their last use."""
 PATIENCE = 4
@@ -69,14 +71,16 @@ def pytest_report_header() -> str | None:
     return (
         None
         if DAY is None
-        else f"of tests marked rotating, part {int(DAY) % DAYS + 1} of {DAYS} (TRIPTYCH_TEST_DAY={DAY})"
+        else f"of tests marked extended, part {int(DAY) % DAYS + 1} of {DAYS} (TRIPTYCH_TEST_DAY={DAY})"
     )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks what `make check` runs."""
-    if UNIT in item.path.parents and not (item.get_closest_marker("slow") or item.get_closest_marker("process")):
-        item.add_marker("checked")
+    """Marks a test by its folder: `make check` takes unit tests only, and neither it nor `make test` runs benchmarks."""
+    if (folder := _folder(item)) != "unit":
+        item.add_marker("slow")
+    if folder == "benchmarks":
+        item.add_marker("extended")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,7 +99,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps what this day's part is, and multiplies limits, after other conftests have set theirs."""
+    """Keeps what this day's part is, and multiplies limits."""
     if DAY is not None:
         others = set(_of_other_days(items, int(DAY)))
         config.hook.pytest_deselected(items=list(others))
@@ -103,15 +107,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     usual_s = float(config.getini("timeout"))
     for item in items:
         stated = item.get_closest_marker("timeout")
-        limit_s = usual_s if stated is None else stated.args[0]
+        limit_s = TIMEOUT_S.get(_folder(item), usual_s) if stated is None else stated.args[0]
         item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
+
+
+def _folder(item: pytest.Item) -> str:
+    """Below ``tests``."""
+    return item.path.relative_to(TESTS).parts[0]
 
 
 def _of_other_days(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
     """Cases with the same parameters, such as a family or a seed, have the same day. So have the tests of a file without parameters."""
     places: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("rotating"):
+        if item.get_closest_marker("extended"):
             parameters = getattr(item, "callspec", None)
             case = item.path.name if parameters is None else parameters.id
             if places.setdefault(case, len(places)) % DAYS != day % DAYS:
@@ -171,16 +180,16 @@ _refusing = False
 
 @pytest.fixture(autouse=True)
 def _unmarked_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """When tests marked ``process`` are deselected (`make check`), the others must not start processes."""
+    """When tests marked ``slow`` are deselected (`make check`), the others must not start processes."""
     global _refusing  # noqa: PLW0603 - an audit hook cannot be taken back
-    _refusing = "not process" in request.config.option.markexpr
+    _refusing = "not slow" in request.config.option.markexpr
     yield
     _refusing = False
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     if _refusing and event in _PROCESS_EVENTS:
-        raise AssertionError(f"{event} {arguments[:2]}: mark the test as `process`, then `make check` leaves it out")
+        raise AssertionError(f"{event} {arguments[:2]}: mark the test as `slow`, then `make check` leaves it out")
 
 
 sys.addaudithook(_refuse_processes)

@@ -25,7 +25,7 @@ _WANTED = os.environ.get("TRIPTYCH_TEST_COMPOSE", "")  # noqa: TID251 - an input
 if not _WANTED:
     pytest.skip("builds images and runs docker-compose.yml: make test-compose", allow_module_level=True)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 BUILT = ("pool-manager", "gateway", "router", "encoder", "text")
 CONFINED = ("gateway", "router", "pool-manager", "encoder", "text", "redis", "prometheus")
@@ -128,7 +128,7 @@ def test_containers_are_confined(cluster: Cluster) -> None:
     assert published == wanted | ({("127.0.0.1", "3000/tcp")} if "grafana" in cluster.names else set())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_service_sees_its_own_identity_only(cluster: Cluster) -> None:
     for service in ("gateway", "router", "pool-manager", "encoder", "text", "redis"):
         for one in cluster.containers(service):
@@ -137,7 +137,7 @@ def test_a_service_sees_its_own_identity_only(cluster: Cluster) -> None:
             assert {name.removeprefix(f"{cluster.project}_") for name in secret} == {f"identity-{service}"}
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_caller_without_a_key_is_refused(cluster: Cluster) -> None:
     for key in ("", "tt-wrong"):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -146,7 +146,7 @@ def test_a_caller_without_a_key_is_refused(cluster: Cluster) -> None:
             assert answer.code == 401
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path: Path) -> None:
     target = f"127.0.0.1:{cluster.ports['ROUTER_PORT']}"
     identity = TlsIdentity.load(*cluster.certificate_of("user", tmp_path), name="triptych.internal")
@@ -161,7 +161,7 @@ def test_the_sdk_asks_with_the_certificate_of_a_user(cluster: Cluster, tmp_path:
         stranger.models()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_user_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     command = (str(Path(sys.executable).with_name("triptych")), "certs", str(tmp_path))
     subprocess.run(command, check=True, capture_output=True)
@@ -173,7 +173,7 @@ def test_a_user_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path
         stranger.models()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_encoders_are_added_and_drained_without_an_error(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         wait_for(load, 4)
@@ -193,7 +193,7 @@ def test_encoders_are_added_and_drained_without_an_error(cluster: Cluster) -> No
     say(f"{load.right} answers while encoders went from 2 to 4 to 2")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_every_service_is_scraped(cluster: Cluster) -> None:
     def up() -> dict[str, int]:
         answer = cluster.http("/api/v1/query?query=sum%20by%20(job)(up)", port="PROMETHEUS_PORT")
@@ -203,7 +203,7 @@ def test_every_service_is_scraped(cluster: Cluster) -> None:
     wait_until(lambda: wanted.items() <= up().items(), f"Prometheus scrapes {wanted}")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_restart_of_redis_costs_no_request(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         wait_for(load, 4)
@@ -215,7 +215,7 @@ def test_a_restart_of_redis_costs_no_request(cluster: Cluster) -> None:
     say(f"{load.right} answers while Redis was restarted")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_renewed_certificates_are_used_under_load_without_an_error(cluster: Cluster, engine: Engine) -> None:
     before = cluster.certificates_in_use()
     assert before == cluster.certificates_on_disk()
@@ -234,7 +234,7 @@ def test_renewed_certificates_are_used_under_load_without_an_error(cluster: Clus
     say(f"{load.right} answers while all certificates were renewed")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_operator_drains_an_encoder_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
     port = ports.free(1)[0]
     override = tmp_path / "override.yml"
@@ -276,7 +276,7 @@ def documented_override() -> str:
     return str(found)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_services_log_json(cluster: Cluster) -> None:
     for service in ("gateway", "router", "pool-manager"):
         lines = [line.partition("|")[2].strip() for line in cluster("logs", "--no-color", service).splitlines()]
@@ -286,7 +286,7 @@ def test_services_log_json(cluster: Cluster) -> None:
         assert [line for line in own if not line.startswith("{")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
     before = {one["Id"]: one["State"]["StartedAt"] for one in cluster.containers() if one["State"]["Running"]}
     cluster.up()
@@ -295,7 +295,7 @@ def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
     assert cluster("run", "--rm", "-T", "init", "key").strip() == cluster.key
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_services_stop_in_order_at_once_when_idle(cluster: Cluster) -> None:
     cluster("stop", timeout_s=120)
     codes = {one["Name"]: one["State"]["ExitCode"] for one in cluster.containers()}

@@ -20,7 +20,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.rpc.stubs import RouterStub
 from triptych.testing.media import png, png_header
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 GOOD = Question("What digits are shown?", ("3_a", "1_a"))
 EIGHT = Question("What digits are shown?", ("0_a", "1_a", "2_a", "3_a", "4_a", "5_a", "6_a", "7_a"))

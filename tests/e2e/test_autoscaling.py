@@ -15,7 +15,7 @@ from benchmarks.bursts import FIRST_S, Outcome, Served, Shape, System, Workload,
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,7 @@ def burst() -> Workload:
     return from_trace(directory, SHAPE, seed=1)
 
 
+@pytest.mark.extended
 async def test_a_burst_of_images_is_met_by_more_encoders_and_few_more_text_instances(
     tmp_path: Path, burst: Workload
 ) -> None:

@@ -1,21 +1,23 @@
 """Unmodified third-party clients: OpenAI's, and LangChain's on top of it."""
 
+import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
-from tests.e2e.reference import DIGITS
+from tests.e2e import reference
+from tests.e2e.reference import DIGITS, Question
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.services.gateway.keys import new_key
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
 
 _KEY, _ENTRY = new_key("clients")
@@ -30,6 +32,15 @@ def image(name: str) -> dict[str, Any]:
 CONTENT: list[Any] = [image("3_a"), image("7_a"), {"type": "text", "text": QUESTION}]
 MESSAGES: list[Any] = [{"role": "user", "content": CONTENT}]
 ASKED: dict[str, Any] = {"model": MODEL_ID, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 32}
+PROMPT_TOKENS = reference.answer(Question(QUESTION, ("3_a", "7_a"))).prompt_tokens
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"digit": {"enum": [1, 2]}},
+    "required": ["digit"],
+    "additionalProperties": False,
+}
+TO_THE_POINT: dict[str, Any] = {"frequency_penalty": 2.0, "max_completion_tokens": 120}
+"""JSON may have any number of spaces, and the demo model likes them."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,7 +48,7 @@ async def base_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[st
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(_ENTRY)
     options = {"gateway": ("--keys", str(keys))}
-    async with LocalCluster(roles="E:2,PD:1", options=options, log_dir=tmp_path_factory.mktemp("logs")) as running:
+    async with LocalCluster(roles="E:1,PD:1", options=options, log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield f"{running.url}/v1"
 
 
@@ -66,6 +77,7 @@ def test_openai_without_streaming(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == "3 7"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
+    assert answer.usage.prompt_tokens == PROMPT_TOKENS
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert [model.id for model in client.models.list()] == [MODEL_ID]
     assert client.models.retrieve(MODEL_ID).id == MODEL_ID
@@ -76,6 +88,7 @@ def test_openai_streams(client: openai.OpenAI) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "3 7"
     assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == PROMPT_TOKENS
     with client.chat.completions.stream(**ASKED) as stream:
         assert stream.get_final_completion().choices[0].message.content == "3 7"
 
@@ -109,6 +122,22 @@ def test_openai_with_the_smallest_nucleus_and_a_data_url_without_a_media_type(cl
         assert answer.choices[0].message.content == "3 7"
 
 
+def test_openai_gets_answers_of_a_schema(client: openai.OpenAI) -> None:
+    def asked(schema: dict[str, Any]) -> Any:
+        told: Any = {"type": "json_schema", "json_schema": {"name": "digit", "schema": schema, "strict": True}}
+        return client.chat.completions.create(**{**ASKED, **TO_THE_POINT}, response_format=told)
+
+    assert json.loads(asked(SCHEMA).choices[0].message.content)["digit"] in (1, 2)
+    with pytest.raises(openai.BadRequestError):
+        asked({"type": "no"})
+
+
+def test_tokenize_counts_the_positions_of_images(base_url: str) -> None:
+    url, key = f"{base_url.removesuffix('/v1')}/tokenize", {"authorization": f"Bearer {_KEY}"}
+    got = httpx.post(url, json={"messages": MESSAGES}, headers=key, timeout=60, trust_env=False).json()
+    assert got["count"] == len(got["tokens"]) == PROMPT_TOKENS
+
+
 def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**ASKED, "model": "nobody"})
@@ -116,6 +145,14 @@ def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**ASKED, "messages": broken})
     assert caught.value.code == "invalid_media"
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASKED, tools=tools)
+    assert refused.value.param == "tools"
+    audio: Any = [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
+    with pytest.raises(openai.BadRequestError, match="the model takes images, not audio") as deaf:
+        client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": audio}])
+    assert deaf.value.param == "messages[0].content[0].input_audio.data"
 
 
 @on_the_modules_loop
@@ -126,6 +163,19 @@ async def test_langchain_with_and_without_streaming_and_async(base_url: str) -> 
     assert answer.content == "3 7"
     assert answer.usage_metadata is not None
     assert "".join([str(chunk.content) async for chunk in chat.astream([message])]) == "3 7"
+
+
+def test_langchain_gets_structured_answers(base_url: str) -> None:
+    chat = ChatOpenAI(
+        base_url=base_url,
+        api_key=_KEY,  # type: ignore[arg-type]
+        model=MODEL_ID,
+        temperature=0,
+        max_retries=0,
+        **TO_THE_POINT,
+    )
+    held = chat.with_structured_output({"title": "digit", **SCHEMA}, method="json_schema")
+    assert held.invoke([HumanMessage(content=CONTENT)])["digit"] in (1, 2)
 
 
 def test_langchain_from_a_thread_without_a_loop(base_url: str) -> None:

@@ -14,8 +14,6 @@ from tests.e2e.client import rest
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 TOKENS = 700
 """Of each choice: long enough that its text process is stopped before the end."""
 SEEN = 20

@@ -20,7 +20,7 @@ from tests.e2e.test_sizes_by_hand import PATIENT, Manager, encoders
 from triptych.cli import ports
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.extended
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCRAPE_S = 0.5

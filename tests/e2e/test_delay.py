@@ -10,8 +10,6 @@ from triptych.cli.cluster import LocalCluster
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 
 @pytest.mark.parametrize("roles", ["E:1,PD:1", "EPD:1"])
 async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, roles: str) -> None:

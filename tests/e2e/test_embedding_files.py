@@ -4,14 +4,11 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.client import post, rest, text_of, timeline_of
 from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 RESTARTED_S = 300.0
 QUESTION = Question("Read the digits in order.", ("4_a", "9_b"))

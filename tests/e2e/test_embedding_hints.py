@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.client import rest, stream_message
 from triptych.cli import ports
@@ -21,8 +20,6 @@ from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_p
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.profiles import write_profile
 from triptych.testing.media import png
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 ENCODE_S = 0.5
 REPORTED_S = 0.15

@@ -15,7 +15,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.domain.media import Modality
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotating, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.asyncio(loop_scope="module")]
 
 ANSWER_TOKENS = 12
 MODEL_ID = "tiny"

@@ -24,8 +24,6 @@ _BLOCK = re.compile(
 )
 START_S = 300
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
 
 @dataclass(frozen=True)
 class Block:

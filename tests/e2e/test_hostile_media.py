@@ -18,7 +18,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.testing.hostile import chunk, jpeg_of_many_scans, with_chunks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.asyncio(loop_scope="module")]
 
 MAX_SCANNED_PIXELS = 10**12
 SOON_S = 60.0

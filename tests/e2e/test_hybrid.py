@@ -14,7 +14,7 @@ from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IMAGES = [
     Question("What digits are shown?", tuple(f"{digit}_{kind}" for digit in digits))
@@ -85,6 +85,7 @@ async def test_its_own_embeddings_are_read_from_memory_and_released(
         assert got[f"triptych_arena_leased_bytes[('arena', '{arena}')]"] == 0
 
 
+@pytest.mark.extended
 async def test_with_two_threads_its_stages_compute_at_the_same_time_and_give_the_same_answers(tmp_path: Path) -> None:
     async with LocalCluster(roles="EPD:1", threads=2, log_dir=tmp_path) as cluster, rest(cluster.url) as client:
         asked = [*IMAGES, *TEXTS] * 2
@@ -99,6 +100,7 @@ async def test_with_two_threads_its_stages_compute_at_the_same_time_and_give_the
     assert "Traceback" not in written
 
 
+@pytest.mark.extended
 async def test_hybrid_and_other_processes_work_together_and_one_may_die() -> None:
     async with LocalCluster(roles="E:1,PD:1,EPD:2") as cluster, rest(cluster.url) as client:
         asked = [*IMAGES, *TEXTS] * 2

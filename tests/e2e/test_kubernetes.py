@@ -26,7 +26,7 @@ from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_p
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tls import TlsIdentity
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 KEY = "tt-of-the-test"
 SERVICES = ("encoder", "text", "router", "gateway", "pool-manager", "redis")

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.client import post, rest, timeline_of
 from tests.e2e.reference import Question
@@ -13,8 +12,6 @@ from triptych.cli.presets import PRESETS
 from triptych.domain.slo import Slo
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio]
 
 TEXTS, TOKENS = 10, 20
 STEP_S = 0.05

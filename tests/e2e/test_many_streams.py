@@ -21,7 +21,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(500)]
 
 STREAMS = int(os.environ.get("SOAK_STREAMS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
 TOKENS = 32

@@ -19,7 +19,7 @@ from triptych.cli.metrics import scrape
 from triptych.demo import MODEL_DIR
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.extended
 
 
 def write(path: Path, addresses: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import DIGITS, Question
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EIGHT = Question("What digits are shown?", tuple(f"{digit}_a" for digit in range(8)))
 TEXT_ONLY = Question("Hello!", ())

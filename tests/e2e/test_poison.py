@@ -13,8 +13,6 @@ from triptych.cli.cluster import Exit, LocalCluster
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 _OTHERS = 24
 _POISON_TOKENS = 13
 """Of its answer, by which engines know the request that ends them."""

@@ -13,7 +13,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.domain.pool import ManagerStatus, MemberCondition
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 QUICK = ("--suspect-s", "3", "--remove-s", "6")
 

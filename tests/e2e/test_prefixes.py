@@ -18,8 +18,6 @@ from triptych.domain.stage import Role
 from triptych.machine.router.request import RequestLimits
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio]
-
 LONG = "Add the digits and tell the sum. " * 30
 SEGMENT = 256
 """Positions of a segment of the demo model."""
@@ -59,6 +57,7 @@ async def test_a_beginning_is_pulled_instead_of_computed(tmp_path: Path) -> None
     assert_no_stacks(tmp_path / "logs")
 
 
+@pytest.mark.extended
 async def test_a_drain_hands_over_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
     """Segments are handed over, and kept for prompts that begin alike."""
     logs = tmp_path / "logs"

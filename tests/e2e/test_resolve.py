@@ -23,7 +23,7 @@ from triptych.errors import InvalidMedia, NotFound
 from triptych.rpc.stubs import RouterStub
 from triptych.testing.media import png
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IMAGES = [DIGITS / f"{digit}_a.png" for digit in range(4)]
 WAIT_S = 40.0

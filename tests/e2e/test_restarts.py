@@ -9,8 +9,6 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 HEALED_S = 300.0
 QUESTION = Question("What digits are shown?", ("9_c",))
 
@@ -27,7 +25,7 @@ async def answered(client: httpx.AsyncClient) -> str:
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("autoscale", [False, True])
+@pytest.mark.parametrize("autoscale", [pytest.param(False, marks=pytest.mark.extended), True])
 async def test_each_kind_of_process_is_replaced_after_kill_9(autoscale: bool) -> None:
     async with (
         LocalCluster(roles="E:1,PD:1", restart=True, autoscale=autoscale) as cluster,

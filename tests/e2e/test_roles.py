@@ -20,7 +20,7 @@ from triptych.domain.pool import ManualSize
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PREFILL, DECODE = {"prefill-1", "prefill-2"}, {"decode-1", "decode-2"}
 
@@ -99,6 +99,7 @@ async def test_a_stream_goes_on_when_one_of_its_instances_is_killed(
         assert told["continuations"] == 1
 
 
+@pytest.mark.extended
 async def test_a_decode_pool_that_shrinks_hands_its_answers_over(
     cluster: LocalCluster, http: httpx.AsyncClient, whole: Streamed
 ) -> None:
@@ -130,6 +131,7 @@ async def test_a_decode_pool_that_shrinks_hands_its_answers_over(
     assert not any(one["continuations"] for one in told), "no answer was lost with its instance"
 
 
+@pytest.mark.extended
 async def test_instances_with_prefill_or_decode_may_encode_as_well(tmp_path: Path) -> None:
     asked = questions((0, 1, 8), 3)
     async with LocalCluster(roles="EP:1,ED:1", log_dir=tmp_path / "logs") as cluster, rest(cluster.url) as client:

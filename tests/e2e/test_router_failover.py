@@ -22,7 +22,7 @@ from triptych.domain.pool import MemberCondition
 from triptych.errors import NotFound
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 POSITIONS = (1, TOKENS)
 """Of all tokens of both choices: where the router is killed."""
@@ -286,6 +286,7 @@ class Load:
         return gateways if number % 2 else gateways[::-1]
 
 
+@pytest.mark.extended
 async def test_routers_that_are_killed_in_turn_under_load_cost_no_answer(site: Site) -> None:
     """Neither through a gateway nor through the SDK."""
     await site.heal()
@@ -313,6 +314,7 @@ async def test_routers_that_are_killed_in_turn_under_load_cost_no_answer(site: S
         asking.cancel()
 
 
+@pytest.mark.extended
 async def test_every_service_is_restarted_under_load_without_a_failed_request(site: Site) -> None:
     await site.heal()
     load = Load(site)

@@ -20,7 +20,7 @@ from tests.e2e.test_router_failover import check_same, nothing
 from triptych import AsyncClient
 from triptych.cli import ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 16
 ROUTERS = 3

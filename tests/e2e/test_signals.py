@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.e2e.pairs import KINDS, Asked, Hit, Outcome, Pairs, Round, mixture
 from tests.e2e.record import keep
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1"))  # noqa: TID251 - whoever runs the tests chooses how many
 REQUESTS = 200

@@ -29,8 +29,6 @@ from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 STREAMS = 30
 """At a time, one after the other until the last switch."""
 TOKENS = 120
@@ -82,6 +80,7 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     assert metrics.total("triptych_pool_switch_unserved_seconds") == 0
 
 
+@pytest.mark.extended
 async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
     """Requests with an image, through an instance that has only the encoder or only the language model in memory."""
     logs, orders = tmp_path / "logs", Orders((Role.E, Role.PD, Role.E, Role.PD))
@@ -194,6 +193,7 @@ async def answers(manager: PoolManagerStub) -> bool:
     return decoding is not None and decoding.pending > 0
 
 
+@pytest.mark.extended
 async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Path) -> None:
     """Encoders have little to do, and one decode instance is short of room: an encoder goes there."""
     profiles, logs = tmp_path / "profiles", tmp_path / "logs"

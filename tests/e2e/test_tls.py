@@ -27,8 +27,6 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.services.pool_manager.servicer import SERVICE_NAME as ANY_SERVICE
 from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 TWO = Question("What digits are shown?", ("3_a", "1_a"))
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 PULL = Read(1, NO_LEASE, 0, 1).pack()

@@ -6,14 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from triptych.cli import ports
 
 ROOT = Path(__file__).parents[2]
 PORTS = ("6379", "50041", "50042", "50061", "50071", "50051", "8000")
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
 def test_another_manager_leads_when_one_is_stopped(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 
 import httpx
-import pytest
 
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer
@@ -12,8 +11,6 @@ from triptych.demo import MODEL_ID
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import PoolManagerStub
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 OTHER = "other/digits"
 QUESTION = Question("What digits are shown?", ("9_c",))

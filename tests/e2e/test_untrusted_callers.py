@@ -42,7 +42,7 @@ from triptych.v1 import (
 )
 from triptych.wire.decode import REQUESTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(500)]
 
 ROOM_NBYTES = 1 << 30
 """Address space beyond that of a ready process; each thread may map 64 MiB of it."""

@@ -8,14 +8,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.unit.cli.closing_terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "triptych.cli", "up", "--roles", "E:1,PD:1", "--port", "0", "--router-port", "0"]
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 def listens_on(process: psutil.Process) -> set[tuple[str, int]]:

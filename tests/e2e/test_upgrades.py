@@ -21,7 +21,7 @@ from triptych.domain.pool import MemberCondition
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 FRONT_FIRST = ("pool_manager", "gateway", "router", "encoder", "text")
 """So that the upgrade passes through a new front before old instances, and the rollback through the opposite."""
@@ -141,6 +141,7 @@ class Cluster:
         await former.end()
 
 
+@pytest.mark.extended
 async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed_request(
     old: Tree, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed
         assert processes.faults() == {}
 
 
+@pytest.mark.extended
 async def test_managers_of_both_releases_share_a_store_and_take_over_from_each_other(old: Tree, tmp_path: Path) -> None:
     """Sizes that are set by hand are kept from the one to the other and back."""
     redis = RedisServer(tmp_path)

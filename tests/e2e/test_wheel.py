@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from triptych.domain.stage import Role
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.timeout(240),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: services are not tested on CUDA here"),
 ]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -90,24 +91,33 @@ def test_continuous_integration_runs_it() -> None:
     assert "\nscripts/vllm_ci.sh\n" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_every_combination_of_marks_is_in_one_of_the_targets_that_run_the_suite() -> None:
+    selected = re.findall(r"^\t\$\(PYTEST\) .*-m (?:(\w+)|\"(.*)\")", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(selected) == 3
+    for slow, extended in product((False, True), repeat=2):
+        marks = {"slow": slow, "extended": extended}
+        assert sum(eval(word or words, marks.copy()) for word, words in selected) == 1, marks  # noqa: S307
+
+
 def test_every_target_is_run_by_continuous_integration_or_has_a_stated_cadence() -> None:
     makefile, contributing = (ROOT / "Makefile").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
-    needs = dict(re.findall(r"^([a-z-]+):([^=#]*)(?:##.*)?$", makefile, re.MULTILINE))
+    rules = re.findall(r"^([a-z-]+):([^=#]*)(?:##.*)?$", makefile, re.MULTILINE)
+    needs = {target: set(needed.split()) for target, needed in rules}
     scripts = [ROOT / ".ci" / "run", ROOT / ".ci" / "rotation", ROOT / "scripts" / "vllm_ci.sh"]
     commands = "\n".join(script.read_text() for script in scripts)
     runs = set(re.findall(r"\b(?:make|vllm_ci\.sh) ([a-z-]+)", commands)) | {"test-vllm-quick"}
-    runs |= {other for target in runs for other in needs[target].split() if other in needs}
+    while others := set.union(*(needs[target] for target in runs)) & needs.keys() - runs:
+        runs |= others
     stated = set(re.findall(r"`([a-z-]+)`", contributing.split("| target | when |")[1].split("\n\n")[0]))
     assert needs.keys() - runs == stated, "name a new target in .ci/run, in .ci/rotation, or in that table"
 
 
-def test_every_benchmark_has_a_test_or_is_in_the_rotation() -> None:
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    names = re.findall(r"^BENCHMARKS := (.*)$", makefile, re.MULTILINE)[0].split()
-    tests = "".join(path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*benchmark*.py"))
-    rotation = re.findall(r"BENCHMARKS='([^']*)'", (ROOT / ".ci" / "rotation").read_text())[0].split()
-    assert set(rotation) <= set(names)
-    assert set(names) - {name for name in names if f'figures_of("{name}"' in tests} == set(rotation)
+def test_every_benchmark_has_a_test_or_is_run_by_make_bench() -> None:
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if '"--quick"' in path.read_text()}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*/test_*.py"))
+    tested = {name for name in names if f'figures_of("{name}"' in tests}
+    tested.add("engine")  # takes long at any size; that it starts and ends has a test
+    assert names - tested == set(re.findall(r"for name in ([^;]*);", (ROOT / "Makefile").read_text())[0].split())
 
 
 @pytest.mark.parametrize("turn", range(7))

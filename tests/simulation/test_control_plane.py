@@ -21,6 +21,8 @@ from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, Unavail
 MINUTE_S = 60.0
 SEEDS, SMALL_SEEDS = min(100, int(os.environ.get("SOAK_SEEDS", "60"))), 20  # noqa: TID251 - whoever runs the tests chooses how many
 """The first have 64 instances from the start, the others 4 to 10."""
+USUAL = (0, 1, SEEDS, SEEDS + 1)
+"""Those in ``make test``."""
 REQUESTS = 500
 BOUNDS = Bounds(2, 40)
 """At least two, so that draining one never leaves none."""
@@ -114,15 +116,16 @@ def run(seed: int, world: World, asks: list[Ask], duration_s: float) -> None:
     simulate(world, scenario, limit_s=duration_s + 1200)
 
 
-@pytest.mark.rotating
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(SEEDS + SMALL_SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=() if seed in USUAL else pytest.mark.extended) for seed in range(SEEDS + SMALL_SEEDS)],
+)
 def test_whatever_fails_while_pools_scale_every_request_has_one_right_answer_or_one_clear_error(seed: int) -> None:
     run(seed, world_of(seed), make_bursts(seed, REQUESTS, MINUTE_S), MINUTE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_the_same_holds_for_the_requests_of_a_trace(seed: int) -> None:

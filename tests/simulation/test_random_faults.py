@@ -50,6 +50,8 @@ SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs 
 FIRST = int(os.environ.get("SOAK_FIRST", "0"))  # noqa: TID251 - and which
 _AT_ONCE = 10
 """Seeds of one test."""
+_USUAL = 30
+"""So many are in ``make test``: at least one of each kind of world below."""
 _EARLY = 3
 """Of so many seeds one has routers that send prefixes of prompts early, however short these are."""
 _KEPT = 5
@@ -388,8 +390,13 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         return simulate(world, scenario)
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, _AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=() if first < FIRST + _USUAL else pytest.mark.extended)
+        for first in range(FIRST, FIRST + SEEDS, _AT_ONCE)
+    ],
+)
 def test_with_a_spare_instance_every_request_is_answered_whatever_happens(first: int) -> None:
     with checked():
         for seed in range(first, first + _AT_ONCE):
@@ -414,7 +421,6 @@ print(*(sha256(repr(run(seed)).encode()).hexdigest() for seed in REPLAYED))
 """
 
 
-@pytest.mark.process
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
     """Whatever their hashes of strings are, by which sets of names are ordered."""
     told = [

@@ -10,7 +10,6 @@ from tests.simulation.workload import make_bursts
 REQUESTS_PER_S = 8
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(3))
 def test_64_instances_stay_well_through_an_hour_of_faults(number: int) -> None:

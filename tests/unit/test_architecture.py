@@ -14,7 +14,7 @@ SOURCES = {"triptych": ROOT / "src" / "triptych", "services": ROOT / "services"}
 GUIDES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "CHANGELOG.md"]
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_dependencies_point_down_only() -> None:
     command = Path(sys.executable).with_name("lint-imports")  # a process: in this one it would disable all loggers
     done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -25,7 +25,7 @@ from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 OTHERS = 100
 TEXT = Question("Hello!")

@@ -22,7 +22,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidMedia, TriptychError
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 BLOCK_TOKENS = 32
 VLLM_ARGS = f"--enforce-eager --kv-cache-memory-bytes {64 << 20} --block-size {BLOCK_TOKENS}"
@@ -68,7 +68,7 @@ MODEL_ID = "served"
 def _cases() -> Iterator[Any]:
     for model in MODELS:
         for engine in ENGINES:
-            marks = () if (model, engine) in QUICK else pytest.mark.slow
+            marks = () if (model, engine) in QUICK else pytest.mark.extended
             yield pytest.param((model, engine), id=f"{model} by {engine}", marks=marks)
 
 

@@ -63,7 +63,7 @@ def _values(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=() if name == "demo" else pytest.mark.slow) for name in MODELS]
+    scope="module", params=[pytest.param(name, marks=() if name == "demo" else pytest.mark.extended) for name in MODELS]
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = MODELS[request.param]

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+from tests.benchmarks.quick import TIMEOUT_S, figures_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(TIMEOUT_S)]
 
 
 def test_the_benchmark_measures_both_engines(tmp_path: Path) -> None:

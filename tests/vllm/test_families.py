@@ -17,7 +17,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.integrations.vllm.engine import VllmTextEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(400)]
 
 VLLM_ARGS = "--kv-cache-memory-bytes 67108864 --enforce-eager --block-size 32"
 CONCURRENT = 16

@@ -26,7 +26,7 @@ from triptych.integrations.vllm.items import ItemsLost
 from triptych.integrations.vllm.options import parse
 from triptych.integrations.vllm.pulling import PulledItems, ServedModel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 IMAGES = sorted(DIGITS.glob("*.png"))
 CHECKPOINT = open_checkpoint(MODEL_DIR)

@@ -20,7 +20,7 @@ from triptych.domain.generation import TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.rpc.stubs import RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 DECODE = {"decode-1", "decode-2"}
 TOKENS, BEGUN = 400, 20

@@ -24,7 +24,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.client import AsyncClient, ResolvedItem
 from triptych.integrations.vllm.parts import image_part
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(500), pytest.mark.asyncio(loop_scope="module")]
 
 CONCURRENT = 16
 UNKNOWN = "ab" * 32
@@ -84,7 +84,7 @@ def parts_of(question: Question, items: Sequence[ResolvedItem]) -> list[Mapping[
 
 def _cases() -> Iterator[Any]:
     for model in MODELS:
-        yield pytest.param(model, id=model, marks=() if model == "demo" else pytest.mark.slow)
+        yield pytest.param(model, id=model, marks=() if model == "demo" else pytest.mark.extended)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=_cases())
@@ -210,7 +210,7 @@ async def test_an_item_whose_encoder_has_died_fails_its_request_alone(served: Se
     assert await served.tokens(question), "resolved again, it is answered"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 async def test_workers_of_one_vllm_share_one_pull(tmp_path: Path) -> None:
     model = MODELS["demo"]
     directory = model.make(tmp_path)

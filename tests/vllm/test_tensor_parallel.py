@@ -20,7 +20,7 @@ from triptych.cli.cluster import LocalCluster
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import InstanceStub, RouterStub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 ARGUMENTS = f"--tensor-parallel-size 2 --enforce-eager --kv-cache-memory-bytes {64 << 20} --block-size 32"
 MODEL_ID = "served"

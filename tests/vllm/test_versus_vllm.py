@@ -10,7 +10,7 @@ import pytest
 from benchmarks.versus_vllm import BASE, SYSTEMS
 
 TIMEOUT_S = 900
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S)]
             ("--family", "llava", "--images", "2"),
             3,
             id="images alone of another family",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.extended,
         ),
-        pytest.param(SYSTEMS, (), 9, id="all", marks=pytest.mark.slow),
+        pytest.param(SYSTEMS, (), 9, id="all", marks=pytest.mark.extended),
     ],
 )
 def test_the_benchmark_measures_every_system(

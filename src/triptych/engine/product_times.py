@@ -103,7 +103,7 @@ def _times_s(shapes: Sequence[_Turns]) -> list[Times]:
     least_passes = (1 + _SAMPLES) * max((shape.kinds for shape in shapes), default=0)
     calls = [shape for number in range(_MOST_CALLS) for shape in shapes if number < shape.calls]
     passes, began_s = 0, time.thread_time()
-    while passes < least_passes or time.thread_time() - began_s < _LONG_S:
+    while calls and (passes < least_passes or time.thread_time() - began_s < _LONG_S):
         for call in calls:
             call.compute(passes)
         passes += 1

@@ -64,7 +64,7 @@ def test_prefill_chunks_may_split_an_item(case: Case) -> None:
     assert finish(engine)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> None:
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED)}
     engine = case.engine(max_sequences=5, token_budget=5 + 4 * case.tiny.chunk_tokens)
@@ -77,7 +77,7 @@ def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> No
     }
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
     """Prompts roughly fit side by side, and answers do not: some wait, some are preempted and copied back, or recomputed."""
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
@@ -98,7 +98,7 @@ def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
     )
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 @pytest.mark.parametrize("contiguous", [False, True], ids=["scattered", "contiguous"])
 def test_a_prompt_whose_beginning_was_computed_early(case: Case, *, contiguous: bool) -> None:
     """Up to each of its items, the last time in part; what was computed is not computed again."""
@@ -129,7 +129,7 @@ def test_a_prompt_whose_beginning_was_computed_early(case: Case, *, contiguous: 
     assert engine.finds_prefixes is (case.tiny.name not in WITHOUT_EARLY_PREFILL)
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     """Packed as chunks of the prompt are computed, and from the running answer; with blocks of other sizes and in other places, amid
     other requests. Nothing is computed twice but what is lost, and what the reader has need not come.
@@ -161,7 +161,7 @@ def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_drawn_choices_go_on_in_another_engine(case: Case) -> None:
     """By seed, with the keys and values of one prompt for both."""
     request = case.request("drawn", case.question(9, 2), ANSWER_TOKENS)
@@ -176,7 +176,7 @@ def test_drawn_choices_go_on_in_another_engine(case: Case) -> None:
     assert whole[0] != whole[1]
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case: Case) -> None:
     """One after the other, while those before are decoded; a segment of every third is lost."""
     prefills = case.engine(kv=KvOptions(48, contiguous=False), token_budget=4 * case.tiny.chunk_tokens)
@@ -220,7 +220,7 @@ def test_cached_prefixes_do_not_change_answers(case: Case) -> None:
     assert finish(engine) == {"ending": case.answer(ending, ANSWER_TOKENS)}
 
 
-@pytest.mark.rotating
+@pytest.mark.extended
 def test_a_prefix_is_reused_only_if_later_tokens_do_not_affect_it(case: Case) -> None:
     """A text prefix before other text, and before an item, which may change its keys and values."""
     question = case.question(6, 1)

@@ -16,7 +16,6 @@ AT_ONCE = 1200
 """What the router takes: the others are refused there."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_each_request_of_a_burst_is_answered_or_gets_retry_after() -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time

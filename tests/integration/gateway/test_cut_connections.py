@@ -137,7 +137,6 @@ async def ask_whole(site: Wired, request_id: str = "whole") -> None:
     await cut(connection, reset=False)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_thousand_cut_connections_leak_nothing_in_any_stage() -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
@@ -164,7 +163,6 @@ async def test_a_thousand_cut_connections_leak_nothing_in_any_stage() -> None:
         await ask_whole(site)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_every_stage_drops_a_cut_request_within_a_tenth_of_a_second_and_a_step() -> None:
     """One at a time, while the engine has the request, before its first token or after some."""

@@ -69,7 +69,6 @@ class SniffingRouter:
         return Readiness(ready=True)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_no_body_breaks_the_gateway() -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time

@@ -18,7 +18,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.generation import FinishReason
 from triptych.errors import InvalidRequest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 TAGGED = """\
 {%- if tools -%}<|user|>Tools: {{ tools | tojson }} Answer <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>{%- endif -%}

@@ -11,7 +11,7 @@ from tests.contract.store_kit import RedisServer
 from tests.integration.store.manager_kit import LIMIT_S, Managers
 from triptych.errors import TriptychError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
-import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -62,7 +61,6 @@ def context_of(span: ReadableSpan) -> SpanContext:
     return context
 
 
-@pytest.mark.slow
 async def test_a_request_makes_one_tree_from_the_callers_span_to_decode() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

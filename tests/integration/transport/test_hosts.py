@@ -20,10 +20,7 @@ from tests.integration.transport.remote import (
     site,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=f"pulls between hosts were NOT tested: {why_not()}"),
-]
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"pulls between hosts were NOT tested: {why_not()}")
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from triptych.domain.instance import TransportOffer
 from triptych.transport.nixl_offer import NixlOffer
 from triptych.transport.tcp_wire import TcpOffer
 
-pytestmark = pytest.mark.slow
-
 SMALL, LARGE = 64 << 10, 40 << 20
 BACKENDS = ["tcp", "shm", nixl]
 ENVIRONMENT: dict[str, dict[str, str]] = {"tcp": {}, "shm": {}, "nixl": UCX_OVER_TCP}

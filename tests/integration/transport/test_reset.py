@@ -27,7 +27,6 @@ from triptych.transport.nixl import NixlTransport
 from triptych.transport.nixl_agent import NixlAgent
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.skipif(not NIXL_IS_HERE, reason="NIXL is not installed: its reset was NOT tested"),
 ]

@@ -211,7 +211,7 @@ def shake(*, listener: TlsIdentity, caller: TlsIdentity) -> None:
     assert not waiting
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_certificate_of_another_tool_may_have_no_key_usages(tmp_path: Path) -> None:
     certs(tmp_path)
     folder = tmp_path / "other"

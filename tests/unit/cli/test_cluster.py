@@ -25,7 +25,7 @@ from triptych.domain.scaling import PoolName, ProcessPhase
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import ScalerStub
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 NAMES = ["pool-manager", "encoder-1", "encoder-2", "text-1", "router", "gateway"]
 Make = Callable[..., LocalCluster]
 

@@ -639,7 +639,7 @@ def test_invalid_bench_options_are_refused_before_the_start(arguments: list[str]
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_help_imports_no_slow_module() -> None:
     script = (
         "import sys, triptych.cli.main\n"
@@ -652,7 +652,7 @@ def test_help_imports_no_slow_module() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of CPU"
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_without_its_packages_the_command_says_what_to_install() -> None:
     script = "import sys; sys.modules['typer'] = None; from triptych.cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -660,7 +660,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
     assert done.stderr == "triptych: typer is not installed: the command needs Triptych's extra 'cli'\n"
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_terminal_without_unicode_works() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "triptych.cli", "status", "--url", "http://127.0.0.1:1/é"],

@@ -7,7 +7,7 @@ from triptych.cli import ports
 from triptych.cli.outcome import ClusterError
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_ports_that_were_found_are_found_by_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     (first,) = ports.free(1)
     monkeypatch.setattr(ports, "RANGE", range(first, first + 1))

@@ -17,7 +17,7 @@ from tests.unit.cli.closing_terminal import Terminal
 from tests.unit.cli.foreign_server import foreign_server
 from triptych.cli.placement import fair_threads
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 FREE = ("--port", "0", "--router-port", "0")
 

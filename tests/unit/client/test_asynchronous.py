@@ -316,7 +316,7 @@ async def test_a_request_that_had_output_is_not_sent_to_another_router() -> None
         assert sum(len(router.requests) for router in routers) == 1
 
 
-@pytest.mark.process
+@pytest.mark.slow
 async def test_a_request_without_output_goes_on_at_another_router_when_its_own_is_killed() -> None:
     command = (sys.executable, "-m", "tests.unit.client.serving")
     router = ScriptedRouter()
@@ -459,7 +459,7 @@ async def test_an_answer_without_choices_is_an_internal_error() -> None:
             await stream.collect()
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_base_install_is_enough() -> None:
     """The SDK imports nothing that only services, engines or the command need."""
     heavy = [

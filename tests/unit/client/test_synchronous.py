@@ -70,7 +70,7 @@ def test_closing_a_stream_early_cancels_the_request(target: str, router: Scripte
     assert router.closed.is_set()
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_clients_share_one_loop_and_need_not_be_closed(target: str) -> None:
     script = (
         "import threading\nfrom triptych import Client\n"
@@ -93,7 +93,7 @@ def test_no_thread_outlives_a_client(target: str) -> None:
     assert threading.active_count() <= before + 1, "gRPC itself keeps one for all channels"
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "child", "parent"),
     [
@@ -118,7 +118,7 @@ def test_a_forked_child_gets_an_error_of_the_tree(target: str, scenario: str, ch
     assert after == parent
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_ctrl_c_ends_a_pending_call(target: str, router: ScriptedRouter) -> None:
     router.scripts = ((asyncio.Event(),),)
     script = (

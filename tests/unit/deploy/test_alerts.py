@@ -48,7 +48,7 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # 17 s of CPU, of which a busy machine has little
 @pytest.mark.parametrize(
     "arguments",

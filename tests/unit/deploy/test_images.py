@@ -102,7 +102,7 @@ def test_every_service_has_one_dockerfile() -> None:
     assert sorted(path.name.removesuffix(".Dockerfile") for path in IMAGES.glob("*.Dockerfile")) == list(SERVICES)
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("service", WITHOUT_TORCH)
 def test_a_service_without_torch_needs_only_what_its_image_installs(service: str) -> None:
     assert installed_from(service) == service

@@ -27,7 +27,7 @@ def edit_config(directory: Path, **changes: object) -> None:
     (directory / "config.json").write_text(json.dumps(config | changes))
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_model_is_described_without_torch(model_dir: Path) -> None:
     script = (
         "import sys, pathlib; from triptych.engine.checkpoint import DTYPES, open_checkpoint;"

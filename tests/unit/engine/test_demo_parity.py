@@ -24,6 +24,7 @@ def question(demo: Reference, text: str, names: list[str]) -> Question:
     return Question(prompt, tuple((PICTURES / name).read_bytes() for name in names))
 
 
+@pytest.mark.slow
 def test_sixteen_concurrent_questions_are_answered_as_generate_does(demo: Reference) -> None:
     rng = Random(3)
     names = sorted(file.name for file in PICTURES.glob("*.png"))

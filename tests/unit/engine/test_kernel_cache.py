@@ -9,7 +9,7 @@ import pytest
 
 from triptych.engine import vectors
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 KERNEL = """
 from changed import compiled, number

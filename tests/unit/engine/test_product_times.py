@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from math import inf
 
 import pytest
 import torch
@@ -111,5 +112,6 @@ def test_small_products_are_computed_more_often(monkeypatch: pytest.MonkeyPatch)
     assert len(calls.called) > 100
 
 
-def test_a_model_without_such_layers_has_no_times() -> None:
+def test_of_a_model_without_such_layers_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_times, "_LONG_S", inf)
     assert product_times_s([], ROWS) == []

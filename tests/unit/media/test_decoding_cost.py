@@ -60,6 +60,7 @@ def test_fill_bytes_in_front_of_a_scan_hide_nothing() -> None:
 
 @pytest.mark.parametrize("size", [(8000, 8000), (640, 480)])
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.slow
 def test_an_ordinary_progressive_jpeg_is_accepted(size: tuple[int, int], mode: str) -> None:
     data = saved(Image.new(mode, size), "jpeg", progressive=True)
     assert inspect_media(data, LIMITS).width == size[0]

@@ -9,7 +9,7 @@ from triptych.runtime import host
 from triptych.runtime.host import instance_name, machine_name, new_epoch, own_address
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_processes_of_one_machine_have_the_same_host_name() -> None:
     code = "from triptych.runtime.host import machine_name; print(machine_name())"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

@@ -87,7 +87,7 @@ def test_configure_sets_level_and_format(log_format: str, capsys: pytest.Capture
     assert line.startswith("{") is (log_format == "json")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "said"), [("INFO", {"own"}), ("DEBUG", {"own", "call"})])
 def test_calls_of_the_http_client_are_logged_for_debugging_only(level: str, said: set[str]) -> None:
     script = (

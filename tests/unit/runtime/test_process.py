@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 APP = """
 import asyncio, contextlib, sys
 from triptych.runtime.process import run

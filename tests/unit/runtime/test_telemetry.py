@@ -15,7 +15,7 @@ print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"opentelemet
 """
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "expected"), [("triptych.rpc.stubs", "[]"), ("triptych.rpc.server", "['prometheus_client']")]
 )

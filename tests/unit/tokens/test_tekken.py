@@ -17,7 +17,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.families.model_files import ModelFiles
 from triptych.tokens.prompt import PromptBuilder
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 SPECIAL = [

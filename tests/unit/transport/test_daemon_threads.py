@@ -30,7 +30,7 @@ async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
         assert await pool.run(divmod, 7, 2) == (3, 1)
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_hanging_call_does_not_block_the_exit() -> None:
     code = """if True:
         import asyncio, threading

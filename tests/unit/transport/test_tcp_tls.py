@@ -19,7 +19,7 @@ from triptych.transport import slot, tcp_holder
 from triptych.transport.arena import PROBE_NBYTES
 from triptych.transport.tcp_wire import NO_LEASE, Read, TcpOffer
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

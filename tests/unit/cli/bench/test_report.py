@@ -114,7 +114,7 @@ def test_percentiles_are_interpolated() -> None:
     assert percentile(range(101), 99) == 99
 
 
-@pytest.mark.process  # matplotlib asks a program for the machine's fonts the first time
+@pytest.mark.slow  # matplotlib asks a program for the machine's fonts the first time
 @pytest.mark.parametrize("rates", [(2.0,), (1.0, 2.0)])
 def test_plots_are_png_files(tmp_path: Path, rates: tuple[float, ...]) -> None:
     rng = random.Random(0)

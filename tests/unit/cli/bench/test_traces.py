@@ -96,6 +96,7 @@ def test_servegen_profiles_are_sampled_at_their_rates(tmp_path: Path, window: st
 
 
 @pytest.mark.parametrize("fit", ["Gamma,1,0.00058", "Gamma,0.0127,0.1", "Weibull,0.36,3.9", "Weibull,1,1e-9"])
+@pytest.mark.slow
 def test_the_recorded_rate_overrides_the_fitted_gaps(tmp_path: Path, fit: str) -> None:
     path = servegen(tmp_path, rows=f"0,5,1,{fit}\n")
     recorded = [len(_loaded(path, Span(100, 20), seed)) for seed in range(300)]

@@ -11,7 +11,6 @@ from triptych.cli.show import plain_console
 from triptych.domain.stage import ModelPart
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_the_handler_of_interrupts_is_the_callers_again_afterwards(tmp_path: Path) -> None:
     parts = (ModelPart.ENCODER,)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.unit.policy.profiles import DECODER, ENCODER
@@ -40,6 +41,7 @@ def test_the_largest_load_is_named_or_that_there_is_none() -> None:
     assert show.search_result(report | {"tokens_per_s": 0.0}, 5).startswith("no measured load meets the objectives")
 
 
+@pytest.mark.slow
 def test_plots_are_written(tmp_path: Path) -> None:
     for profile in (ENCODER, DECODER, replace(ENCODER, encode=(), prepare=())):
         show.plot(tmp_path / "plot.png", profile)

@@ -6,7 +6,7 @@ from triptych.cli.profile.transfers import measure_transfers
 from triptych.policy.transport import BETWEEN_PROCESSES
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_each_backend_that_works_here_is_measured_at_each_size() -> None:
     rows = measure_transfers((4096, 65536))
     measured = {row.backend for row in rows}

@@ -38,6 +38,7 @@ def text_requests(count: int, answer_tokens: int = 12) -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.slow
 def test_answers_equal_generate_for_any_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
 ) -> None:
@@ -158,6 +159,7 @@ def test_passes_that_do_not_compile_are_captured_as_they_are(
     assert graphs.captured
 
 
+@pytest.mark.slow
 def test_preempted_sequences_and_shared_blocks_give_the_same_answers(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_state_outside_of_blocks_cannot_be_copied(tmp_path: Path) -> None:
     assert text_engine(directory).kv_kind is None, "it can neither be handed over"
 
 
+@pytest.mark.slow
 def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     reference = Reference(directory)

@@ -30,7 +30,7 @@ from triptych.testing import clips
 from triptych.testing.hostile import jpeg_of_many_scans
 from triptych.testing.media import png
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 LIMITS = MediaLimits(max_scanned_pixels=10**15)
 SLOW = jpeg_of_many_scans(8000, 8000, scans=20_000)

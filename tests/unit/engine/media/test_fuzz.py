@@ -18,7 +18,7 @@ from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
 from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 LIMITS = MediaLimits(
     max_image_pixels=1 << 20, max_scanned_pixels=1 << 26, max_video_pixels=1 << 26, max_audio_samples=1 << 22

@@ -259,7 +259,7 @@ def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, say
         KeyRing.load(tmp_path / "missing", Clock())
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_the_command_prints_the_key_once_and_the_lines_for_the_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "triptych.services.gateway.keys", "new"]
     made = subprocess.run([*command, "ci"], cwd=ROOT, capture_output=True, text=True, check=True)

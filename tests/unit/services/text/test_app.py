@@ -60,7 +60,7 @@ async def test_a_directory_without_a_model_is_one_line_at_start(tmp_path: Path) 
             pass
 
 
-@pytest.mark.process
+@pytest.mark.slow
 async def test_two_services_are_one_instance_on_one_port() -> None:
     small = {"image_cache_bytes": MIB, "transfers": TransferOptions(("shm",))}
     settings = told(
@@ -91,7 +91,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
         await stub.close()
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["text", "encoder"])
 async def test_the_process_fails_when_either_service_fails(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {

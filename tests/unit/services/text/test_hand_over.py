@@ -664,6 +664,7 @@ def test_what_cannot_be_handed_over_ends_where_it_is(told: dict[str, Any], lease
     under_virtual_time(scenario)
 
 
+@pytest.mark.slow
 def test_after_many_hand_overs_with_aborts_at_random_moments_nothing_is_left() -> None:
     async def scenario() -> None:
         draw = random.Random(7)

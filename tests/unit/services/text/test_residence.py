@@ -28,7 +28,7 @@ from triptych.testing.media import png
 from triptych.testing.offload import InlineOffload
 from triptych.transport.options import TransferOptions
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MIB = 1 << 20
 MODEL = "demo"

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.routing import router_cpu, trace_directory
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
+from tests.benchmarks.quick import figures_of
 from triptych.machine.router.cluster import ClusterMachine
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 from pathlib import Path
 
-import pytest
-
 from benchmarks.transport import available_backends
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 from pathlib import Path
 
-import pytest
-
 from benchmarks.roles import verdict
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_the_benchmark_of_roles_gives_every_placement_the_same_requests(tmp_path: Path) -> None:

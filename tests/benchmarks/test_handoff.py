@@ -4,9 +4,7 @@ import pytest
 
 from benchmarks.handoff_steps import times_of
 from benchmarks.timed_text import STEP, Happened
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_the_benchmark_of_handing_over_compares_transports_with_copies(tmp_path: Path) -> None:

@@ -1,10 +1,6 @@
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_several_routers_that_notice_each_other_choose_the_same_instances_less_often(tmp_path: Path) -> None:

@@ -1,13 +1,8 @@
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
-@pytest.mark.slow
 def test_every_case_is_measured_both_ways(tmp_path: Path) -> None:
     figures = figures_of("sampling", tmp_path)["figures"]
     assert len(figures) > 5

@@ -7,10 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.quick_benchmark import TIMEOUT_S
-
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
-
 
 @pytest.mark.parametrize(
     ("name", "arguments"),

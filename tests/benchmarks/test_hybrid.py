@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_threads_are_compared_by_processes_and_by_how_they_wait(tmp_path: Path) -> None:

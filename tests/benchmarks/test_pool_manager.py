@@ -1,10 +1,6 @@
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_the_manager_serves_500_members_and_50_watchers_which_all_come_back_at_once(tmp_path: Path) -> None:

@@ -1,10 +1,6 @@
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(TIMEOUT_S)]
+from tests.benchmarks.quick import figures_of
 
 
 def test_the_benchmark_of_shared_prefixes_measures_both_policies(tmp_path: Path) -> None:

@@ -1,10 +1,6 @@
 from pathlib import Path
 
-import pytest
-
-from tests.integration.quick_benchmark import TIMEOUT_S, figures_of
-
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
+from tests.benchmarks.quick import figures_of
 
 
 def test_every_order_serves_the_same_requests_of_a_mixed_load(tmp_path: Path) -> None:
