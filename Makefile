@@ -86,7 +86,7 @@ soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES) $(MODULES)
 
-lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, generated code, dashboards and the page of results
+lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, generated code and pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -94,6 +94,7 @@ lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, gener
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python scripts/dashboards.py --check
 	$(BIN)/python scripts/results.py --check
+	$(BIN)/python scripts/owners.py --check
 
 format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically
 	$(BIN)/ruff format .

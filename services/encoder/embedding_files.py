@@ -64,7 +64,7 @@ class DamagedFile(Exception):
 
 
 class EmbeddingFiles:
-    """The files of a directory, together at most ``max_nbytes`` large; those used longest ago are removed first.
+    """Owner of embeddings in files: those of a directory, together at most ``max_nbytes`` large; those used longest ago are removed first.
 
     All methods block and may be called by several threads at once.
     """

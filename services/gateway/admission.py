@@ -13,7 +13,10 @@ from .lifetime import RequestLifetime
 
 
 class Admission:
-    """Limits running requests and the bytes of their bodies."""
+    """Owner of a gateway's running requests and the bytes of their bodies.
+
+    It limits running requests and the bytes of their bodies.
+    """
 
     def __init__(self, max_requests: int, max_bytes: int, clock: Clock, *, keys: int = 0) -> None:
         """Make the limits. With several ``keys`` none takes the last eighth of the requests."""

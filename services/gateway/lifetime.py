@@ -15,7 +15,9 @@ backs it up.
 
 
 class RequestLifetime:
-    """Ends its body early and raises the reason: the deadline, a client that left, a shutdown.
+    """Owner of a REST request's timeout.
+
+    It ends its body early and raises the reason: the deadline, a client that left, a shutdown.
 
     The timeout counts from ``arrived_s``, which may be long ago.
     """

@@ -6,7 +6,7 @@ from triptych.domain.timeline import Timeline
 
 
 class History:
-    """Keeps the last ``limit`` timelines by request id."""
+    """Owner of a router's timelines: keeps the last ``limit`` timelines by request id."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

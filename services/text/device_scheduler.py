@@ -36,7 +36,10 @@ class VisionEncoder(Protocol):
 
 @dataclass(slots=True)
 class DeviceScheduler:
-    """Used by the engine loop; ``step`` in the engine's thread."""
+    """Owner of which stage runs next on a device that stages share.
+
+    Used by the engine loop; ``step`` in the engine's thread.
+    """
 
     engine: StagedTextEngine
     vision_encoder: VisionEncoder

@@ -213,7 +213,7 @@ class _Export(ABC):
 
 
 class KvTransfer(_Export):
-    """What an answer goes on with elsewhere: all its positions, in slots that are reserved before."""
+    """Owner of what an answer goes on with elsewhere: all its positions, in slots that are reserved before."""
 
     outcome = "sealed"
 
@@ -298,9 +298,10 @@ class KvTransfer(_Export):
 
 
 class KvPrefix(_Export):
-    """Whole segments of a prompt and its answer, for requests elsewhere that begin alike.
+    """Owner of whole segments of a prompt and its answer, for requests elsewhere that begin alike.
 
-    They have no lease: the arena evicts them when it needs the room. What it has no room for is not kept, and nothing waits for it.
+    They have no lease: the arena evicts them when it needs the room. What it has no room for is not kept, and nothing waits for
+    it.
     """
 
     outcome = "kept"

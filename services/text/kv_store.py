@@ -29,7 +29,10 @@ class _Waiting:
 
 
 class KvStore:
-    """Single-threaded, on the event loop."""
+    """Owner of the keys and values that an arena holds.
+
+    Single-threaded, on the event loop.
+    """
 
     def __init__(
         self,

@@ -118,7 +118,10 @@ class HealthLimits:
 
 
 class AgentHealth:
-    """``handle`` is the only mutator."""
+    """Owner of which NIXL agent is in use, and which failed.
+
+    ``handle`` is the only mutator.
+    """
 
     def __init__(self, limits: HealthLimits) -> None:
         self._limits = limits

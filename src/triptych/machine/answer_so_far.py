@@ -11,7 +11,7 @@ from triptych.errors import InternalError
 
 
 class AnswerSoFar:
-    """The ids of the tokens that were passed on: 4 bytes each, by choice that has not ended."""
+    """Owner of the ids of the tokens that were passed on: 4 bytes each, by choice that has not ended."""
 
     def __init__(self, request: ChatRequest) -> None:
         """``request`` has a seed, as every router must draw alike."""

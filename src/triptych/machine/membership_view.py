@@ -34,7 +34,10 @@ class _Lost:
 
 
 class MembershipView:
-    """A watcher's list. ``handle`` is the only mutator."""
+    """Owner of the members that a watcher uses, those that its pool manager has lost included.
+
+    ``handle`` is the only mutator.
+    """
 
     def __init__(self, limits: ViewLimits) -> None:
         self._limits = limits

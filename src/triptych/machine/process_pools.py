@@ -98,7 +98,9 @@ class ProcessState:
 
 
 class ProcessPools:
-    """The state machine. ``names`` has the pools and the names of their processes, ``encoder-{}`` for example.
+    """Owner of how many local processes are wanted, which there are, and when one is started again.
+
+    ``names`` has the pools and the names of their processes, ``encoder-{}`` for example.
 
     A name without ``{}`` allows one process.
     """

@@ -35,9 +35,12 @@ class Next(Enum):
 
 
 class RouterAttempts:
-    """Three cases: a request that all routers refuse, or an only router that is not reached, is offered to each of them once. Where
-    some of several are not reached, as when routers are restarted one by one, it is offered to all of them again for ``RESTART_S``.
-    One that was sent and lost is offered to all of them again and again, until one takes it or ``RETURN_S`` has passed.
+    """Owner of a request's attempts at routers.
+
+    Three cases: a request that all routers refuse, or an only router that is not reached, is offered to each of them once. Where
+    some of several are not reached, as when routers are restarted one by one, it is offered to all of them again for
+    ``RESTART_S``. One that was sent and lost is offered to all of them again and again, until one takes it or ``RETURN_S`` has
+    passed.
     """
 
     def __init__(self, deadline_s: float) -> None:

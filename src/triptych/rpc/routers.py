@@ -90,11 +90,11 @@ class _Job:
 
 
 class Routers:
-    """Routers to which requests are sent: each to one of its model that answers, with the fewest calls of this process.
+    """Owner of the routers to which requests are sent: each to one of its model that answers, with the fewest calls of this process.
 
-    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. That may be one
-    that was added just now: it is waited for. A request whose router is lost goes to another one too, or to the same
-    when it is back. A chat goes on there after the tokens that were passed on (docs/adr/0036).
+    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. That may be one that was
+    added just now: it is waited for. A request whose router is lost goes to another one too, or to the same when it is back. A
+    chat goes on there after the tokens that were passed on (docs/adr/0036).
     """
 
     def __init__(self, connect: Callable[[str], RouterClient], rng: Rng | None = None) -> None:

@@ -51,7 +51,9 @@ class _Entry:
 
 
 class ArenaMachine:
-    """``handle`` is the only mutator.
+    """Owner of the slots and generations of an arena.
+
+    ``handle`` is the only mutator.
 
     ``start`` and ``end`` bound the slots' part of the arena, in bytes. ``max_pull_s`` is the longest duration of a read,
     after which readers and transports abort it.

@@ -40,7 +40,10 @@ class _Lease:
 
 
 class Leases:
-    """Part of ``ArenaMachine``, which alone changes it."""
+    """Owner of the leases of an arena.
+
+    Part of ``ArenaMachine``, which alone changes it.
+    """
 
     def __init__(self, limits: LeaseLimits, *, max_pull_s: float, max_released: int) -> None:
         """``max_pull_s``: longest duration of a read. The last ``max_released`` released ids are remembered."""

@@ -15,7 +15,7 @@ _LOG = 8 * MAX_HINTS
 
 
 class PublishedContents:
-    """The contents that were made or used last, at most ``limit``; 0 publishes nothing at all."""
+    """Owner of what routers are told that an arena holds: the contents that were made or used last, at most ``limit``; 0 publishes nothing at all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -171,7 +171,10 @@ class BatchLimits:
 
 
 class BatchQueue:
-    """``handle`` is the only mutator. ``now_s`` and deadlines use the same clock."""
+    """Owner of the items that wait for a batch or are in one.
+
+    ``handle`` is the only mutator. ``now_s`` and deadlines use the same clock.
+    """
 
     def __init__(self, limits: BatchLimits, *, max_preparing: int) -> None:
         """``max_preparing`` limits the entries in PREPARING."""

@@ -7,7 +7,10 @@ _MAX_HOURS = WEEKS * HOURS_OF_WEEK
 
 
 class LoadHistory:
-    """``observe`` is the only mutator. Hours are counted since the beginning of 1970, UTC."""
+    """Owner of a pool's peak load by hour, of the last weeks.
+
+    ``observe`` is the only mutator. Hours are counted since the beginning of 1970, UTC.
+    """
 
     def __init__(self, kept: KeptHistory = KeptHistory()) -> None:  # noqa: B008 - immutable
         self._peaks = {hour.hour: hour.peak_per_s for hour in kept.hours[-_MAX_HOURS:]}

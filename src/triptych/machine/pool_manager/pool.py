@@ -101,7 +101,10 @@ class _Order:
 
 
 class PoolMachine:
-    """Machine of one pool. It records, but does not order, what ``acting`` excludes."""
+    """Owner of the size that one pool should have.
+
+    It records, but does not order, what ``acting`` excludes.
+    """
 
     def __init__(
         self,

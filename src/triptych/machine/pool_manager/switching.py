@@ -20,7 +20,9 @@ _MAX_SEEN = 64
 
 
 class SwitchMachine:
-    """``handle`` is the only mutator. It is called about once per second, as long as this manager may order something.
+    """Owner of the trends of what stages hold, and of when roles were switched.
+
+    ``handle`` is the only mutator. It is called about once per second, as long as this manager may order something.
 
     Nothing has to be remembered of a switch that was ordered but the time: stages are seen anew each time, so one that was not carried
     out is decided upon again after the rest.

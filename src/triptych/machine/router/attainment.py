@@ -149,7 +149,10 @@ class _Running:
 
 
 class AttainmentRecorder:
-    """Told of each step of a request; what is said of a request that is unknown or over has no effect."""
+    """Owner of a router's windows of load and SLO attainment.
+
+    It is told of each step of a request; what is said of a request that is unknown or over has no effect.
+    """
 
     def __init__(self, *, slo: Slo, limits: WindowLimits, epoch: int, now_s: float) -> None:
         self._objectives = {

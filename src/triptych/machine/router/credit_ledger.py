@@ -53,7 +53,9 @@ class Credit:
 
 
 class CreditLedger:
-    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it. It counts credits in their instances.
+    """Owner of credits, and of leases that no credit covers.
+
+    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it. It counts credits in their instances.
 
     A credit's work ends before its bytes are given back, as leases on them last until then. Leases without a credit are those
     on segments of keys and values, those by key, and those that are released after their credit.

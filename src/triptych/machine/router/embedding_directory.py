@@ -31,7 +31,9 @@ class KnownSlot:
 
 
 class EmbeddingDirectory:
-    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+    """Owner of which encoder is believed to hold or encode which embedding.
+
+    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
 
     It remembers at most ``limit`` embeddings, one at two encoders counting twice; those told or encoded longest ago are
     forgotten first. What the router's own calls are encoding is not counted: its credits bound it.

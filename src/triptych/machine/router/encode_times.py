@@ -58,7 +58,10 @@ class Tail:
 
 @dataclass(slots=True)
 class EncodeTimes(RelativeTimes):
-    """Part of ``machine.router.cluster.ClusterMachine``."""
+    """Owner of the times that encoders take.
+
+    Part of ``machine.router.cluster.ClusterMachine``.
+    """
 
     _tails: defaultdict[int, Tail] = field(default_factory=lambda: defaultdict(Tail))
     """By the binary digits of the item's tokens."""

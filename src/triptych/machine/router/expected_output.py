@@ -45,7 +45,10 @@ class _Seen:
 
 
 class ExpectedOutput:
-    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+    """Owner of how many tokens answers will have.
+
+    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[AnswerClass, _Seen] = {}

@@ -11,7 +11,9 @@ from triptych.policy.placement.pool import Pool
 
 
 class KeptPool:
-    """Part of ``machine.router.instances.Instances``, which alone sets its members.
+    """Owner of the columns of one pool.
+
+    Part of ``machine.router.instances.Instances``, which alone sets its members.
 
     A row is kept until its instance changes, which it notes in ``changed``, or until its time is up, and is put again when the pool is
     read next.

@@ -18,10 +18,11 @@ _LAST_TRY_S = 0.5
 
 @dataclass(slots=True)
 class Leases:
-    """Leases on what one attempt has left at its instance: an embedding, or segments of keys and values.
+    """Owner of the leases on what one attempt has left at its instance: an embedding, or segments of keys and values.
 
     Part of ``machine.router.request.RequestMachine``, which alone changes it. The router holds leases of its own; each reader
-    gets one with every ticket. Their ids are chosen before the call (docs/adr/0002), so that they can be released without an answer.
+    gets one with every ticket. Their ids are chosen before the call (docs/adr/0002), so that they can be released without an
+    answer.
     """
 
     grant: Grant

@@ -44,7 +44,10 @@ class _Placed:
 
 
 class Lenders:
-    """Part of ``machine.router.text_places.TextPlaces``, which alone changes it."""
+    """Owner of which encoders lend their idle time to text requests, and of the requests that wait at text instances.
+
+    Part of ``machine.router.text_places.TextPlaces``, which alone changes it.
+    """
 
     def __init__(self, instances: Instances, policy: Lending | None, limits: LendingLimits) -> None:
         """Without a policy there are none."""

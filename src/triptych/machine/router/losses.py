@@ -19,7 +19,9 @@ class Loss:
 
 
 class Losses:
-    """Instances that a request was lost with. Part of ``machine.router.request.RequestMachine``, which alone changes it.
+    """Owner of the instances that a request was lost with.
+
+    Part of ``machine.router.request.RequestMachine``, which alone changes it.
 
     All attempts count together: at items, at text instances, and at beginnings of the prompt. They count until the request gets further
     than where it was lost, as what ends an instance ends the next one at the same place.

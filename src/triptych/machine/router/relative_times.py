@@ -47,7 +47,10 @@ class _Means:
 
 @dataclass(slots=True)
 class RelativeTimes:
-    """Part of ``machine.router.cluster.ClusterMachine``. A time is that of one item, or of a request to its first token."""
+    """Owner of how long an instance takes beside the others of its pool.
+
+    Part of ``machine.router.cluster.ClusterMachine``. A time is that of one item, or of a request to its first token.
+    """
 
     _means: defaultdict[int, _Means] = field(default_factory=lambda: defaultdict(_Means))
     """By the binary digits of the tokens that were pending at the instance, those of the item or request included."""

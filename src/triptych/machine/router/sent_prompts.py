@@ -10,7 +10,10 @@ _MOST = 8192
 
 
 class SentPrompts:
-    """Part of ``machine.router.known_prefixes.KnownPrefixes``. By the keys of whole segments, the latest ones of each instance."""
+    """Owner of which prefixes of prompts instances have probably cached.
+
+    Part of ``machine.router.known_prefixes.KnownPrefixes``. By the keys of whole segments, the latest ones of each instance.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[str, OrderedDict[bytes, None]] = {}

@@ -40,7 +40,9 @@ def _answer_classes(model_id: str) -> dict[bool | None, AnswerClass]:
 
 
 class TextPlaces:
-    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+    """Owner of which prompts wait for KV memory, and of where prompts and answers go.
+
+    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
 
     A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it, so that
     nothing is computed that nobody can take. Until then it waits here, and what holds it up holds up those behind it.

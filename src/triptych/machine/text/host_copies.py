@@ -33,7 +33,7 @@ class HostCopy:
 
 
 class HostCopies:
-    """Allocates ``nbytes`` of host memory."""
+    """Owner of the copies of preempted sequences, in ``nbytes`` of host memory."""
 
     def __init__(self, kind: KvKind, nbytes: int) -> None:
         self.kind = kind

@@ -35,7 +35,10 @@ class _Owner:
 
 
 class KvBlocks:
-    """All blocks of one KV cache. Owners are identified by names."""
+    """Owner of the blocks of one KV cache.
+
+    Their holders are identified by names.
+    """
 
     def __init__(self, blocks: int, *, contiguous: bool) -> None:
         self.blocks = blocks

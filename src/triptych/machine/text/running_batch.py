@@ -77,6 +77,8 @@ class Step(Generic[S]):
 
 
 class RunningBatch(Generic[S]):
+    """Owner of the sequences of an engine: which run, wait, pause or arrive."""
+
     def __init__(self, blocks: KvBlocks, limits: BatchLimits, copies: HostCopies | None = None) -> None:
         """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
         self.blocks = blocks

@@ -129,7 +129,10 @@ class _Failing:
 
 
 class TensorCache:
-    """``handle`` is the only mutator. ``start`` and ``end`` bound its memory, in bytes."""
+    """Owner of pulled tensors: entries, pins, memory, the queue of pulls and the bytes in flight.
+
+    ``handle`` is the only mutator. ``start`` and ``end`` bound its memory, in bytes.
+    """
 
     def __init__(self, limits: CacheLimits, pulls: PullLimits, *, start: int, end: int) -> None:
         self._limits = limits
