@@ -206,8 +206,8 @@ class EmbeddingFiles:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
-                        one = entry.stat(follow_symlinks=False)
-                        found.append((one.st_mtime_ns, entry.name, _occupied(one.st_size)))
+                        status = entry.stat(follow_symlinks=False)
+                        found.append((status.st_mtime_ns, entry.name, _occupied(status.st_size)))
         total = sum(nbytes for _, _, nbytes in found)
         for _, name, nbytes in sorted(found):
             if total <= most_nbytes:
@@ -234,7 +234,7 @@ def _head(stored: StoredEmbedding) -> bytes:
     told = {
         "key": stored.key.hex(),
         "tokens": stored.tokens,
-        "tensors": [(one.spec.name, one.spec.dtype.value, one.spec.shape) for one in stored.tensors],
+        "tensors": [(tensor.spec.name, tensor.spec.dtype.value, tensor.spec.shape) for tensor in stored.tensors],
     }
     header = json.dumps(told).encode()
     return _PREFIX.pack(_MAGIC, len(header)) + header

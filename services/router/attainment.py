@@ -194,9 +194,9 @@ class Attainment:
 def _verdicts(model: str, judged: Mapping[tuple[str, Metric], Judged]) -> dict[tuple[str, ...], float]:
     return {
         (model, metric.value, modality, verdict): number
-        for (modality, metric), one in judged.items()
-        for verdict, number in (("met", one.met), ("missed", one.missed))
-        if one.count
+        for (modality, metric), requests in judged.items()
+        for verdict, number in (("met", requests.met), ("missed", requests.missed))
+        if requests.count
     }
 
 
@@ -205,7 +205,7 @@ def _shown(windows: dict[str, ClassWindow], model: str) -> Iterable[Family]:
     yield gauge(
         "triptych_slo_attainment",
         "Share of requests that met the SLO, over the sliding window",
-        {(model, m.value, name): one.met / one.count for (name, m), one in judged.items() if one.count},
+        {(model, m.value, name): verdict.met / verdict.count for (name, m), verdict in judged.items() if verdict.count},
         _LABELS,
     )
     yield gauge(

@@ -102,7 +102,7 @@ def read_members(path: Path) -> tuple[Member, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    members = tuple(Member(one.address, one.state, one.role, one.model, one.epoch) for one in entries)
+    members = tuple(Member(entry.address, entry.state, entry.role, entry.model, entry.epoch) for entry in entries)
     if len({member.address for member in members}) != len(members):
         raise ValueError(f"{path} names an address twice")
     return members

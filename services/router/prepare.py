@@ -192,9 +192,9 @@ class ModelPrepare:
     def _passed_on(self, request: ChatRequest) -> dict[int, str]:
         """The text that the tokens of each choice that goes on have completed."""
         texts: dict[int, str] = {}
-        for one in request.continued:
+        for choice in request.continued:
             text = AnswerText(IncrementalDetokenizer(self.builder.tokenizer), request.sampling)
-            texts[one.choice] = text.feed(one.token_ids).text
+            texts[choice.choice] = text.feed(choice.token_ids).text
         return texts
 
     def _check(self, sampling: SamplingParams) -> None:

@@ -117,6 +117,6 @@ class RouterSettings(MemberSettings):
         }
         if len(given := [name for name, is_given in sources.items() if is_given]) > 1:
             raise ValueError(f"{' and '.join(given)} all name the instances: give only one")
-        if twice := sorted({one for one in self.instances if self.instances.count(one) > 1}):
+        if twice := sorted({address for address in self.instances if self.instances.count(address) > 1}):
             raise ValueError(f"instances names {', '.join(twice)} twice")
         return self

@@ -50,8 +50,8 @@ class Answer:
     ) -> tuple[TokenChunk, FinishReason | None]:
         self.completion_tokens += len(ids)
         logprobs = [
-            TokenLogprobs(self._alternative(one.chosen), tuple([self._alternative(other) for other in one.top]))
-            for one in scores
+            TokenLogprobs(self._alternative(score.chosen), tuple([self._alternative(other) for other in score.top]))
+            for score in scores
         ]
         return TokenChunk(ids, text, self._choice, tuple(logprobs)), reason
 

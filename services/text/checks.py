@@ -73,7 +73,7 @@ def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> No
     if len({placement.item for placement in request.placements}) != len(request.placements):
         raise InvalidRequest("an item is placed twice")
     end = 0
-    ordered = sorted(request.placements, key=lambda one: one.start)
+    ordered = sorted(request.placements, key=lambda placement: placement.start)
     for placement, before in zip(ordered, (None, *ordered), strict=False):
         if placement.tokens < 1:
             raise InvalidRequest(f"item {placement.item} has {placement.tokens} tokens, it needs at least 1")
@@ -88,4 +88,4 @@ def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> No
 
 
 def _named(tensors: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(f"{one.name} {one.dtype.value}{list(one.shape)}" for one in tensors[:8]) or "nothing"
+    return ", ".join(f"{tensor.name} {tensor.dtype.value}{list(tensor.shape)}" for tensor in tensors[:8]) or "nothing"

@@ -126,8 +126,8 @@ class EngineLoop:
     def pending_tokens(self) -> int:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
         tokens = self._load.pending_tokens
-        for one in (*self._joining.values(), *self._adding.values()):
-            tokens += len(one.request.token_ids) + len(one.request.begun) * most_tokens(one.request)
+        for joining in (*self._joining.values(), *self._adding.values()):
+            tokens += len(joining.request.token_ids) + len(joining.request.begun) * most_tokens(joining.request)
         return tokens
 
     @property
@@ -228,7 +228,7 @@ class EngineLoop:
                 await asyncio.sleep(0)
         finally:
             error = _ending()
-            for sequences in (*self._live.values(), *(one.sequences for one in self._joining.values())):
+            for sequences in (*self._live.values(), *(entry.sequences for entry in self._joining.values())):
                 sequences.fail(error)
             self._has_ended = True
             for copy in self._copies:
@@ -254,16 +254,16 @@ class EngineLoop:
     async def _apply(self) -> None:
         """Pass cancelled and new requests to the engine, and the new turns of those that are lost by now."""
         joining, self._joining = self._joining, {}
-        for request_id, one in joining.items():
-            self._live[request_id] = one.sequences
-            self._turns[request_id] = one.request.turn
-            heappush(self._lost_at, (one.request.turn.lost_s, request_id))
+        for request_id, entry in joining.items():
+            self._live[request_id] = entry.sequences
+            self._turns[request_id] = entry.request.turn
+            heappush(self._lost_at, (entry.request.turn.lost_s, request_id))
         lost, copies = self._lost_turns(), self._next_copies()
         if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
         cancelled, self._cancelled = self._cancelled, set()
-        requests = [one.request for one in joining.values()]
+        requests = [entry.request for entry in joining.values()]
         refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
         self._adding = {}
         self._told(load)
@@ -272,9 +272,9 @@ class EngineLoop:
                 _fail_copy(copy, error)
             elif not copy.result.done():
                 copy.result.set_result(result)
-        for request_id, one in joining.items():
-            one.on_copied()
-            if request_id in refused and self._live.get(request_id) is one.sequences:
+        for request_id, entry in joining.items():
+            entry.on_copied()
+            if request_id in refused and self._live.get(request_id) is entry.sequences:
                 self._fail(request_id, refused[request_id])
 
     def _next_copies(self) -> list[_Copy]:
@@ -353,7 +353,7 @@ class EngineLoop:
             return
         now_s = self._clock()
         self._told(load)
-        for request_id in [one for one in self._turns if one not in load.waiting or one in load.awaiting]:
+        for request_id in [name for name in self._turns if name not in load.waiting or name in load.awaiting]:
             del self._turns[request_id]
             self._live[request_id].join(began_s)
         for output in outputs:

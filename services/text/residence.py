@@ -62,9 +62,9 @@ class Residence:
         self._kept: set[ModelPart] = set()
         """Not needed, and not to be unloaded: that has failed."""
 
-    def add(self, part: ModelPart, one: Unloadable) -> None:
+    def add(self, part: ModelPart, unloadable: Unloadable) -> None:
         """Before ``settle`` or ``run``."""
-        self._parts[part] = one
+        self._parts[part] = unloadable
 
     def on_change(self, listener: Callable[[ModelPart, TriptychError | None], None]) -> None:
         """Call ``listener`` when a part is loaded or unloaded, and with the error when it cannot be loaded: then it must not be needed any
@@ -106,17 +106,17 @@ class Residence:
 
     def _next(self) -> ModelPart | None:
         """What to unload, else what to load."""
-        resident = {part for part, one in self._parts.items() if one.weights.resident}
+        resident = {part for part, unloadable in self._parts.items() if unloadable.weights.resident}
         leaving = (part for part in self._parts if part in resident - self._needed - self._kept)
         coming = (part for part in self._parts if part in self._needed - resident)
         return next(leaving, next(coming, None))
 
     async def _load(self, part: ModelPart) -> None:
-        one = self._parts[part]
+        unloadable = self._parts[part]
         try:
-            await self._thread.run(one.weights.load)
+            await self._thread.run(unloadable.weights.load)
             began_s = self._clock()
-            await one.after_load()
+            await unloadable.after_load()
             self._after_load_s[part] = self._clock() - began_s
         except TriptychError as error:
             logger.warning("the %s is not loaded: %s", part.value, error.message)
@@ -124,13 +124,15 @@ class Residence:
             if part in self._needed:
                 raise
             return
-        logger.info("the %s is loaded: %d bytes within %.3f s", part.value, one.weights.nbytes, one.weights.load_s)
+        logger.info(
+            "the %s is loaded: %d bytes within %.3f s", part.value, unloadable.weights.nbytes, unloadable.weights.load_s
+        )
         self._on_change(part, None)
 
     async def _unload(self, part: ModelPart) -> None:
-        one = self._parts[part]
+        unloadable = self._parts[part]
         try:
-            await one.before_unload()
+            await unloadable.before_unload()
         except TriptychError as error:
             logger.warning("the %s stays in memory: %s", part.value, error.message)
             self._kept.add(part)
@@ -138,14 +140,15 @@ class Residence:
         if part in self._needed:
             return
         self._leaving = part
-        await self._thread.run(one.weights.unload)
+        await self._thread.run(unloadable.weights.unload)
         self._leaving = None
-        logger.info("the %s is unloaded: %d bytes", part.value, one.weights.nbytes)
+        logger.info("the %s is unloaded: %d bytes", part.value, unloadable.weights.nbytes)
         self._on_change(part, None)
 
     def metrics(self) -> Iterable[Metric]:
         """Read at every scrape."""
         resident: dict[tuple[str, ...], float] = {
-            (part.value,): one.weights.nbytes if one.weights.resident else 0 for part, one in self._parts.items()
+            (part.value,): unloadable.weights.nbytes if unloadable.weights.resident else 0
+            for part, unloadable in self._parts.items()
         }
         yield gauge("triptych_resident_weight_bytes", "Weights of the part in memory", resident, ("part",))

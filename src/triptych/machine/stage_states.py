@@ -156,7 +156,7 @@ class StageStates:
         """Of the stages that could be opened and are not: what that takes, where there is something to tell."""
         closed = (stage for stage in Stage if stage in self._widest.stages - self.open)
         found = (ClosedStage(stage, self._opens_s[stage], self._faults.get(stage, "")) for stage in closed)
-        return tuple(one for one in found if one.opens_s or one.fault)
+        return tuple(stage for stage in found if stage.opens_s or stage.fault)
 
     @property
     def widest(self) -> Role:
@@ -167,7 +167,7 @@ class StageStates:
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def _in(self, state: StageState) -> frozenset[Stage]:
-        return frozenset([stage for stage, one in self._states.items() if one is state])
+        return frozenset([stage for stage, current in self._states.items() if current is state])
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""

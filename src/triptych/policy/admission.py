@@ -100,16 +100,16 @@ def check_parameters(sampling: SamplingParams) -> None:
 
 def check_continued(sampling: SamplingParams, continued: Sequence[ContinuedChoice], context_length: int) -> None:
     """Check that each choice is one of the request's, is named once, and has tokens left to generate. Raises InvalidRequest."""
-    choices = [one.choice for one in continued]
+    choices = [choice.choice for choice in continued]
     if choices != sorted(set(choices)) or (choices and choices[-1] >= sampling.n):
         raise InvalidRequest(f"choices {choices} are not some of {sampling.n} in their order", param="continued")
     if choices and sampling.seed is None:
         raise InvalidRequest("an answer without a seed cannot be continued", param="seed")
     most = min(sampling.max_tokens or context_length, context_length)
-    for one in continued:
-        if len(one.token_ids) >= most:
+    for choice in continued:
+        if len(choice.token_ids) >= most:
             raise InvalidRequest(
-                f"choice {one.choice} has ended already, with {len(one.token_ids)} tokens", param="continued"
+                f"choice {choice.choice} has ended already, with {len(choice.token_ids)} tokens", param="continued"
             )
 
 

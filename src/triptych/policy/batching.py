@@ -85,8 +85,12 @@ def preemption_victim(running: Sequence[str], idle: AbstractSet[str] = frozenset
 
     Those in ``idle`` compute nothing, and leave or begin by themselves: they are spared until only one other is left.
     """
-    computing = [one for one in running if one not in idle]
-    return computing[-1] if len(computing) > 1 or not idle else [one for one in running if one in idle][-1]
+    computing = [sequence_id for sequence_id in running if sequence_id not in idle]
+    return (
+        computing[-1]
+        if len(computing) > 1 or not idle
+        else [sequence_id for sequence_id in running if sequence_id in idle][-1]
+    )
 
 
 def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:

@@ -97,7 +97,7 @@ def encode_capacity(
     found = _modelled_encode(costs, mix, slo_s, max_items, prepare_cores, load)
     levels = costs.load_levels(Stage.ENCODE, max_items)
     if levels:
-        level_slo_s = _nearest(levels[0].tokens, {one.tokens: one.slo_s for one in mix}, slo_s)
+        level_slo_s = _nearest(levels[0].tokens, {item_class.tokens: item_class.slo_s for item_class in mix}, slo_s)
         alone = _modelled_encode(costs, [ItemClass(levels[0].tokens)], level_slo_s, max_items, 1, load)
         found = _lowered(found, alone, costs.measured_load(Stage.ENCODE, level_slo_s, max_items))
     return found
@@ -124,7 +124,11 @@ def text_capacity(
     for stage in (Stage.PREFILL, Stage.DECODE):
         levels = costs.load_levels(stage, limits.max_sequences)
         if levels and role.serves(stage):
-            level_slo_s = _nearest(levels[0].tokens, {one.prompt_tokens: one.ttft_slo_s for one in mix}, ttft_slo_s)
+            level_slo_s = _nearest(
+                levels[0].tokens,
+                {request_class.prompt_tokens: request_class.ttft_slo_s for request_class in mix},
+                ttft_slo_s,
+            )
             alone = [RequestClass(levels[0].tokens, levels[0].output_tokens)]
             modelled = _modelled_text(costs, alone, level_slo_s, tbt_slo_s, limits, load, Role.PD)
             slo_s = level_slo_s if stage is Stage.PREFILL else tbt_slo_s
@@ -154,26 +158,29 @@ def _lowered(found: Capacity, modelled: Capacity, measured: Estimate) -> Capacit
 def _modelled_encode(
     costs: Costs, mix: Sequence[ItemClass], slo_s: float, max_items: int, prepare_cores: int, load: Load
 ) -> Capacity:
-    shares = _shares([one.share for one in mix])
-    tokens = _mean(shares, [one.tokens for one in mix])
-    prepared = [costs.prepare_s(one.nbytes, one.pixels) if one.nbytes else Estimate(0.0) for one in mix]
-    prepare_s = [one.value for one in prepared]
+    shares = _shares([item_class.share for item_class in mix])
+    tokens = _mean(shares, [item_class.tokens for item_class in mix])
+    prepared = [
+        costs.prepare_s(item_class.nbytes, item_class.pixels) if item_class.nbytes else Estimate(0.0)
+        for item_class in mix
+    ]
+    prepare_s = [estimate.value for estimate in prepared]
     preparing = _Queue(shares, prepare_s, load, servers=prepare_cores)
     best: Capacity | None = None
     items = 1
     while items <= max_items:
-        encoded = [costs.encode_s(one.tokens, items) for one in mix]
-        encode_s = [one.value for one in encoded]
+        encoded = [costs.encode_s(item_class.tokens, items) for item_class in mix]
+        encode_s = [estimate.value for estimate in encoded]
         encoding = _Queue(shares, encode_s, load, customers=items)
         services_s = [sum(both) for both in zip(prepare_s, encode_s, strict=True)]
-        late_s = _late_s(shares, services_s, [one.slo_s for one in mix], slo_s, load)
+        late_s = _late_s(shares, services_s, [item_class.slo_s for item_class in mix], slo_s, load)
 
         def wait_s(per_s: float, encoding: _Queue = encoding) -> float:
             return preparing.wait_s(per_s) + encoding.wait_s(per_s)
 
         per_s = _highest(wait_s, -late_s, min(preparing.peak_per_s, encoding.peak_per_s))
         if best is None or per_s > best.per_s:
-            warnings = costs.warnings.union(*(one.warnings for one in (*prepared, *encoded)))
+            warnings = costs.warnings.union(*(estimate.warnings for estimate in (*prepared, *encoded)))
             latency_s = _quantile(shares, services_s, load.quantile) + wait_s(per_s)
             best = Capacity(per_s, tokens * per_s, items, latency_s, warnings=warnings)
         items *= 2
@@ -215,29 +222,36 @@ class _TextModel:
     def __init__(self, costs: Costs, mix: Sequence[RequestClass], limits: TextLimits, load: Load, role: Role) -> None:
         prefills, decodes = role.serves(Stage.PREFILL), role.serves(Stage.DECODE)
         self._load = load
-        self._shares = _shares([one.share for one in mix])
-        self._slos_s = [one.ttft_slo_s for one in mix]
-        new = [max(1, one.prompt_tokens - one.cached_tokens) for one in mix]
+        self._shares = _shares([request_class.share for request_class in mix])
+        self._slos_s = [request_class.ttft_slo_s for request_class in mix]
+        new = [max(1, request_class.prompt_tokens - request_class.cached_tokens) for request_class in mix]
         prefilled = [
-            costs.prefill_s(tokens, min(one.cached_tokens, one.prompt_tokens)) if prefills else Estimate(0.0)
-            for tokens, one in zip(new, mix, strict=True)
+            costs.prefill_s(tokens, min(request_class.cached_tokens, request_class.prompt_tokens))
+            if prefills
+            else Estimate(0.0)
+            for tokens, request_class in zip(new, mix, strict=True)
         ]
-        self._prefill_s = [one.value for one in prefilled]
+        self._prefill_s = [estimate.value for estimate in prefilled]
         self._chunks = [ceil(tokens / limits.token_budget) if prefills else 0 for tokens in new]
         self._prefill_mean_s = _mean(self._shares, self._prefill_s)
-        prompt_tokens = _mean(self._shares, [one.prompt_tokens for one in mix])
-        self.tokens = prompt_tokens if prefills else _mean(self._shares, [one.output_tokens for one in mix])
+        prompt_tokens = _mean(self._shares, [request_class.prompt_tokens for request_class in mix])
+        self.tokens = (
+            prompt_tokens if prefills else _mean(self._shares, [request_class.output_tokens for request_class in mix])
+        )
         """Of a request, in the unit of its load."""
-        decoded = [max(0, one.output_tokens - 1) if decodes else 0 for one in mix]
+        decoded = [max(0, request_class.output_tokens - 1) if decodes else 0 for request_class in mix]
         """Tokens after the first, which prefill makes."""
         self._decoded = _mean(self._shares, decoded)
-        held = [(one.prompt_tokens + one.output_tokens / 2) * many for one, many in zip(mix, decoded, strict=True)]
+        held = [
+            (request_class.prompt_tokens + request_class.output_tokens / 2) * many
+            for request_class, many in zip(mix, decoded, strict=True)
+        ]
         self._context = _mean(self._shares, held) / self._decoded if self._decoded else prompt_tokens
         self._most = float(limits.max_sequences)
         if limits.kv_tokens is not None:
             self._most = min(self._most, limits.kv_tokens // max(1.0, self._context))
         decode = costs.decode_s(max(1.0, self._most), self._context)
-        self.warnings = costs.warnings.union(*(one.warnings for one in prefilled))
+        self.warnings = costs.warnings.union(*(estimate.warnings for estimate in prefilled))
         if self._decoded:
             self.warnings |= decode.warnings
         measured = CostWarning.NOT_MEASURED not in decode.warnings

@@ -28,7 +28,7 @@ def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: frozenset[Stag
     same, or it is no active member.
     """
     working = [(pool, member) for pool in pools for member in pool.members if _works(member)]
-    found = next((one for one in working if one[1].registration.instance_id == instance_id), None)
+    found = next((entry for entry in working if entry[1].registration.instance_id == instance_id), None)
     if found is None:
         return ""
     (pool, leaving), model = found, found[0].model

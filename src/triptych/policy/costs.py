@@ -149,21 +149,21 @@ def costs_for(profiles: Iterable[Profile], wanted: ProfileIdentity) -> Costs | N
     return Costs(best, _differences(best.identity, wanted))
 
 
-def _may_stand_for(one: ProfileIdentity, wanted: ProfileIdentity) -> bool:
+def _may_stand_for(identity: ProfileIdentity, wanted: ProfileIdentity) -> bool:
     return (
-        one.part is wanted.part
-        and one.digest == wanted.digest
-        and one.dtype is wanted.dtype
-        and one.tensor_parallel == wanted.tensor_parallel
-        and one.stages >= wanted.stages
+        identity.part is wanted.part
+        and identity.digest == wanted.digest
+        and identity.dtype is wanted.dtype
+        and identity.tensor_parallel == wanted.tensor_parallel
+        and identity.stages >= wanted.stages
     )
 
 
-def _differences(one: ProfileIdentity, wanted: ProfileIdentity) -> frozenset[CostWarning]:
+def _differences(identity: ProfileIdentity, wanted: ProfileIdentity) -> frozenset[CostWarning]:
     found = set()
-    if one.hardware != wanted.hardware:
+    if identity.hardware != wanted.hardware:
         found.add(CostWarning.OTHER_HARDWARE)
-    if (one.software, dict(one.options)) != (wanted.software, dict(wanted.options)):
+    if (identity.software, dict(identity.options)) != (wanted.software, dict(wanted.options)):
         found.add(CostWarning.OTHER_SOFTWARE)
     return frozenset(found)
 

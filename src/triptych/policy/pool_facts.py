@@ -73,7 +73,7 @@ def hybrid_facts(
     it when c / c_t + r c / c_e = 1: so c = 1 / (1 / c_t + r / c_e).
     """
     texts = text_facts(profiles, slo, classes, limits=text, role=role)
-    if not any(one.items for one in classes.values()):
+    if not any(window.items for window in classes.values()):
         return texts
     items = encoder_facts(profiles, slo, classes, limits=encoder)
     missing = tuple(dict.fromkeys(items.missing + texts.missing))
@@ -87,17 +87,17 @@ def hybrid_facts(
     return PoolFacts(per_s, _wait_s(shares, classes), missing=missing)
 
 
-def isolated(profiles: Profiles, one: ClassWindow, *, encoders: int = 1) -> Isolated | None:
+def isolated(profiles: Profiles, window: ClassWindow, *, encoders: int = 1) -> Isolated | None:
     """The latencies of a request with the system to itself, from a window with nothing but it; None if they are unknown.
 
     Its items are spread over ``encoders``, each of which encodes its part in one pass. What no profile has is 0: preparation
     at the router, and the pull.
     """
-    items = ceil(one.items / max(1, encoders))
-    encode_s, prefill_s = _encode_s(profiles.encoder, one, items), _prefill_s(profiles.text, one)
+    items = ceil(window.items / max(1, encoders))
+    encode_s, prefill_s = _encode_s(profiles.encoder, window, items), _prefill_s(profiles.text, window)
     if profiles.text is None or encode_s is None or prefill_s is None:
         return None
-    return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, one.prompt_tokens).value)
+    return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, window.prompt_tokens).value)
 
 
 def encoder_sizing(
@@ -144,8 +144,8 @@ def _sizing(
     found: Mapping[int, Callable[[_LimitsT], _Found | str]], limits: Callable[[int], _LimitsT], most: int
 ) -> Sizing | None:
     def capacity(at: Callable[[_LimitsT], _Found | str], batch: int) -> Capacity:
-        one = at(limits(batch))
-        return one.capacity if isinstance(one, _Found) else Capacity(0.0, 0.0, batch, inf)
+        result = at(limits(batch))
+        return result.capacity if isinstance(result, _Found) else Capacity(0.0, 0.0, batch, inf)
 
     known = {degree: partial(capacity, at) for degree, at in found.items() if isinstance(at(limits(1)), _Found)}
     return choose_size(known, most=most) if known else None
@@ -158,17 +158,27 @@ def _encoder(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], l
         return _NO_ENCODER
     if not mix:
         return "items in the last reports"
-    with_items = {name: one for name, one in sorted(classes.items()) if one.items}
+    with_items = {name: window for name, window in sorted(classes.items()) if window.items}
     shares = _shares_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
     if isinstance(shares, str):
         return shares
-    limited = [replace(one, slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(with_items, mix, strict=True)]
+    limited = [
+        replace(item_class, slo_s=shares.get(name, _FREE).limit_s)
+        for name, item_class in zip(with_items, mix, strict=True)
+    ]
     capacity = encode_capacity(costs, limited, inf, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
     return _Found(
         capacity,
         _wait_s(shares, with_items),
         _serial_per_s(
-            [(one.share, one.tokens, costs.encode_s(one.tokens).value + _prepare_s(costs, one)) for one in mix]
+            [
+                (
+                    item_class.share,
+                    item_class.tokens,
+                    costs.encode_s(item_class.tokens).value + _prepare_s(costs, item_class),
+                )
+                for item_class in mix
+            ]
         ),
     )
 
@@ -183,21 +193,34 @@ def _text(
         return _NO_TEXT
     if not mix:
         return "finished requests in the last reports"
-    arrived = {name: one for name, one in sorted(classes.items()) if one.arrivals}
+    arrived = {name: window for name, window in sorted(classes.items()) if window.arrivals}
     shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,)) if prefills else {}
     if isinstance(shares, str):
         return shares
-    limited = [replace(one, ttft_slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(arrived, mix, strict=True)]
-    context = max(one.prompt_tokens for one in mix)
+    limited = [
+        replace(request_class, ttft_slo_s=shares.get(name, _FREE).limit_s)
+        for name, request_class in zip(arrived, mix, strict=True)
+    ]
+    context = max(request_class.prompt_tokens for request_class in mix)
     tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
     if not prefills and tbt_s == inf:
         return "an objective for TBT"
     capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits, role=role)
     served: list[tuple[float, int, float]] = []
-    for one in mix:
-        prefill_s = costs.prefill_s(one.prompt_tokens).value if prefills else 0.0
-        decode_s = max(0, one.output_tokens - 1) * costs.decode_s(1, one.prompt_tokens).value if decodes else 0.0
-        served.append((one.share, one.prompt_tokens if prefills else one.output_tokens, prefill_s + decode_s))
+    for request_class in mix:
+        prefill_s = costs.prefill_s(request_class.prompt_tokens).value if prefills else 0.0
+        decode_s = (
+            max(0, request_class.output_tokens - 1) * costs.decode_s(1, request_class.prompt_tokens).value
+            if decodes
+            else 0.0
+        )
+        served.append(
+            (
+                request_class.share,
+                request_class.prompt_tokens if prefills else request_class.output_tokens,
+                prefill_s + decode_s,
+            )
+        )
     return _Found(capacity, _wait_s(shares, arrived) if prefills else None, _serial_per_s(served))
 
 
@@ -210,7 +233,7 @@ def _serial_per_s(served: Sequence[tuple[float, int, float]]) -> float:
 def _facts(found: _Found | str) -> PoolFacts:
     if isinstance(found, str):
         return PoolFacts(missing=(found,))
-    missing = tuple(f"exact costs: {one}" for one in sorted(one.value for one in found.capacity.warnings))
+    missing = tuple(f"exact costs: {text}" for text in sorted(text.value for text in found.capacity.warnings))
     if found.capacity.tokens_per_s <= 0:
         return PoolFacts(missing=(*missing, "a size within the objectives: even an idle replica misses them"))
     per_s = found.capacity.tokens_per_s
@@ -237,14 +260,14 @@ def _shares_s(
 ) -> dict[str, _Share] | str:
     """The stages' share in each class with a TTFT objective; or what is missing."""
     found: dict[str, _Share] = {}
-    for name, one in classes.items():
+    for name, window in classes.items():
         objective = slo.objective(name, Metric.TTFT)
-        if objective is None or not one.arrivals:
+        if objective is None or not window.arrivals:
             continue
         alone: dict[ChargedStage, float] = {}
-        if (encode_s := _encode_s(profiles.encoder, one)) is not None:
+        if (encode_s := _encode_s(profiles.encoder, window)) is not None:
             alone[ChargedStage.ENCODE] = encode_s
-        if (prefill_s := _prefill_s(profiles.text, one)) is not None:
+        if (prefill_s := _prefill_s(profiles.text, window)) is not None:
             alone[ChargedStage.PREFILL] = prefill_s
         # Seconds are divided in proportion to both stages' latencies; a factor is of the stages' own.
         divided = stages if objective.relative else (ChargedStage.ENCODE, ChargedStage.PREFILL)
@@ -259,18 +282,18 @@ def _shares_s(
 
 def _wait_s(shares: Mapping[str, _Share], classes: Mapping[str, ClassWindow]) -> float:
     """The longest wait within the objectives of all classes but rare ones."""
-    arrivals = sum(one.arrivals for one in classes.values())
+    arrivals = sum(window.arrivals for window in classes.values())
     common = [share for name, share in shares.items() if classes[name].arrivals >= _RARE * arrivals]
     return max(0.0, min((share.limit_s - share.alone_s for share in common), default=inf))
 
 
-def _encode_s(costs: Costs | None, one: ClassWindow, items: int = 1) -> float | None:
+def _encode_s(costs: Costs | None, window: ClassWindow, items: int = 1) -> float | None:
     """Preparation of a mean item, as there is a core for each, and one pass over so many of them."""
-    if not one.items:
+    if not window.items:
         return 0.0
     if costs is None:
         return None
-    (item,) = item_mix({"": one})
+    (item,) = item_mix({"": window})
     return costs.encode_s(item.tokens, items).value + _prepare_s(costs, item)
 
 
@@ -278,10 +301,10 @@ def _prepare_s(costs: Costs, item: ItemClass) -> float:
     return costs.prepare_s(item.nbytes, item.pixels).value if item.nbytes else 0.0
 
 
-def _prefill_s(costs: Costs | None, one: ClassWindow) -> float | None:
+def _prefill_s(costs: Costs | None, window: ClassWindow) -> float | None:
     if costs is None:
         return None
-    return costs.prefill_s(max(1, round(one.prompt_tokens / one.arrivals))).value
+    return costs.prefill_s(max(1, round(window.prompt_tokens / window.arrivals))).value
 
 
 def _tbt_s(slo: Slo, name: str, costs: Costs, context: int) -> float:

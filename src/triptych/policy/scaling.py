@@ -172,7 +172,9 @@ def predicted_wait_s(view: PoolView, load: PoolLoad) -> float | None:
     ready, starting = view.serving, view.count(InstancePhase.STARTING)
     if not load.waiting:
         return 0.0
-    oldest_s = max((one.age_s for one in view.instances if one.phase is InstancePhase.STARTING), default=0.0)
+    oldest_s = max(
+        (instance.age_s for instance in view.instances if instance.phase is InstancePhase.STARTING), default=0.0
+    )
     until_started_s = max(0.0, view.start_s - oldest_s) if starting else 0.0
     meanwhile = ready * view.facts.capacity_per_s * until_started_s
     if ready and load.waiting <= meanwhile:
@@ -225,11 +227,11 @@ def _breach_goal(view: PoolView, limits: ScalingLimits, sick: str) -> tuple[int,
 
 def _sick(view: PoolView, limits: ScalingLimits) -> str:
     """An instance that has most of the misses while the others meet the objective."""
-    ready = [one for one in view.instances if one.phase is InstancePhase.READY]
-    everywhere = sum((one.judged for one in ready), Judged())
+    ready = [instance for instance in view.instances if instance.phase is InstancePhase.READY]
+    everywhere = sum((instance.judged for instance in ready), Judged())
     if len(ready) < 2 or not everywhere.missed:
         return ""
-    worst = max(ready, key=lambda one: (one.judged.missed, one.instance_id))
+    worst = max(ready, key=lambda instance: (instance.judged.missed, instance.instance_id))
     rest = Judged(everywhere.met - worst.judged.met, everywhere.missed - worst.judged.missed)
     if worst.judged.missed < _SICK_SHARE * everywhere.missed or rest.count < limits.min_judged:
         return ""
@@ -321,8 +323,12 @@ def _caution(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> str | Non
 
 def instance_to_drain(instances: Sequence[PoolInstance]) -> str:
     """The ready instance with the least to finish: running requests, then leased bytes. Empty if there is none."""
-    ready = [one for one in instances if one.phase is InstancePhase.READY]
-    return min(ready, key=lambda one: (one.running, one.leased_bytes, one.instance_id)).instance_id if ready else ""
+    ready = [instance for instance in instances if instance.phase is InstancePhase.READY]
+    return (
+        min(ready, key=lambda instance: (instance.running, instance.leased_bytes, instance.instance_id)).instance_id
+        if ready
+        else ""
+    )
 
 
 # --- the first size, load and mix -----------------------------------------------------------------------------------------
@@ -343,13 +349,13 @@ def item_mix(classes: Mapping[str, ClassWindow]) -> tuple[ItemClass, ...]:
     """The items of a window, for ``policy.capacity.encode_capacity``: one kind per class."""
     return tuple(
         ItemClass(
-            max(1, round(one.media_tokens / one.items)),
-            round(one.media_bytes / one.items),
-            round(one.pixels / one.items),
-            share=one.items,
+            max(1, round(window.media_tokens / window.items)),
+            round(window.media_bytes / window.items),
+            round(window.pixels / window.items),
+            share=window.items,
         )
-        for _, one in sorted(classes.items())
-        if one.items
+        for _, window in sorted(classes.items())
+        if window.items
     )
 
 
@@ -357,37 +363,37 @@ def request_mix(classes: Mapping[str, ClassWindow]) -> tuple[RequestClass, ...]:
     """The requests of a window, for ``policy.capacity.text_capacity``. Classes without a finished request have the mean
     answer of the others; empty if none has finished.
     """
-    finished = sum(one.done for one in classes.values())
+    finished = sum(window.done for window in classes.values())
     if not finished:
         return ()
-    mean = sum(one.output_tokens for one in classes.values() if one.done) / finished
+    mean = sum(window.output_tokens for window in classes.values() if window.done) / finished
     return tuple(
         RequestClass(
-            max(1, round(one.prompt_tokens / one.arrivals)),
-            max(1, round(one.output_tokens / one.done if one.done else mean)),
-            share=one.arrivals,
+            max(1, round(window.prompt_tokens / window.arrivals)),
+            max(1, round(window.output_tokens / window.done if window.done else mean)),
+            share=window.arrivals,
         )
-        for _, one in sorted(classes.items())
-        if one.arrivals
+        for _, window in sorted(classes.items())
+        if window.arrivals
     )
 
 
 def encode_tokens(classes: Mapping[str, ClassWindow]) -> float:
     """Tokens to encode: those of arrivals, less the share that was cached among finished requests."""
-    finished = sum(one.finished_media_tokens for one in classes.values())
-    cached = sum(one.cached_tokens for one in classes.values())
-    arrived = sum(one.media_tokens for one in classes.values())
+    finished = sum(window.finished_media_tokens for window in classes.values())
+    cached = sum(window.cached_tokens for window in classes.values())
+    arrived = sum(window.media_tokens for window in classes.values())
     return arrived * (1 - cached / finished) if finished else float(arrived)
 
 
 def prompt_tokens(classes: Mapping[str, ClassWindow]) -> float:
     """Tokens to prefill. They include positions of images for decoder-only families only (ModServe insight 7)."""
-    return float(sum(one.prompt_tokens for one in classes.values()))
+    return float(sum(window.prompt_tokens for window in classes.values()))
 
 
 def answer_tokens(classes: Mapping[str, ClassWindow]) -> float:
     """Tokens of the answers that arrivals will have, by those that have ended; 0 if none has."""
-    return sum(one.share * one.output_tokens for one in request_mix(classes))
+    return sum(request_class.share * request_class.output_tokens for request_class in request_mix(classes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Pulls:
 
 def _first_measured(costs: Costs | None, backends: tuple[str, ...]) -> str:
     measured = set() if costs is None else {row.backend for row in costs.profile.transfer}
-    return next((one for one in backends if one in measured), "")
+    return next((backend for backend in backends if backend in measured), "")
 
 
 class EncodeSpeed:

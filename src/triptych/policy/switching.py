@@ -106,10 +106,10 @@ class Switch:
 
 def decide(stages: Sequence[StageView], limits: SwitchLimits) -> Switch | None:
     """The switch that saves most, for the stage that is shortest of instances; None if there is none that pays."""
-    short = [one for one in stages if one.pressure(limits.switch_ahead_s, one.instances) > _SHORT]
-    for target in sorted(short, key=lambda one: -one.pressure(limits.switch_ahead_s, one.instances)):
+    short = [view for view in stages if view.pressure(limits.switch_ahead_s, view.instances) > _SHORT]
+    for target in sorted(short, key=lambda view: -view.pressure(limits.switch_ahead_s, view.instances)):
         possible = [found for source in stages if source is not target for found in _switches(source, target, limits)]
-        saved_s, best = max(possible, key=lambda one: (one[0], -len(one[1].instances)), default=(0.0, None))
+        saved_s, best = max(possible, key=lambda option: (option[0], -len(option[1].instances)), default=(0.0, None))
         if saved_s > 0:
             return best
     return None
@@ -117,16 +117,20 @@ def decide(stages: Sequence[StageView], limits: SwitchLimits) -> Switch | None:
 
 def _switches(source: StageView, target: StageView, limits: SwitchLimits) -> Iterator[tuple[float, Switch]]:
     """What can be moved from one stage to another, and the seconds of an instance that it saves; those with least to finish first."""
-    fitting = [one for one in source.movable if target.stage in one.stages]
+    fitting = [instance for instance in source.movable if target.stage in instance.stages]
     moved = sorted(
-        fitting, key=lambda one: (one.opens_s.get(target.stage, 0.0) + one.held / source.holds, one.instance_id)
+        fitting,
+        key=lambda instance: (
+            instance.opens_s.get(target.stage, 0.0) + instance.held / source.holds,
+            instance.instance_id,
+        ),
     )
     cost_s = 0.0
-    for count, one in enumerate(moved, start=1):
+    for count, instance in enumerate(moved, start=1):
         left, grown = source.instances - count, target.instances + count
         if not _can_spare(source, left, limits):
             return
-        cost_s += limits.switch_cost_s + one.opens_s.get(target.stage, 0.0) + one.held / source.holds
+        cost_s += limits.switch_cost_s + instance.opens_s.get(target.stage, 0.0) + instance.held / source.holds
         saved_s = target.late_s(target.instances, limits.switch_horizon_s) - target.late_s(
             grown, limits.switch_horizon_s
         )
@@ -135,7 +139,7 @@ def _switches(source: StageView, target: StageView, limits: SwitchLimits) -> Ite
             f"{target.stage.value} holds {target.after(limits.switch_ahead_s, target.instances):.3g} in {limits.switch_ahead_s:g} s, "
             f"{target.instances * target.holds:.3g} are within its objective"
         )
-        names = tuple(one.instance_id for one in moved[:count])
+        names = tuple(instance.instance_id for instance in moved[:count])
         yield saved_s - lost_s - cost_s, Switch(source.stage, target.stage, names, text)
 
 

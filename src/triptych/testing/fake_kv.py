@@ -93,7 +93,9 @@ def answer_tokens(
 def read(contents: bytearray, first: int, end: int) -> bytes:
     """Positions as in a segment: all keys, then all values."""
     positions = [contents[at * POSITION_NBYTES : (at + 1) * POSITION_NBYTES] for at in range(first, end)]
-    return b"".join(one[:_HALF_NBYTES] for one in positions) + b"".join(one[_HALF_NBYTES:] for one in positions)
+    return b"".join(position[:_HALF_NBYTES] for position in positions) + b"".join(
+        position[_HALF_NBYTES:] for position in positions
+    )
 
 
 def write(contents: bytearray, segment: bytes, skipped: int) -> None:

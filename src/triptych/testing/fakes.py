@@ -236,19 +236,23 @@ class FakeTextEngine:
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         self._alone.enter()
         for sequences in (self._waiting, self._running):
-            left = [one for one in sequences.pop(request_id, []) if choice is not None and one.choice != choice]
+            left = [
+                sequence
+                for sequence in sequences.pop(request_id, [])
+                if choice is not None and sequence.choice != choice
+            ]
             if left:
                 sequences[request_id] = left
 
     def reorder(self, request_id: str, turn: Turn) -> None:
-        for one in self._waiting.get(request_id, []):
-            one.request = replace(one.request, turn=turn)
+        for sequence in self._waiting.get(request_id, []):
+            sequence.request = replace(sequence.request, turn=turn)
 
     def preempt(self, request_id: str) -> None:
         """As if memory had run out: it waits, and what it had is lost."""
-        for one in (sequences := self._running.pop(request_id)):
-            one.arriving = 0
-            one.contents.clear()
+        for sequence in (sequences := self._running.pop(request_id)):
+            sequence.arriving = 0
+            sequence.contents.clear()
         self._waiting[request_id] = sequences
         self.preemptions += 1
 
@@ -270,7 +274,7 @@ class FakeTextEngine:
 
     def _first_waiting(self) -> str | None:
         waiting = [name for name, sequences in self._waiting.items() if not sequences[0].paused]
-        return min(waiting, key=lambda one: self._waiting[one][0].request.turn, default=None)
+        return min(waiting, key=lambda request_id: self._waiting[request_id][0].request.turn, default=None)
 
     def _may_start(self, request_id: str, started_beyond: int) -> bool:
         """``max_running`` counts requests."""
@@ -280,44 +284,44 @@ class FakeTextEngine:
     def _active(self, sequences: Sequence[_Sequence]) -> list[_Sequence]:
         """Those that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""
         leader = self._leader(sequences)
-        active = [one for one in sequences if not (one.paused or one.is_arriving)]
-        return [one for one in active if one is leader or one.sent]
+        active = [sequence for sequence in sequences if not (sequence.paused or sequence.is_arriving)]
+        return [sequence for sequence in active if sequence is leader or sequence.sent]
 
     def _leader(self, sequences: Sequence[_Sequence]) -> _Sequence | None:
         """The new choice that computes the prompt for the others."""
-        return next((one for one in sequences if not one.sent), None)
+        return next((sequence for sequence in sequences if not sequence.sent), None)
 
     def decode_step(self) -> list[EngineOutput]:
         """Running sequences were prefilled in the step that admitted them, unless they arrived or were chunked."""
         self._alone.enter()
-        active = [one for sequences in self._running.values() for one in self._active(sequences)]
+        active = [sequence for sequences in self._running.values() for sequence in self._active(sequences)]
         if not active:
             return []
-        counts = [min(one.unfilled_tokens, self.chunk_tokens) for one in active]
+        counts = [min(sequence.unfilled_tokens, self.chunk_tokens) for sequence in active]
         spend(self.step_s + self.sequence_s * len(active) + self.prefill_token_s * sum(counts))
         outputs = []
         if self.failures:
             request_id = active[0].request.request_id
             del self._running[request_id]
             outputs.append(EngineOutput(request_id, (), error=self.failures.popleft()))
-        for one, count in zip(active, counts, strict=True):
-            for other in self._fill(one, max(1, count)):
+        for sequence, count in zip(active, counts, strict=True):
+            for other in self._fill(sequence, max(1, count)):
                 outputs.append(self._advance(other))  # noqa: PERF401  # it changes what is running
         return outputs
 
-    def _fill(self, one: _Sequence, count: int) -> list[_Sequence]:
+    def _fill(self, sequence: _Sequence, count: int) -> list[_Sequence]:
         """Compute ``count`` positions. Returns what gets a token then: a prompt's choices all together."""
-        sequences = self._running.get(one.request.request_id, [])
-        if one not in sequences:
+        sequences = self._running.get(sequence.request.request_id, [])
+        if sequence not in sequences:
             return []
-        extend(one.contents, one.token_ids[one.computed : one.computed + count], one.rows)
-        if one.computed < len(one.token_ids):
+        extend(sequence.contents, sequence.token_ids[sequence.computed : sequence.computed + count], sequence.rows)
+        if sequence.computed < len(sequence.token_ids):
             return []
-        if one.sent:
-            return [one]
+        if sequence.sent:
+            return [sequence]
         together = [other for other in sequences if not other.sent]
         for other in together[1:]:
-            other.contents = one.contents.copy()
+            other.contents = sequence.contents.copy()
         return together
 
     @property
@@ -335,31 +339,33 @@ class FakeTextEngine:
 
     def _pending_tokens(self, sequences: Sequence[_Sequence]) -> int:
         """The first one counts the prompt for all."""
-        going = [one for one in sequences if not one.paused]
-        return sum(one.unfilled_tokens for one in going[:1]) + sum(one.limit - one.sent for one in going)
+        going = [sequence for sequence in sequences if not sequence.paused]
+        return sum(sequence.unfilled_tokens for sequence in going[:1]) + sum(
+            sequence.limit - sequence.sent for sequence in going
+        )
 
     @property
     def kv_free_tokens(self) -> int:
-        return self.kv_tokens - sum(one.computed for sequences in self._running.values() for one in sequences)
+        return self.kv_tokens - sum(sequence.computed for sequences in self._running.values() for sequence in sequences)
 
-    def _advance(self, one: _Sequence) -> EngineOutput:
-        token = next_token(one.contents, self.vocabulary, one.choice)
-        one.token_ids.append(token)
-        one.paused |= one.request.pauses
+    def _advance(self, sequence: _Sequence) -> EngineOutput:
+        token = next_token(sequence.contents, self.vocabulary, sequence.choice)
+        sequence.token_ids.append(token)
+        sequence.paused |= sequence.request.pauses
         reason = None
-        if one.sent == one.length:
+        if sequence.sent == sequence.length:
             reason = FinishReason.STOP
-        elif one.sent == one.limit:
+        elif sequence.sent == sequence.limit:
             reason = FinishReason.LENGTH
         if reason is not None:
-            self.cancel(one.request.request_id, one.choice)
-        alternatives = one.request.sampling.logprobs
+            self.cancel(sequence.request.request_id, sequence.choice)
+        alternatives = sequence.request.sampling.logprobs
         scores: tuple[Scores, ...] = ()
         if alternatives is not None:
             certain = ScoredToken(token, 0.0)
             others = (ScoredToken(other, float("-inf")) for other in self.vocabulary if other != token)
             scores = (Scores(certain, (certain, *islice(others, alternatives - 1)) if alternatives else ()),)
-        return EngineOutput(one.request.request_id, (token,), reason, choice=one.choice, scores=scores)
+        return EngineOutput(sequence.request.request_id, (token,), reason, choice=sequence.choice, scores=scores)
 
     # --- hand-over ---------------------------------------------------------------------------------------------------
 
@@ -369,45 +375,52 @@ class FakeTextEngine:
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:
-        running = (one for sequences in self._running.values() for one in sequences)
-        return frozenset((one.request.request_id, one.choice) for one in running if one.is_arriving and not one.paused)
+        running = (sequence for sequences in self._running.values() for sequence in sequences)
+        return frozenset(
+            (sequence.request.request_id, sequence.choice)
+            for sequence in running
+            if sequence.is_arriving and not sequence.paused
+        )
 
     def pause(self, request_id: str) -> None:
-        for one in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
-            one.paused = True
+        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            sequence.paused = True
 
     def computed(self, request_id: str, choice: int) -> int:
-        one = self._running_choice(request_id, choice)
-        return one.computed if one is not None else 0
+        sequence = self._running_choice(request_id, choice)
+        return sequence.computed if sequence is not None else 0
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         sequences = self._running.get(request_id) or self._waiting.get(request_id, [])
-        one = next((one for one in sequences if one.choice == choice), None)
-        if one is None or not all(item.key for item in one.request.embeddings):
+        sequence = next((sequence for sequence in sequences if sequence.choice == choice), None)
+        if sequence is None or not all(item.key for item in sequence.request.embeddings):
             return None
-        items = [KeyedItem(one.key, tuple(range(one.start, one.start + one.tokens))) for one in one.request.embeddings]
-        return Beginnings(items, salt=one.request.tenant_salt).hash_before(end, one.token_ids)
+        items = [
+            KeyedItem(embedding.key, tuple(range(embedding.start, embedding.start + embedding.tokens)))
+            for embedding in sequence.request.embeddings
+        ]
+        return Beginnings(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        one = self._running_choice(request_id, choice)
-        if one is None or one.computed < segment.end:
+        sequence = self._running_choice(request_id, choice)
+        if sequence is None or sequence.computed < segment.end:
             return False
-        memory[:] = read(one.contents, segment.first, segment.end)
+        memory[:] = read(sequence.contents, segment.first, segment.end)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        one = self._running_choice(request_id, choice)
-        if one is None or (request_id, choice) not in self.awaiting:
+        sequence = self._running_choice(request_id, choice)
+        if sequence is None or (request_id, choice) not in self.awaiting:
             return False
-        if segment.first > one.computed or segment.end > len(one.token_ids):
+        if segment.first > sequence.computed or segment.end > len(sequence.token_ids):
             return False
-        write(one.contents, bytes(memory), max(0, one.computed - segment.first))
-        del one.contents[(len(one.token_ids) - 1) * POSITION_NBYTES :]
+        write(sequence.contents, bytes(memory), max(0, sequence.computed - segment.first))
+        del sequence.contents[(len(sequence.token_ids) - 1) * POSITION_NBYTES :]
         return True
 
     def arrived(self, request_id: str) -> None:
-        for one in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
-            one.arriving = 0
+        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            sequence.arriving = 0
 
     def _running_choice(self, request_id: str, choice: int) -> _Sequence | None:
-        return next((one for one in self._running.get(request_id, []) if one.choice == choice), None)
+        return next((sequence for sequence in self._running.get(request_id, []) if sequence.choice == choice), None)

@@ -19,7 +19,7 @@ _REPEAT_S = 10.0
 class _Known:
     """An instance of the scaler when it was last looked at."""
 
-    one: ScaledInstance
+    instance: ScaledInstance
     member: bool
     since_s: float
     """Start of this attempt to start it."""
@@ -80,7 +80,7 @@ def _looked_at(instance: ScaledInstance, before: _Known | None, listed: PoolInst
     since_s = now_s if before is None else before.since_s
     ended_s = None if before is None else before.ended_s
     counted_s = -1.0 if before is None else before.counted_s
-    if down and (before is None or not _is_down(before.one)):
+    if down and (before is None or not _is_down(before.instance)):
         since_s = ended_s = now_s
     up = not down and instance.phase is not ProcessPhase.STARTING  # one that died and starts again may still be listed
     member = listed is not None and up and (ended_s is None or listed.age_s < now_s - ended_s)
@@ -95,7 +95,7 @@ def _looked_at(instance: ScaledInstance, before: _Known | None, listed: PoolInst
 
 def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
     """An instance that is no member; None if it is none at all."""
-    if known.one.phase not in (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.RUNNING):
+    if known.instance.phase not in (ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.RUNNING):
         return None
     if known.silent_s is not None and now_s - known.silent_s >= _REGISTER_S:
         lost = PoolInstance(name, InstancePhase.LOST, age_s=now_s - known.silent_s)
@@ -107,9 +107,9 @@ def _is_failed_start(instance: ScaledInstance, before: _Known | None, now_s: flo
     """Whether an instance that is down has failed to start since it was last looked at."""
     if before is None:
         return True
-    if not _is_down(before.one):
+    if not _is_down(before.instance):
         return not before.member  # one that was ready has died: that is no failed start
-    if before.one != instance:
+    if before.instance != instance:
         return True
     return instance.phase is ProcessPhase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
 
@@ -121,6 +121,6 @@ def _is_down(instance: ScaledInstance) -> bool:
 
 def _as_scaled(member: PoolInstance, known: _Known | None) -> PoolInstance:
     """Member with the phase that the scaler says: one that is being stopped drains, whatever it reported last."""
-    if known is None or known.one.phase is not ProcessPhase.STOPPING or member.phase is not InstancePhase.READY:
+    if known is None or known.instance.phase is not ProcessPhase.STOPPING or member.phase is not InstancePhase.READY:
         return member
     return replace(member, phase=InstancePhase.DRAINING)

@@ -126,7 +126,7 @@ class _IsolatedEstimate:
     def isolated(self, media_tokens: int) -> Isolated:
         """Of a request with so many media tokens. Estimated anew after every ``_EVERY`` requests."""
         if self._known is None:
-            self._known = Isolated(*(one.sketch().quantile_s(self._SHARE) or 0.0 for one in self._sketches))
+            self._known = Isolated(*(sketch.sketch().quantile_s(self._SHARE) or 0.0 for sketch in self._sketches))
             self._known_rate_s = self._encode_rate.sketch().quantile_s(self._SHARE) or 0.0
         by_rate_s = self._known_rate_s * media_tokens / self._RATE_TOKENS
         return replace(self._known, encode_s=max(self._known.encode_s, by_rate_s))
@@ -198,7 +198,7 @@ class AttainmentRecorder:
         first token nor the whole time, so only gaps are judged.
         """
         isolated = isolated or self.estimated(class_name, counts.media_tokens)
-        one = self._running[number] = _Running(
+        request = self._running[number] = _Running(
             class_name,
             counts,
             now_s - waited_s,
@@ -220,28 +220,28 @@ class AttainmentRecorder:
         if isolated is not None:
             self._last_isolated[class_name] = isolated
         self.roll(now_s)
-        return one.gaps
+        return request.gaps
 
     def expected(self, number: int) -> Expected:
         """What is expected of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
-        one = self._running.get(number)
-        return NOTHING_EXPECTED if one is None else Expected(one.ttft_limit_s, one.isolated)
+        request = self._running.get(number)
+        return NOTHING_EXPECTED if request is None else Expected(request.ttft_limit_s, request.isolated)
 
     def dispatched(self, number: int, instance_id: str, now_s: float) -> None:
         """All items are encoded, and a text instance gets the request."""
-        if (one := self._running.get(number)) is not None:
-            one.dispatched_s, one.instance_id = now_s, instance_id
+        if (request := self._running.get(number)) is not None:
+            request.dispatched_s, request.instance_id = now_s, instance_id
         self.roll(now_s)
 
     def answering(self, number: int, timeline: Timeline, now_s: float) -> None:
         """Its first token has arrived."""
-        if (one := self._running.get(number)) is not None:
-            self._answering(one, timeline)
+        if (request := self._running.get(number)) is not None:
+            self._answering(request, timeline)
         self.roll(now_s)
 
     def over(self, number: int, timeline: Timeline, now_s: float) -> None:
-        if (one := self._running.pop(number, None)) is not None:
-            self._over(one, timeline)
+        if (request := self._running.pop(number, None)) is not None:
+            self._over(request, timeline)
         self._model = timeline.model
         self.roll(now_s)
 
@@ -250,28 +250,28 @@ class AttainmentRecorder:
         self._refusals += Refusals(int(overloaded), int(not overloaded))
         self.roll(now_s)
 
-    def _answering(self, one: _Running, timeline: Timeline) -> None:
-        if one.answering:
+    def _answering(self, request: _Running, timeline: Timeline) -> None:
+        if request.answering:
             return
-        one.answering = True
-        self._window(one.class_name).seconds[Metric.TTFT].add(timeline.ttft_s)
+        request.answering = True
+        self._window(request.class_name).seconds[Metric.TTFT].add(timeline.ttft_s)
         encode_s = timeline.encode_s
         prefill_s = max(0.0, timeline.ttft_s - timeline.prepare_s - encode_s)
-        if not one.judged:
-            self._judge(one, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
+        if not request.judged:
+            self._judge(request, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
         # The wait for the engine is no part of the isolated latency.
-        sample = self._sample(one.class_name)
+        sample = self._sample(request.class_name)
         sample.add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
-        sample.encoded(one.counts.media_tokens, encode_s)
+        sample.encoded(request.counts.media_tokens, encode_s)
 
-    def _over(self, one: _Running, timeline: Timeline) -> None:
-        gaps, outcome = one.gaps, timeline.outcome
+    def _over(self, request: _Running, timeline: Timeline) -> None:
+        gaps, outcome = request.gaps, timeline.outcome
         if outcome is Outcome.DONE:
-            self._answering(one, timeline)
-            self._judge_end(one, timeline)
-        elif not one.judged:
-            self._judge_unanswered(one, timeline)
-        window = self._window(one.class_name)
+            self._answering(request, timeline)
+            self._judge_end(request, timeline)
+        elif not request.judged:
+            self._judge_unanswered(request, timeline)
+        window = self._window(request.class_name)
         window.add(
             done=int(outcome is Outcome.DONE),
             failed=int(outcome is Outcome.FAILED),
@@ -284,51 +284,51 @@ class AttainmentRecorder:
         )
         if gaps.count:
             window.seconds[Metric.TBT].add_all(gaps.sketch)
-            self._sample(one.class_name).add(None, None, None, gaps.seconds / gaps.count)
+            self._sample(request.class_name).add(None, None, None, gaps.seconds / gaps.count)
 
-    def _judge_end(self, one: _Running, timeline: Timeline) -> None:
-        window = self._window(one.class_name)
-        if one.gaps.count and one.gaps.limit_s is not None:
-            window.judge(Metric.TBT, met=one.gaps.met)
-        if one.begun:
+    def _judge_end(self, request: _Running, timeline: Timeline) -> None:
+        window = self._window(request.class_name)
+        if request.gaps.count and request.gaps.limit_s is not None:
+            window.judge(Metric.TBT, met=request.gaps.met)
+        if request.begun:
             return
         window.seconds[Metric.E2E].add(timeline.total_s)
-        limit_s = self._limit_s(one.class_name, Metric.E2E, one.isolated, timeline.completion_tokens)
+        limit_s = self._limit_s(request.class_name, Metric.E2E, request.isolated, timeline.completion_tokens)
         if limit_s is not None:
             window.judge(Metric.E2E, met=timeline.total_s <= limit_s)
 
-    def _judge_unanswered(self, one: _Running, timeline: Timeline) -> None:
+    def _judge_unanswered(self, request: _Running, timeline: Timeline) -> None:
         """A request that ended without a first token. Its own time limit is not the system's fault."""
         gave_up = timeline.outcome is Outcome.CANCELLED or timeline.error == "deadline_exceeded"
         if not gave_up:
             return
-        if one.ttft_limit_s is not None and timeline.total_s > one.ttft_limit_s:
-            self._miss_unanswered(one, timeline.total_s)
+        if request.ttft_limit_s is not None and timeline.total_s > request.ttft_limit_s:
+            self._miss_unanswered(request, timeline.total_s)
         else:
-            self._window(one.class_name).add(impatient=1)
+            self._window(request.class_name).add(impatient=1)
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
     def _judge(
         self,
-        one: _Running,
+        request: _Running,
         ttft_s: float,
         prepare_s: float,
         encode_s: float,
         prefill_s: float,
         items: Sequence[ItemTimeline] = (),
     ) -> None:
-        one.judged = True
-        window = self._window(one.class_name)
-        if one.ttft_limit_s is None:
-            window.add(not_judged=int((one.class_name, Metric.TTFT) in self._objectives))
+        request.judged = True
+        window = self._window(request.class_name)
+        if request.ttft_limit_s is None:
+            window.add(not_judged=int((request.class_name, Metric.TTFT) in self._objectives))
             return
-        met = ttft_s <= one.ttft_limit_s
+        met = ttft_s <= request.ttft_limit_s
         window.judge(Metric.TTFT, met=met)
         stages: tuple[ChargedStage, ...] = ()
         if not met:
             stages = charged(
-                one.ttft_limit_s, one.isolated, prepare_s=prepare_s, encode_s=encode_s, prefill_s=prefill_s
+                request.ttft_limit_s, request.isolated, prepare_s=prepare_s, encode_s=encode_s, prefill_s=prefill_s
             )
             window.add(
                 missed_prepare=int(ChargedStage.PREPARE in stages),
@@ -338,14 +338,14 @@ class AttainmentRecorder:
             )
         if slowest := max(items, key=lambda item: item.queue_s + item.encode_s, default=None):
             self._blame(slowest.encoder, missed=ChargedStage.ENCODE in stages)
-        if one.instance_id:
-            self._blame(one.instance_id, missed=ChargedStage.PREFILL in stages)
+        if request.instance_id:
+            self._blame(request.instance_id, missed=ChargedStage.PREFILL in stages)
 
-    def _miss_unanswered(self, one: _Running, waited_s: float) -> None:
+    def _miss_unanswered(self, request: _Running, waited_s: float) -> None:
         """The limit has passed without a first token: charge the stages up to the one it is in."""
-        encoded_s = waited_s if one.dispatched_s is None else one.dispatched_s - one.arrived_s
-        has_items = bool(one.counts.items)
-        self._judge(one, waited_s, 0.0, encoded_s if has_items else 0.0, waited_s - encoded_s * has_items)
+        encoded_s = waited_s if request.dispatched_s is None else request.dispatched_s - request.arrived_s
+        has_items = bool(request.counts.items)
+        self._judge(request, waited_s, 0.0, encoded_s if has_items else 0.0, waited_s - encoded_s * has_items)
 
     def _blame(self, instance_id: str, *, missed: bool) -> None:
         if instance_id in self._instances or len(self._instances) < _MAX_INSTANCES:
@@ -383,11 +383,11 @@ class AttainmentRecorder:
         """Close the open window if it is long enough."""
         if now_s - self._opened_s < self._limits.report_window_s:
             return
-        for one in self._running.values():
-            overdue = one.ttft_limit_s is not None and now_s - one.arrived_s > one.ttft_limit_s
-            if overdue and not one.judged:
-                self._miss_unanswered(one, now_s - one.arrived_s)
-        waiting = [one for one in self._running.values() if not one.answering]
+        for request in self._running.values():
+            overdue = request.ttft_limit_s is not None and now_s - request.arrived_s > request.ttft_limit_s
+            if overdue and not request.judged:
+                self._miss_unanswered(request, now_s - request.arrived_s)
+        waiting = [request for request in self._running.values() if not request.answering]
         worst = sorted(self._instances.items(), key=lambda entry: (-entry[1][1], -entry[1][0], entry[0]))
         report = WindowReport(
             epoch=self._epoch,
@@ -395,12 +395,16 @@ class AttainmentRecorder:
             duration_s=now_s - self._opened_s,
             age_s=0.0,
             model=self._model,
-            classes=tuple(NamedClass(name, one.window()) for name, one in sorted(self._classes.items())),
+            classes=tuple(NamedClass(name, recorder.window()) for name, recorder in sorted(self._classes.items())),
             instances=tuple(NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]),
             refusals=self._refusals,
             waiting=len(waiting),
-            waiting_media_tokens=sum(one.counts.media_tokens for one in waiting if one.dispatched_s is None),
-            waiting_prompt_tokens=sum(one.counts.prompt_tokens for one in waiting if one.dispatched_s is not None),
+            waiting_media_tokens=sum(
+                request.counts.media_tokens for request in waiting if request.dispatched_s is None
+            ),
+            waiting_prompt_tokens=sum(
+                request.counts.prompt_tokens for request in waiting if request.dispatched_s is not None
+            ),
         )
         for name, window in merged((report,)).items():
             for metric in Metric:
@@ -442,5 +446,5 @@ class AttainmentRecorder:
         """Raise AssertionError if an invariant is violated."""
         if len(self._closed) > max(KEPT_REPORTS, 1 + self._limits.attainment_window_s / self._limits.report_window_s):
             raise AssertionError("more closed windows are kept than fit into the sliding window")
-        if any(one.answering and not one.judged for one in self._running.values()):
+        if any(request.answering and not request.judged for request in self._running.values()):
             raise AssertionError("a request has a first token, and its TTFT is not judged")

@@ -64,7 +64,9 @@ class Backlogs:
 
     def review(self, instances: Mapping[str, Instance], hosts: Mapping[str, str]) -> None:
         """Instances have changed. ``hosts`` are known by the instances' own ids."""
-        described = [(name, one.info, one.served) for name, one in instances.items() if one.info is not None]
+        described = [
+            (name, instance.info, instance.served) for name, instance in instances.items() if instance.info is not None
+        ]
         speeds = _Speeds(self.costs, [info for _, info, _ in described])
         text_hosts = {hosts.get(info.instance_id) for _, info, serves in described if Stage.PREFILL in serves}
         self._known = {}
@@ -91,8 +93,8 @@ class Backlogs:
         before, self._context = self._context, 1 << max(0, round(self._prompt_tokens) - 1).bit_length()
         known = self._known.values()
         unprofiled = {
-            Stage.ENCODE: any(Stage.ENCODE in one.serves and one.encode is None for one in known),
-            Stage.PREFILL: any(one.serves - {Stage.ENCODE} and one.text is None for one in known),
+            Stage.ENCODE: any(Stage.ENCODE in described.serves and described.encode is None for described in known),
+            Stage.PREFILL: any(described.serves - {Stage.ENCODE} and described.text is None for described in known),
         }
         for stage, times in ((Stage.ENCODE, self.encode_times), (Stage.PREFILL, self.text_times)):
             if unprofiled[stage]:
@@ -157,7 +159,7 @@ class _Speeds:
         self._text: dict[Hashable, TextSpeed] = {}
         parts = [part for info in infos for part in info.parts if part.identity.part is ModelPart.ENCODER]
         encoders = [found for part in parts if (found := costs(part.identity)) is not None]
-        self._pulls = Pulls(next((one for one in encoders if one.profile.transfer), None))
+        self._pulls = Pulls(next((encoder for encoder in encoders if encoder.profile.transfer), None))
         """Profiles of encoders have the transports."""
 
     def encode(self, info: InstanceInfo, serves: frozenset[Stage]) -> EncodeSpeed | None:

@@ -510,7 +510,7 @@ class ClusterMachine:
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
         waiting = self._waiting.in_order
-        if waiting and any(one.wanted.request == event.request for one in waiting):
+        if waiting and any(waiting_request.wanted.request == event.request for waiting_request in waiting):
             raise ValueError(f"request {event.request} is waiting already")
         if event.suspect:
             self._credits.suspect(event.request)
@@ -557,7 +557,7 @@ class ClusterMachine:
                 continue  # kept apart from other suspects, for which nobody else waits
             if outcome is Shortage.NO_CREDIT:
                 encoders = self._instances.pools[ENCODE].members.values()
-                times = [at_s for one in encoders for at_s in one.may_be_tried_s(Stage.ENCODE)]
+                times = [at_s for encoder in encoders for at_s in encoder.may_be_tried_s(Stage.ENCODE)]
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
             effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
@@ -676,12 +676,12 @@ class ClusterMachine:
 
     def _error(self, shortage: Shortage) -> TriptychError:
         if shortage is Shortage.NEVER_FITS:
-            arena_bytes = sum(one.arena_bytes for one in self._encoders())
+            arena_bytes = sum(encoder.arena_bytes for encoder in self._encoders())
             return InvalidRequest(
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
             )
         if shortage is Shortage.TOO_MANY_ITEMS:
-            items = sum(one.max_items for one in self._encoders())
+            items = sum(encoder.max_items for encoder in self._encoders())
             return InvalidRequest(
                 f"the request has more images, or parts of videos, than the {items} that the encoders take at once",
                 param="messages",
@@ -692,4 +692,4 @@ class ClusterMachine:
 
     def _encoders(self) -> list[InstanceInfo]:
         members = self._instances.pools[ENCODE].members.values()
-        return [one.info for one in members if one.info is not None]
+        return [member.info for member in members if member.info is not None]

@@ -179,16 +179,16 @@ class CreditLedger:
             assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
             kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.hands_over)
             assert instance.own_kv_tokens == kv_tokens, f"{name}: KV memory"  # noqa: S101
-            for stage, one in instance.stages.items():
+            for stage, stage_credits in instance.stages.items():
                 running = {number: credit for number, credit in working.items() if credit.stage is stage}
                 tokens = sum(credit.tokens for credit in running.values())
                 if stage is Stage.DECODE:
                     tokens += sum(credit.output_tokens for credit in working.values())
                 nbytes = sum(credit.nbytes for credit in out.values() if credit.stage is stage)
-                assert one.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
-                assert one.own_pending == len(running), f"{name}: pending"  # noqa: S101
-                assert one.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
-                assert one.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
+                assert stage_credits.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
+                assert stage_credits.own_pending == len(running), f"{name}: pending"  # noqa: S101
+                assert stage_credits.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
+                assert stage_credits.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
         suspects = {number: credit for number, credit in self.by_number.items() if credit.suspect and credit.working}
         assert self.suspects == suspects, "suspects"  # noqa: S101
         promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.hands_over)

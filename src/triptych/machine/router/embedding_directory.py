@@ -66,7 +66,7 @@ class EmbeddingDirectory:
         own = self._calls.get(content)
         if own is None:
             return known if len(known) < 2 else sorted(known, key=_encoding_last)
-        holders = {one.name: one for one in known}
+        holders = {holding.name: holding for holding in known}
         for name in own:
             if name not in holders:
                 holders[name] = _holding(name, True, name in self._sequences)
@@ -93,9 +93,9 @@ class EmbeddingDirectory:
         for hint in hints.dropped:
             self._drop(hint, name)
         for hints_, encoding in ((hints.held, False), (hints.encoding, True)):
-            one = _holding(name, encoding, True)
+            holding = _holding(name, encoding, True)
             for hint in hints_:
-                self._put(hint, one)
+                self._put(hint, holding)
         self._evict()
         return False
 
@@ -131,7 +131,7 @@ class EmbeddingDirectory:
         """It holds nothing that is known of."""
         self._sequences.pop(name, None)
         for hint in self._of.pop(name, ()):
-            self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
+            self._keep(hint, tuple([holding for holding in self._held[hint] if holding.name != name]))
 
     # --- keys that callers were told ---------------------------------------------------------------------------------
 
@@ -165,14 +165,14 @@ class EmbeddingDirectory:
             self._held[hint] = _alone(holding)
             self._size += 1
             return
-        others = tuple([one for one in self._held[hint] if one.name != holding.name])
+        others = tuple([other for other in self._held[hint] if other.name != holding.name])
         self._keep(hint, (*others, holding) if others else _alone(holding))
         self._held.move_to_end(hint)
 
     def _drop(self, hint: bytes, name: str) -> None:
         if hint in (hints := self._of[name]):
             hints.remove(hint)
-            self._keep(hint, tuple([one for one in self._held[hint] if one.name != name]))
+            self._keep(hint, tuple([holding for holding in self._held[hint] if holding.name != name]))
 
     def _keep(self, hint: bytes, holdings: tuple[Holding, ...]) -> None:
         self._size += len(holdings) - len(self._held.get(hint, ()))
@@ -185,12 +185,12 @@ class EmbeddingDirectory:
         while self._size > self._limit:
             hint, holdings = self._held.popitem(last=False)
             self._size -= len(holdings)
-            for one in holdings:
-                self._of[one.name].remove(hint)
+            for holding in holdings:
+                self._of[holding.name].remove(hint)
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        entries = {(one.name, hint) for hint, holdings in self._held.items() for one in holdings}
+        entries = {(holding.name, hint) for hint, holdings in self._held.items() for holding in holdings}
         assert entries == {(name, hint) for name, hints in self._of.items() for hint in hints}, "entries and index"  # noqa: S101
         assert len(entries) == self._size <= self._limit, "remembered embeddings above their bound"  # noqa: S101
         assert all(self._held.values()), "an entry without an encoder"  # noqa: S101

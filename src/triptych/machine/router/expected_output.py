@@ -60,10 +60,10 @@ class ExpectedOutput:
 
     def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
         """An answer is over. ``by_itself``: not because of its limit."""
-        for one in (class_, class_._replace(with_items=None)):
-            if one not in self._seen and len(self._seen) == _MAX_CLASSES:
+        for answer_class in (class_, class_._replace(with_items=None)):
+            if answer_class not in self._seen and len(self._seen) == _MAX_CLASSES:
                 del self._seen[next(iter(self._seen))]
-            self._seen.setdefault(one, _Seen()).add(tokens, end=by_itself)
+            self._seen.setdefault(answer_class, _Seen()).add(tokens, end=by_itself)
 
 
 _NOTHING_SEEN = _Seen()

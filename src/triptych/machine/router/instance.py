@@ -155,9 +155,9 @@ class Instance:
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
             self.draining, self.told = False, None
-            for one in self.stages.values():
-                one.reported(None)
-                one.full_until_s, one.health = -inf, Health()
+            for stage_credits in self.stages.values():
+                stage_credits.reported(None)
+                stage_credits.full_until_s, stage_credits.health = -inf, Health()
         self.info, self.reachable = info, True
         return restarted
 
@@ -171,9 +171,9 @@ class Instance:
             self.told, changed = frozenset(load.stages), True
         self.reports += 1
         self.new_kv_tokens = 0
-        for stage, one in self.stages.items():
-            if stage in load.stages or self.told is not None or one.load is None:
-                one.reported(load.stages.get(stage))
+        for stage, stage_credits in self.stages.items():
+            if stage in load.stages or self.told is not None or stage_credits.load is None:
+                stage_credits.reported(load.stages.get(stage))
         if expected_tokens is not None and Stage.DECODE in load.stages:
             self.stages[Stage.DECODE].known_tokens = expected_tokens
         self._changed()
@@ -189,16 +189,16 @@ class Instance:
 
     def give(self, stage: Stage, tokens: int, nbytes: int, output_tokens: int = 0, kv_tokens: int = 0) -> None:
         """Grant a credit: work for a stage, arena bytes, tokens to decode after it, and KV memory."""
-        one = self.stages[stage]
+        stage_credits = self.stages[stage]
         self.credits += 1
         self.own_kv_tokens += kv_tokens
         self.new_kv_tokens += kv_tokens
-        one.own_tokens += tokens
-        one.own_pending += 1
-        one.own_bytes += nbytes
-        one.known_tokens += tokens
-        one.known_pending += 1
-        one.known_bytes += nbytes
+        stage_credits.own_tokens += tokens
+        stage_credits.own_pending += 1
+        stage_credits.own_bytes += nbytes
+        stage_credits.known_tokens += tokens
+        stage_credits.known_pending += 1
+        stage_credits.known_bytes += nbytes
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens += output_tokens
@@ -207,20 +207,20 @@ class Instance:
 
     def work_done(self, stage: Stage, tokens: int, report: int) -> None:
         """Some of a credit's work is done. ``report`` is the number of reports when it was granted."""
-        one = self.stages[stage]
-        one.own_tokens -= tokens
+        stage_credits = self.stages[stage]
+        stage_credits.own_tokens -= tokens
         if self._is_known(stage, report):
-            one.known_tokens -= tokens
+            stage_credits.known_tokens -= tokens
         self._changed()
 
     def work_ended(self, stage: Stage, tokens: int, report: int, output_tokens: int = 0) -> None:
         """End the rest of a credit's work. Its bytes stay taken."""
-        one, known = self.stages[stage], self._is_known(stage, report)
-        one.own_tokens -= tokens
-        one.own_pending -= 1
+        stage_credits, known = self.stages[stage], self._is_known(stage, report)
+        stage_credits.own_tokens -= tokens
+        stage_credits.own_pending -= 1
         if known:
-            one.known_tokens -= tokens
-            one.known_pending -= 1
+            stage_credits.known_tokens -= tokens
+            stage_credits.known_pending -= 1
         if output_tokens:
             decode = self.stages[Stage.DECODE]
             decode.own_tokens -= output_tokens
@@ -239,13 +239,13 @@ class Instance:
 
     def take_back(self, stage: Stage, nbytes: int, kv_tokens: int = 0, report: int = 0) -> None:
         """``report`` is the number of reports when the credit was granted."""
-        one = self.stages[stage]
+        stage_credits = self.stages[stage]
         self.credits -= 1
         self.own_kv_tokens -= kv_tokens
         if report == self.reports:
             self.new_kv_tokens -= kv_tokens
-        one.own_bytes -= nbytes
-        one.known_bytes -= nbytes
+        stage_credits.own_bytes -= nbytes
+        stage_credits.known_bytes -= nbytes
         self._changed()
 
     @property
@@ -332,8 +332,8 @@ class Instance:
 
     def may_be_tried_s(self, stage: Stage) -> tuple[float, float]:
         """When each of its backoffs ends or ended."""
-        one = self.stages[stage]
-        return one.full_until_s, one.health.until_s
+        stage_credits = self.stages[stage]
+        return stage_credits.full_until_s, stage_credits.health.until_s
 
     # --- for policies ------------------------------------------------------------------------------------------------
 
@@ -369,13 +369,13 @@ class Instance:
         full = backoff = probation = False
         until_s = inf
         for stage in stages:
-            one = self.stages[stage]
-            if now_s < one.full_until_s:
-                full, until_s = True, min(until_s, one.full_until_s)
-            if one.health.in_backoff(now_s):
-                backoff, until_s = True, min(until_s, one.health.until_s)
-            elif one.health.on_probation(now_s):
-                probation, backoff = True, backoff or bool(one.health.probes)
+            stage_credits = self.stages[stage]
+            if now_s < stage_credits.full_until_s:
+                full, until_s = True, min(until_s, stage_credits.full_until_s)
+            if stage_credits.health.in_backoff(now_s):
+                backoff, until_s = True, min(until_s, stage_credits.health.until_s)
+            elif stage_credits.health.on_probation(now_s):
+                probation, backoff = True, backoff or bool(stage_credits.health.probes)
         return _Standing(full, backoff, probation, until_s)
 
 

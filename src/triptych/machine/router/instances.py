@@ -127,9 +127,12 @@ class Instances:
     def adopt_model(self) -> bool:
         """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
         served = [
-            one.info.model
-            for one in self.by_name.values()
-            if one.reachable and not one.leaving and one.info is not None and one.member.agrees_with(one.info)
+            instance.info.model
+            for instance in self.by_name.values()
+            if instance.reachable
+            and not instance.leaving
+            and instance.info is not None
+            and instance.member.agrees_with(instance.info)
         ]
         if not served or self.model in served:
             return False
@@ -143,41 +146,47 @@ class Instances:
         for instance in instances:
             instance.review(self.model)
         self.hosts = {
-            one.info.instance_id: one.info.offers[0].host
-            for one in instances
-            if one.info is not None and one.info.offers
+            instance.info.instance_id: instance.info.offers[0].host
+            for instance in instances
+            if instance.info is not None and instance.info.offers
         }
         if self.backlogs is not None:
             self.backlogs.review(self.by_name, self.hosts)
-        encoders = [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)]
+        encoders = [
+            instance
+            for instance in instances
+            if instance.info is None or (instance.serves(ENCODE) and not instance.duplicate)
+        ]
         self.pools[ENCODE].set_members(encoders)
-        self._review_texts([one for one in instances if not one.duplicate])
+        self._review_texts([instance for instance in instances if not instance.duplicate])
         for kept in self.pools.values():
             kept.pool.hosts = self.hosts
         for instance in instances:
             instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
-        ready = frozenset(one.name for one in encoders if one.usable)
+        ready = frozenset(instance.name for instance in encoders if instance.usable)
         if not self.ready_encoders <= ready:
             self.encoder_lost_s = now_s
         self.ready_encoders = ready
-        self.arena_bytes = sum(one.info.arena_bytes for one in encoders if one.info is not None and one.usable)
-        for one in instances:
-            if one.info is not None and one.usable:
-                self.parts |= {part.identity.part: part.identity for part in one.info.parts}
+        self.arena_bytes = sum(
+            instance.info.arena_bytes for instance in encoders if instance.info is not None and instance.usable
+        )
+        for instance in instances:
+            if instance.info is not None and instance.usable:
+                self.parts |= {part.identity.part: part.identity for part in instance.info.parts}
 
     def _review_texts(self, instances: Sequence[Instance]) -> None:
         """Who prefills, who decodes. One that only prefills is used while another one goes on with its answers."""
-        prefill = [one for one in instances if one.serves((Stage.PREFILL,))]
-        decode = [one for one in instances if one.serves((Stage.DECODE,))]
-        usable = [one.info for one in decode if one.usable and one.info is not None]
+        prefill = [instance for instance in instances if instance.serves((Stage.PREFILL,))]
+        decode = [instance for instance in instances if instance.serves((Stage.DECODE,))]
+        usable = [instance.info for instance in decode if instance.usable and instance.info is not None]
         self.goes_on = any(info.continues for info in usable)
-        texts = prefill if self.goes_on else [one for one in prefill if one.serves(TEXT)]
-        same = [one.name for one in texts] == [one.name for one in decode]
+        texts = prefill if self.goes_on else [instance for instance in prefill if instance.serves(TEXT)]
+        same = [instance.name for instance in texts] == [instance.name for instance in decode]
         self.answering = TEXT if same else ANSWERS
         self.pools[TEXT].set_members(texts)
         self.pools[ANSWERS].set_members(() if same else decode)
         self.pools[TEXT].pool.answers = self.pools[self.answering].pool
-        self.has_text = any(one.usable for one in texts)
+        self.has_text = any(instance.usable for instance in texts)
         kept = [info.kv_tokens for info in usable]
         self.kv_tokens = max(kept, default=0) if all(kept) else 0
         self.kv_block_tokens = max([info.kv_block_tokens for info in usable], default=0)
@@ -190,7 +199,9 @@ class Instances:
     def _mark_duplicates(self) -> None:
         """Use each process under one address: the one used so far, else the first."""
         used: set[tuple[str, int]] = set()
-        for instance in sorted(self.by_name.values(), key=lambda one: (one.duplicate, not one.usable)):
+        for instance in sorted(
+            self.by_name.values(), key=lambda candidate: (candidate.duplicate, not candidate.usable)
+        ):
             process = instance.process
             instance.duplicate = process in used
             if process is not None:
@@ -227,25 +238,29 @@ class Instances:
         """Number of instances that are in backoff or on probation, by stage and reason."""
         return dict(
             Counter(
-                (stage.value, one.health.reason.name.lower())
+                (stage.value, stage_credits.health.reason.name.lower())
                 for instance in self.by_name.values()
-                for stage, one in instance.stages.items()
-                if one.health.reason is not None
+                for stage, stage_credits in instance.stages.items()
+                if stage_credits.health.reason is not None
             )
         )
 
     def readiness(self) -> Readiness:
         """Whether every stage has a usable instance, and one line per instance seen."""
-        lines = tuple(f"{one.info.instance_id}: {one.state}" for one in self.by_name.values() if one.info is not None)
+        lines = tuple(
+            f"{instance.info.instance_id}: {instance.state}"
+            for instance in self.by_name.values()
+            if instance.info is not None
+        )
         missing: list[str] = []
         if not self.ready_encoders:
             missing.append(Stage.ENCODE.value)
         if not self.has_text:
-            usable = [one for one in self.by_name.values() if one.usable and not one.duplicate]
-            prefills = any(one.serves((Stage.PREFILL,)) for one in usable)
+            usable = [instance for instance in self.by_name.values() if instance.usable and not instance.duplicate]
+            prefills = any(instance.serves((Stage.PREFILL,)) for instance in usable)
             if not prefills:
                 missing.append(Stage.PREFILL.value)
-            if prefills or not any(one.serves((Stage.DECODE,)) for one in usable):
+            if prefills or not any(instance.serves((Stage.DECODE,)) for instance in usable):
                 missing.append(Stage.DECODE.value)
         return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
 
@@ -255,7 +270,9 @@ class Instances:
             assert instance.state == instance.state_under(self.model), f"{name}: state"  # noqa: S101
         for pool in self.pools.values():
             pool.validate()
-        used = Counter(one.process for one in self.by_name.values() if one.process and not one.duplicate)
+        used = Counter(
+            instance.process for instance in self.by_name.values() if instance.process and not instance.duplicate
+        )
         assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
         self.directory.validate()
         assert self.directory.encoders <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101

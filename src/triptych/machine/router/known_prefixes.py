@@ -36,7 +36,9 @@ class KnownPrefixes:
         """The instances have changed."""
         self._costs.clear()
         self._pulls = None
-        epochs = {name: one.info.epoch for name, one in self._instances.by_name.items() if one.info is not None}
+        epochs = {
+            name: instance.info.epoch for name, instance in self._instances.by_name.items() if instance.info is not None
+        }
         self._sent.keep([name for name, epoch in epochs.items() if self._epochs.get(name, epoch) == epoch])
         self._epochs = epochs
 
@@ -75,7 +77,7 @@ class KnownPrefixes:
             holders = self._holders(key)
             if not holders:
                 break
-            others = [one for one in holders if one != name] or [name]
+            others = [holder for holder in holders if holder != name] or [name]
             before = before if before in others else others[0]
             found.append(KnownSegment(before, holders[before], key, at * tokens, tokens))
         return tuple(found)
@@ -83,10 +85,10 @@ class KnownPrefixes:
     def _holders(self, key: bytes) -> dict[str, str]:
         """Their ids, by address. One that drains still lets others read."""
         ids: dict[str, str] = {}
-        for one in self._instances.directory.segment_holders(key):
-            instance = self._instances.by_name.get(one.name)
+        for holder in self._instances.directory.segment_holders(key):
+            instance = self._instances.by_name.get(holder.name)
             if instance is not None and instance.reachable and instance.info is not None:
-                ids[one.name] = instance.info.instance_id
+                ids[holder.name] = instance.info.instance_id
         return ids
 
     def _gain(self, info: InstanceInfo, found: tuple[KnownSegment, ...], cached: int, requests: int) -> PrefixGain:
@@ -94,7 +96,7 @@ class KnownPrefixes:
         size = info.kv_segment_tokens
         first, end = cached * size, len(found) * size
         costs = next(
-            (self._costs_for(one.identity) for one in info.parts if one.identity.part is ModelPart.DECODER), None
+            (self._costs_for(part.identity) for part in info.parts if part.identity.part is ModelPart.DECODER), None
         )
         compute_s, pull_s = None, self._pull_s(info, found[cached:])
         if costs is not None:
@@ -111,8 +113,8 @@ class KnownPrefixes:
             self._pulls = Pulls(None if encoder is None else self._costs_for(encoder))
         hosts, nbytes, total_s = self._instances.hosts, info.kv_segment_tokens * info.kv_position_bytes, 0.0
         host = hosts.get(info.instance_id)
-        for one in segments:
-            is_near = host is not None and hosts.get(one.holder) == host
+        for segment in segments:
+            is_near = host is not None and hosts.get(segment.holder) == host
             total_s += self._pulls.pull_s(nbytes if is_near else 0, 0 if is_near else nbytes)
         return total_s or None
 

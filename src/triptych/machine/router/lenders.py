@@ -70,7 +70,7 @@ class Lenders:
         if self._policy is None:
             return
         members = self._instances.pools[TEXT].members
-        names = [name for name, one in members.items() if one.serves(ENCODE)]
+        names = [name for name, member in members.items() if member.serves(ENCODE)]
         self.states = {name: self.states.get(name, LenderState.ENCODE_ONLY) for name in names}
         self._instances.lend(self.states)
         self._busy_since_s = {name: since_s for name, since_s in self._busy_since_s.items() if name in self.states}
@@ -102,7 +102,7 @@ class Lenders:
         """Take over the loads of now. ``waiting`` are the requests that no text instance has yet."""
         if self._policy is None or not self.states:
             return
-        waiting += sum(not one.started and one.name not in self.states for one in self._placed.values())
+        waiting += sum(not placed.started and placed.name not in self.states for placed in self._placed.values())
         for name, state in self.states.items():
             instance = self._instances.by_name[name]
             items = instance.pending(Stage.ENCODE)
@@ -129,18 +129,18 @@ class Lenders:
     def last_waiting(self) -> tuple[int, TextWanted, str] | None:
         """Of the requests that may go to a lender, the one that would be served last: its credit, and where it waits."""
         able = [
-            (one.wanted.turn, credit, one)
-            for credit, one in self._placed.items()
-            if not one.started and one.name not in self.states and one.wanted.moves < MOST_MOVES
+            (placed.wanted.turn, credit, placed)
+            for credit, placed in self._placed.items()
+            if not placed.started and placed.name not in self.states and placed.wanted.moves < MOST_MOVES
         ]
         if not able:
             return None
-        _, credit, one = max(able, key=lambda found: found[:2])
-        return credit, one.wanted, one.name
+        _, credit, placed = max(able, key=lambda found: found[:2])
+        return credit, placed.wanted, placed.name
 
     def held_up(self, now_s: float) -> Sequence[tuple[int, TextWanted]]:
         """By credit, the requests without a token at lenders that have had items for too long."""
         busy = {name for name, since_s in self._busy_since_s.items() if now_s - since_s >= self._limits.patience_s}
         if not busy:
             return ()
-        return [(credit, one.wanted) for credit, one in self._placed.items() if one.name in busy]
+        return [(credit, placed.wanted) for credit, placed in self._placed.items() if placed.name in busy]

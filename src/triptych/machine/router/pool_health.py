@@ -87,8 +87,8 @@ class PoolHealth:
 
     def _back_off(self, instance: Instance, stage: Stage, reason: BackoffReason, now_s: float) -> list[ClusterEffect]:
         members = self.instances.pools[self.instances.pool_of(stage)].members.values()
-        pool = [one for one in members if one.usable]
-        others = sum(one.stages[stage].health.in_backoff(now_s) for one in pool if one is not instance)
+        pool = [member for member in members if member.usable]
+        others = sum(member.stages[stage].health.in_backoff(now_s) for member in pool if member is not instance)
         if instance.usable and not may_eject(len(pool), others, self.max_backoff_share):
             return []
         length_s = instance.back_off(
@@ -97,4 +97,8 @@ class PoolHealth:
         return [Logged(instance.name, f"in backoff for {length_s:g} s: {reason.value}")]
 
     def _others(self, encoder: Instance) -> list[str]:
-        return [one.name for one in self.instances.pools[ENCODE].members.values() if one.usable and one is not encoder]
+        return [
+            member.name
+            for member in self.instances.pools[ENCODE].members.values()
+            if member.usable and member is not encoder
+        ]

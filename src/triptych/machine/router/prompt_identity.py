@@ -54,16 +54,16 @@ class PromptIdentity:
         if count < 1:
             return ()
         keyed = [
-            KeyedItem(one.key, filled_positions(tokens, Span(one.start, one.tokens), placeholders))
-            for one in self._items
-            if one.start < count * segment_tokens
+            KeyedItem(item.key, filled_positions(tokens, Span(item.start, item.tokens), placeholders))
+            for item in self._items
+            if item.start < count * segment_tokens
         ]
         beginnings = Beginnings(keyed, salt=self._prompt.tenant_salt)
         ends = range(segment_tokens, (count + 1) * segment_tokens, segment_tokens)
         hashes = [beginnings.hash_before(end, tokens) for end in ends]
         return tuple(
             [
-                segment_key(kind, end - segment_tokens, segment_tokens, one)
-                for end, one in zip(ends, hashes, strict=True)
+                segment_key(kind, end - segment_tokens, segment_tokens, digest)
+                for end, digest in zip(ends, hashes, strict=True)
             ]
         )

@@ -148,7 +148,7 @@ class TenantShares:
         if name in self._waiting:
             heappush(self._least, (account.served, name))
         if len(self._least) > 4 * len(self._waiting) + 64:
-            self._least = [(self._accounts[one].served, one) for one in self._waiting]
+            self._least = [(self._accounts[tenant].served, tenant) for tenant in self._waiting]
             heapify(self._least)
 
     def _bound_idle(self) -> None:

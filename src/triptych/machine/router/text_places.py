@@ -143,8 +143,8 @@ class TextPlaces:
             lenders.lent(grant.name, "moved")
             lenders.gone(credit)
             lenders.update(now_s, len(self.waiting.in_order))
-        for one in effects:
-            lenders.gone(one.credit)
+        for effect in effects:
+            lenders.gone(effect.credit)
         return effects
 
     def _lend(self, wanted: TextWanted, name: str, now_s: float) -> Grant | None:
@@ -274,8 +274,8 @@ class TextPlaces:
     @property
     def lending(self) -> LendingCounts:
         lenders = self.lenders.states
-        there = (one for one in self._credits.by_number.values() if one.name in lenders)
-        return self.lenders.counts(sum(one.stage is not Stage.ENCODE for one in there))
+        there = (credit for credit in self._credits.by_number.values() if credit.name in lenders)
+        return self.lenders.counts(sum(credit.stage is not Stage.ENCODE for credit in there))
 
     def answer_ended(self, credit: Credit, finished: Finished) -> None:
         """A choice of this credit's request is over."""

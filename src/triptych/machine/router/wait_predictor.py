@@ -187,20 +187,20 @@ class WaitPredictor:
         work = {Stage.ENCODE: media_work, Stage.PREFILL: max(1, prompt_tokens + ANSWER_WEIGHT * answer_tokens)}
         tenant = self._told_apart(tenant)
         self.see(tenant, now_s)
-        one = self._running[number] = _Running(class_name, tenant, priority, work)
-        self._enter(one, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
+        request = self._running[number] = _Running(class_name, tenant, priority, work)
+        self._enter(request, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
 
     def encoded(self, number: int, now_s: float) -> None:
         """All its items are encoded, and it wants a place at a text instance."""
-        one = self._running.get(number)
-        if one is not None and one.stage is Stage.ENCODE:
-            self._leave(one, now_s, served=True)
-            self._enter(one, Stage.PREFILL, now_s)
+        request = self._running.get(number)
+        if request is not None and request.stage is Stage.ENCODE:
+            self._leave(request, now_s, served=True)
+            self._enter(request, Stage.PREFILL, now_s)
 
     def answering(self, number: int, now_s: float) -> None:
         """Its first token has arrived."""
-        if (one := self._running.get(number)) is not None:
-            self._leave(one, now_s, served=True)
+        if (request := self._running.get(number)) is not None:
+            self._leave(request, now_s, served=True)
 
     def over(
         self, number: int, answer_s: float | None, now_s: float, *, served: Mapping[Stage, int] | None = None
@@ -209,38 +209,40 @@ class WaitPredictor:
 
         ``served`` is the work that it took in the end, of the stages where that is known.
         """
-        one = self._running.pop(number, None)
-        if one is None:
+        request = self._running.pop(number, None)
+        if request is None:
             return
-        self._leave(one, now_s, served=answer_s is not None)
+        self._leave(request, now_s, served=answer_s is not None)
         for stage, work in (served or {}).items():
-            if (place := one.places.get(stage)) is not None:
+            if (place := request.places.get(stage)) is not None:
                 self._queues[stage].shares.correct(place, work)
         if answer_s is not None:
-            mean_s = self._answer_s.get(one.class_name, answer_s)
-            self._answer_s[one.class_name] = mean_s + _WEIGHT * (answer_s - mean_s)
+            mean_s = self._answer_s.get(request.class_name, answer_s)
+            self._answer_s[request.class_name] = mean_s + _WEIGHT * (answer_s - mean_s)
 
-    def _enter(self, one: _Running, stage: Stage, now_s: float) -> None:
-        one.stage = stage
-        alone = self._alone(one.tenant, now_s)
-        one.places[stage] = self._queues[stage].enter(one.tenant, one.priority, one.work[stage], now_s, alone=alone)
+    def _enter(self, request: _Running, stage: Stage, now_s: float) -> None:
+        request.stage = stage
+        alone = self._alone(request.tenant, now_s)
+        request.places[stage] = self._queues[stage].enter(
+            request.tenant, request.priority, request.work[stage], now_s, alone=alone
+        )
 
-    def _leave(self, one: _Running, now_s: float, *, served: bool) -> None:
-        if one.stage is None:
+    def _leave(self, request: _Running, now_s: float, *, served: bool) -> None:
+        if request.stage is None:
             return
-        self._queues[one.stage].leave(one.places[one.stage], now_s, served=served)
+        self._queues[request.stage].leave(request.places[request.stage], now_s, served=served)
         if served:
-            self.served[self._label(one.tenant.name), one.stage] += one.work[one.stage]
+            self.served[self._label(request.tenant.name), request.stage] += request.work[request.stage]
         else:
-            del one.places[one.stage]
-        one.stage = None
+            del request.places[request.stage]
+        request.stage = None
 
     # --- tenants -----------------------------------------------------------------------------------------------------
 
     def share(self, number: int, stage: Stage) -> Share:
         """Of a request at a stage that it has come to."""
-        one = self._running.get(number)
-        place = None if one is None else one.places.get(stage)
+        request = self._running.get(number)
+        place = None if request is None else request.places.get(stage)
         return UNSHARED if place is None else place.share
 
     def _label(self, name: str) -> str:
@@ -299,10 +301,10 @@ class WaitPredictor:
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         for stage, queue in self._queues.items():
-            here = [one for one in self._running.values() if one.stage is stage]
+            here = [request for request in self._running.values() if request.stage is stage]
             work: Counter[int] = Counter()
-            for one in here:
-                work[one.priority] += one.work[stage]
+            for request in here:
+                work[request.priority] += request.work[stage]
             assert queue.waiting == len(here), f"{stage.value}: requests do not add up"  # noqa: S101 - invariant
             assert queue.work == work, f"{stage.value}: work does not add up"  # noqa: S101 - invariant
             queue.shares.validate()

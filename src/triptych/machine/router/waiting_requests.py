@@ -35,8 +35,8 @@ class WaitingRequests(Generic[Wanted]):
 
     def remove(self, request: int) -> None:
         """Without effect if it does not wait."""
-        for place, one in enumerate(self.in_order):  # mostly the first one
-            if one.wanted.request == request:
+        for place, entry in enumerate(self.in_order):  # mostly the first one
+            if entry.wanted.request == request:
                 del self.in_order[place]
                 self._unplaceable.discard(request)
                 return
@@ -45,13 +45,13 @@ class WaitingRequests(Generic[Wanted]):
         """Requests that cannot be served in time any more go behind those that can."""
         if now_s <= self._lost_s:
             return
-        self.in_order = [replace(one, turn=one.turn.at(now_s)) for one in self.in_order]
+        self.in_order = [replace(entry, turn=entry.turn.at(now_s)) for entry in self.in_order]
         self.in_order.sort(key=lambda waiting: waiting.turn)
-        self._lost_s = min((one.turn.lost_s for one in self.in_order), default=inf)
+        self._lost_s = min((entry.turn.lost_s for entry in self.in_order), default=inf)
 
     def longest_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of them has waited (``policy.queueing``)."""
-        return longest_waits((one.turn.priority, now_s - one.since_s) for one in self.in_order)
+        return longest_waits((entry.turn.priority, now_s - entry.since_s) for entry in self.in_order)
 
     def cannot_be_placed(self, request: int) -> None:
         """The instances could not take it even without load."""
@@ -66,4 +66,4 @@ class WaitingRequests(Generic[Wanted]):
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert self._unplaceable <= {one.wanted.request for one in self.in_order}, "unplaceable but gone"  # noqa: S101
+        assert self._unplaceable <= {entry.wanted.request for entry in self.in_order}, "unplaceable but gone"  # noqa: S101

@@ -108,18 +108,22 @@ class RunningBatch(Generic[S]):
     @property
     def arriving(self) -> frozenset[tuple[str, int]]:
         """Requests and choices that have blocks, for keys and values that come from elsewhere."""
-        return frozenset((one.request_id, one.choice) for one in self._running if one.is_arriving and not one.paused)
+        return frozenset(
+            (sequence.request_id, sequence.choice)
+            for sequence in self._running
+            if sequence.is_arriving and not sequence.paused
+        )
 
     @property
     def pending_tokens(self) -> int:
-        return self._waiting.pending_tokens + sum(one.pending_tokens for one in self._running)
+        return self._waiting.pending_tokens + sum(sequence.pending_tokens for sequence in self._running)
 
     @property
     def prefill_turn(self) -> Turn | None:
         """The first turn of those that the next step could compute part of, or start when they arrive: prompts, and preempted
         sequences. None if there are none.
         """
-        turns = [one.turn for one in self._running if not (one.is_decoding or one.is_idle)]
+        turns = [sequence.turn for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]
         first = self._next
         if first is not None and self._may_start(first, 0) and self._has_room(first):
             turns.append(first.turn)
@@ -128,12 +132,12 @@ class RunningBatch(Generic[S]):
     @property
     def can_step(self) -> bool:
         """Whether the next step would do anything."""
-        return any(not one.is_idle for one in self._running) or self.prefill_turn is not None
+        return any(not sequence.is_idle for sequence in self._running) or self.prefill_turn is not None
 
     @property
     def _next(self) -> S | None:
         """The next one to start."""
-        return next((one for one in self._waiting if not one.paused), None)
+        return next((sequence for sequence in self._waiting if not sequence.paused), None)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -142,7 +146,7 @@ class RunningBatch(Generic[S]):
     @property
     def running(self) -> int:
         """Number of sequences with blocks."""
-        return sum(1 + len(one.followers) for one in self._running)
+        return sum(1 + len(sequence.followers) for sequence in self._running)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._known
@@ -153,8 +157,8 @@ class RunningBatch(Generic[S]):
 
     def running_choice(self, request_id: str, choice: int) -> S | None:
         """A choice with blocks and no leader; None if it waits, is a follower, or is unknown."""
-        one = self._known.get(request_id, {}).get(choice)
-        return one if one is not None and one in self._running else None
+        sequence = self._known.get(request_id, {}).get(choice)
+        return sequence if sequence is not None and sequence in self._running else None
 
     def blocks_for(self, tokens: int) -> int:
         return self.limits.fixed_blocks + -(-tokens // self.limits.block_tokens)
@@ -167,23 +171,25 @@ class RunningBatch(Generic[S]):
 
         The caller makes sure that each of them fits into the KV cache on its own, and all into ``max_sequences``.
         """
-        for one in sequences:
-            one.arrival = self._arrivals
-            one.arriving = min(one.arriving, one.length - 1)
+        for sequence in sequences:
+            sequence.arrival = self._arrivals
+            sequence.arriving = min(sequence.arriving, sequence.length - 1)
         self._arrivals += 1
-        self._known[sequences[0].request_id] = {one.choice: one for one in sequences}
-        fresh = [one for one in sequences if not one.generated]
-        for leader, *followers in ([fresh] if fresh else []) + [[one] for one in sequences if one.generated]:
+        self._known[sequences[0].request_id] = {sequence.choice: sequence for sequence in sequences}
+        fresh = [sequence for sequence in sequences if not sequence.generated]
+        for leader, *followers in ([fresh] if fresh else []) + [
+            [sequence] for sequence in sequences if sequence.generated
+        ]:
             leader.followers = followers
-            for one in followers:
-                one.arriving = 0
+            for follower in followers:
+                follower.arriving = 0
             self._waiting.add(leader)
 
     def reorder(self, request_id: str, turn: Turn) -> None:
         """Give a request another turn, unless it has begun or is unknown."""
-        for one in self._waiting.of(request_id):
-            if not one.generated:
-                self._waiting.reorder(one, turn)
+        for sequence in self._waiting.of(request_id):
+            if not sequence.generated:
+                self._waiting.reorder(sequence, turn)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
         """Remove a request or one of its choices, and free the blocks. Returns the removed sequences.
@@ -191,38 +197,38 @@ class RunningBatch(Generic[S]):
         With ``is_sound=False`` its blocks are not found by others.
         """
         known = self._known.get(request_id, {})
-        gone = [one for one in known.values() if choice is None or one.choice == choice]
-        for one in gone:
-            del known[one.choice]
+        gone = [sequence for sequence in known.values() if choice is None or sequence.choice == choice]
+        for sequence in gone:
+            del known[sequence.choice]
             if not is_sound:
-                self.blocks.evict_hashes(one.sequence_id)
-            self._leave(one)
-            self.blocks.free(one.sequence_id)
-            self._forget_copy(one)
+                self.blocks.evict_hashes(sequence.sequence_id)
+            self._leave(sequence)
+            self.blocks.free(sequence.sequence_id)
+            self._forget_copy(sequence)
         if not known:
             self._known.pop(request_id, None)
         return gone
 
     def pause(self, request_id: str) -> None:
         """The request's choices get no more tokens."""
-        for one in self._known.get(request_id, {}).values():
-            one.paused = True
-            self._forget_copy(one)
+        for sequence in self._known.get(request_id, {}).values():
+            sequence.paused = True
+            self._forget_copy(sequence)
         self._recount(request_id)
 
-    def arrive(self, one: S, end: int) -> None:
+    def arrive(self, sequence: S, end: int) -> None:
         """The positions of an arriving sequence up to ``end`` are in its blocks. Its last token is always computed."""
-        self._advance_to(one, max(one.computed, min(end, one.length - 1)))
+        self._advance_to(sequence, max(sequence.computed, min(end, sequence.length - 1)))
 
     def end_arrival(self, request_id: str) -> None:
         """No more keys and values come: what is missing is computed."""
-        for one in self._known.get(request_id, {}).values():
-            one.arriving = 0
+        for sequence in self._known.get(request_id, {}).values():
+            sequence.arriving = 0
         self._recount(request_id)
 
     def _recount(self, request_id: str) -> None:
-        for one in self._waiting.of(request_id):
-            self._waiting.recount(one)
+        for sequence in self._waiting.of(request_id):
+            self._waiting.recount(sequence)
 
     def plan(self, *, prefill: bool = True) -> Step[S]:
         """Plan the next forward pass and allocate its blocks. The step must run before the next event.
@@ -231,12 +237,12 @@ class RunningBatch(Generic[S]):
         """
         moves: list[Move] = []
         preempted: list[S] = []
-        for one in self._decoding():
-            if one not in preempted:
-                self._grow(one, moves, preempted)
-        units = {one.sequence_id: one for one in self._running}
+        for sequence in self._decoding():
+            if sequence not in preempted:
+                self._grow(sequence, moves, preempted)
+        units = {sequence.sequence_id: sequence for sequence in self._running}
         step = plan_step(
-            [one.sequence_id for one in self._decoding()],
+            [sequence.sequence_id for sequence in self._decoding()],
             self._prompts(units, moves) if prefill else (),
             token_budget=self.limits.token_budget,
             beside_decodes=self.limits.beside_decodes,
@@ -246,29 +252,29 @@ class RunningBatch(Generic[S]):
         return Step(tuple(parts), tuple(moves), tuple(preempted))
 
     def _decoding(self) -> list[S]:
-        return [one for one in self._running if one.is_decoding and not one.is_idle]
+        return [sequence for sequence in self._running if sequence.is_decoding and not sequence.is_idle]
 
-    def advance(self, one: S, count: int) -> None:
+    def advance(self, sequence: S, count: int) -> None:
         """``count`` more positions are computed: their full blocks can be found from now on."""
-        self._advance_to(one, one.computed + count)
+        self._advance_to(sequence, sequence.computed + count)
 
-    def _advance_to(self, one: S, computed: int) -> None:
-        before, one.computed = one.computed, computed
-        if one.prefix_hashes is not None:
+    def _advance_to(self, sequence: S, computed: int) -> None:
+        before, sequence.computed = sequence.computed, computed
+        if sequence.prefix_hashes is not None:
             size = self.limits.block_tokens
-            for index in range(before // size, one.computed // size):
-                self.blocks.register_hash(one.sequence_id, index, one.prefix_hashes.hashes[index])
+            for index in range(before // size, sequence.computed // size):
+                self.blocks.register_hash(sequence.sequence_id, index, sequence.prefix_hashes.hashes[index])
 
     def fork(self, leader: S) -> tuple[list[S], tuple[Copy, ...]]:
         """The prompt is computed: share or copy its blocks for the other choices. Returns these and the copies."""
         followers, leader.followers = leader.followers, []
         copies: list[Copy] = []
-        for one in followers:
+        for follower in followers:
             shared = leader.computed // self.limits.block_tokens
             used = self.blocks_for(leader.computed)
-            copies += self.blocks.fork(leader.sequence_id, one.sequence_id, shared, used)
-            one.computed = leader.computed
-            insort(self._running, one, key=order)
+            copies += self.blocks.fork(leader.sequence_id, follower.sequence_id, shared, used)
+            follower.computed = leader.computed
+            insort(self._running, follower, key=order)
         return followers, tuple(copies)
 
     def validate(self) -> None:
@@ -277,38 +283,38 @@ class RunningBatch(Generic[S]):
         self._waiting.validate()
         running, waiting = self._running, list(self._waiting)
         assert running == sorted(running, key=order), "out of order"  # noqa: S101 - invariant
-        everyone = [other for one in (*running, *waiting) for other in (one, *one.followers)]
-        known = [one for choices in self._known.values() for one in choices.values()]
+        everyone = [other for sequence in (*running, *waiting) for other in (sequence, *sequence.followers)]
+        known = [sequence for choices in self._known.values() for sequence in choices.values()]
         assert sorted(map(order, everyone)) == sorted(map(order, known)), "a sequence is lost"  # noqa: S101 - invariant
-        for one in waiting:
-            held = [self.blocks.table(other.sequence_id) for other in (one, *one.followers)]
-            assert not any(held), f"{one.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
-            assert not one.computed, f"{one.sequence_id} waits and has computed"  # noqa: S101 - invariant
-            assert not (one.preemptions and one.arriving), f"{one.sequence_id} awaits what was lost"  # noqa: S101 - invariant
-            assert not (one.paused and one.copy), f"{one.sequence_id} is copied for nothing"  # noqa: S101 - invariant
+        for sequence in waiting:
+            held = [self.blocks.table(other.sequence_id) for other in (sequence, *sequence.followers)]
+            assert not any(held), f"{sequence.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
+            assert not sequence.computed, f"{sequence.sequence_id} waits and has computed"  # noqa: S101 - invariant
+            assert not (sequence.preemptions and sequence.arriving), f"{sequence.sequence_id} awaits what was lost"  # noqa: S101 - invariant
+            assert not (sequence.paused and sequence.copy), f"{sequence.sequence_id} is copied for nothing"  # noqa: S101 - invariant
         if self.copies is not None:
-            self.copies.validate([one.copy for one in waiting if one.copy is not None])
-            others = [one for one in everyone if one not in waiting]
-            assert not any(one.copy for one in others), "a sequence with blocks has a copy"  # noqa: S101 - invariant
-        for one in running:
+            self.copies.validate([sequence.copy for sequence in waiting if sequence.copy is not None])
+            others = [sequence for sequence in everyone if sequence not in waiting]
+            assert not any(sequence.copy for sequence in others), "a sequence with blocks has a copy"  # noqa: S101 - invariant
+        for sequence in running:
             held_tokens = (
-                len(self.blocks.table(one.sequence_id)) - self.limits.fixed_blocks
+                len(self.blocks.table(sequence.sequence_id)) - self.limits.fixed_blocks
             ) * self.limits.block_tokens
-            needed = one.length + 1 if one.is_arriving else one.computed
-            assert needed <= held_tokens, f"{one.sequence_id} has no memory"  # noqa: S101 - invariant
-            assert one.arriving < one.length, f"the last token of {one.sequence_id} is not computed"  # noqa: S101 - invariant
-            assert not any(other.arriving for other in one.followers), "a follower arrives alone"  # noqa: S101 - invariant
-        assert sum(1 + len(one.followers) for one in running) <= self.limits.max_sequences, "too many"  # noqa: S101 - invariant
+            needed = sequence.length + 1 if sequence.is_arriving else sequence.computed
+            assert needed <= held_tokens, f"{sequence.sequence_id} has no memory"  # noqa: S101 - invariant
+            assert sequence.arriving < sequence.length, f"the last token of {sequence.sequence_id} is not computed"  # noqa: S101 - invariant
+            assert not any(other.arriving for other in sequence.followers), "a follower arrives alone"  # noqa: S101 - invariant
+        assert sum(1 + len(sequence.followers) for sequence in running) <= self.limits.max_sequences, "too many"  # noqa: S101 - invariant
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def _grow(self, one: S, moves: list[Move], preempted: list[S]) -> None:
+    def _grow(self, sequence: S, moves: list[Move], preempted: list[S]) -> None:
         """Allocate a block for a decode's next token. If none is free, preempt later sequences, and finally itself."""
         while True:
-            missing = self.blocks_for(one.length) - len(self.blocks.table(one.sequence_id))
+            missing = self.blocks_for(sequence.length) - len(self.blocks.table(sequence.sequence_id))
             if missing <= 0:
                 return
-            moved = self.blocks.allocate(one.sequence_id, missing, room=self._room(one))
+            moved = self.blocks.allocate(sequence.sequence_id, missing, room=self._room(sequence))
             if moved is not None:
                 moves.extend(moved)
                 return
@@ -316,151 +322,161 @@ class RunningBatch(Generic[S]):
             idle = {name for name, other in by_id.items() if other.is_idle}
             victim = by_id[preemption_victim(list(by_id), idle)]
             preempted += self._preempt(victim, moves)
-            if victim is one:
+            if victim is sequence:
                 return
 
-    def _preempt(self, one: S, moves: list[Move]) -> list[S]:
+    def _preempt(self, sequence: S, moves: list[Move]) -> list[S]:
         """Free its blocks, after a copy if there is room for one. Followers have computed nothing yet."""
         self.preemptions += 1
-        one.preemptions += 1
-        self._running.remove(one)
-        one.arriving = 0
-        if self.copies is not None and not one.paused and (copy := self.copies.take(one.computed)) is not None:
-            one.copy = copy
-            used = self.blocks.table(one.sequence_id)[: self.blocks_for(one.computed)]
+        sequence.preemptions += 1
+        self._running.remove(sequence)
+        sequence.arriving = 0
+        if (
+            self.copies is not None
+            and not sequence.paused
+            and (copy := self.copies.take(sequence.computed)) is not None
+        ):
+            sequence.copy = copy
+            used = self.blocks.table(sequence.sequence_id)[: self.blocks_for(sequence.computed)]
             moves.append(CopyOut(tuple(used), copy.segment, copy.offset))
-        everyone = [one, *one.followers]
+        everyone = [sequence, *sequence.followers]
         for other in everyone:
             self.blocks.free(other.sequence_id)
             other.computed = 0
-        self._waiting.add(one)
+        self._waiting.add(sequence)
         return everyone
 
     def _prompts(self, units: dict[str, S], moves: list[Move]) -> Iterator[Prefill]:
         """Those that have blocks and those that wait, by their turns. The latter start, one per iteration, while there are
         batch slots and blocks.
         """
-        begun = [one for one in self._running if not (one.is_decoding or one.is_idle)]
+        begun = [sequence for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]
         started_beyond = 0
-        while (one := self._next) is not None:
-            while begun and begun[0].order < one.order:
+        while (sequence := self._next) is not None:
+            while begun and begun[0].order < sequence.order:
                 yield self._prefill(begun.pop(0))
-            if not self._may_start(one, started_beyond) or not self._start(one, moves):
+            if not self._may_start(sequence, started_beyond) or not self._start(sequence, moves):
                 break
-            if one.turn.beyond_share:
-                started_beyond += 1 + len(one.followers)
-            self._waiting.remove(one)
-            insort(self._running, one, key=order)
-            if not one.is_arriving:
-                units[one.sequence_id] = one
-                yield self._prefill(one)
+            if sequence.turn.beyond_share:
+                started_beyond += 1 + len(sequence.followers)
+            self._waiting.remove(sequence)
+            insort(self._running, sequence, key=order)
+            if not sequence.is_arriving:
+                units[sequence.sequence_id] = sequence
+                yield self._prefill(sequence)
         yield from map(self._prefill, begun)
 
-    def _may_start(self, one: S, started_beyond: int) -> bool:
-        wanted, places = 1 + len(one.followers), self.limits.max_sequences
-        return may_start(one.turn, wanted=wanted, running=self.running, places=places, begun=started_beyond)
+    def _may_start(self, sequence: S, started_beyond: int) -> bool:
+        wanted, places = 1 + len(sequence.followers), self.limits.max_sequences
+        return may_start(sequence.turn, wanted=wanted, running=self.running, places=places, begun=started_beyond)
 
-    def _has_room(self, one: S) -> bool:
+    def _has_room(self, sequence: S) -> bool:
         """Whether enough blocks are available for it to start."""
-        wanted, shared = self._wanted(one)
-        in_all = wanted + len(one.followers) * (wanted - shared)
-        reserved = self.blocks.blocks // RESERVED_SHARE if one.turn.beyond_share and self._running else 0
-        return in_all + len(self._running) + reserved <= self.blocks.available + self._found_here(one)
+        wanted, shared = self._wanted(sequence)
+        in_all = wanted + len(sequence.followers) * (wanted - shared)
+        reserved = self.blocks.blocks // RESERVED_SHARE if sequence.turn.beyond_share and self._running else 0
+        return in_all + len(self._running) + reserved <= self.blocks.available + self._found_here(sequence)
 
-    def _wanted(self, one: S) -> tuple[int, int]:
+    def _wanted(self, sequence: S) -> tuple[int, int]:
         """Number of blocks for its tokens and one more, and how many of them its choices share."""
-        shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
-        return self.blocks_for(one.length + 1), shared
+        shared = 0 if self.blocks.contiguous else sequence.length // self.limits.block_tokens
+        return self.blocks_for(sequence.length + 1), shared
 
-    def _start(self, one: S, moves: list[Move]) -> bool:
+    def _start(self, sequence: S, moves: list[Move]) -> bool:
         """Allocate blocks for its tokens and one more, for all choices or for none."""
-        if not self._has_room(one):
+        if not self._has_room(sequence):
             return False
-        wanted, shared = self._wanted(one)
-        made = self._take_with_prefix(one, wanted)
-        for follower in one.followers if made is not None else ():
+        wanted, shared = self._wanted(sequence)
+        made = self._take_with_prefix(sequence, wanted)
+        for follower in sequence.followers if made is not None else ():
             taken = self.blocks.allocate(follower.sequence_id, wanted - shared, room=self._room(follower))
             made = made + taken if made is not None and taken is not None else None
         if made is None:
-            for other in (one, *one.followers):
+            for other in (sequence, *sequence.followers):
                 self.blocks.free(other.sequence_id)
-            one.computed = 0
+            sequence.computed = 0
             return False
         moves.extend(made)
-        if one.prefix_hashes is not None and not one.was_looked_up:
-            self.prefix_queries_tokens += one.length
-            self.prefix_hits_tokens += one.computed
-        one.was_looked_up = True
-        self._restore(one, moves)
+        if sequence.prefix_hashes is not None and not sequence.was_looked_up:
+            self.prefix_queries_tokens += sequence.length
+            self.prefix_hits_tokens += sequence.computed
+        sequence.was_looked_up = True
+        self._restore(sequence, moves)
         return True
 
-    def _restore(self, one: S, moves: list[Move]) -> None:
+    def _restore(self, sequence: S, moves: list[Move]) -> None:
         """Copy back what the prefix cache has not kept."""
-        if self.copies is None or one.copy is None:
+        if self.copies is None or sequence.copy is None:
             return
-        copy, one.copy = one.copy, None
-        moves.extend(self.copies.use(copy, one.computed, tuple(self.blocks.table(one.sequence_id))))
-        self._advance_to(one, max(one.computed, copy.segment.end))
+        copy, sequence.copy = sequence.copy, None
+        moves.extend(self.copies.use(copy, sequence.computed, tuple(self.blocks.table(sequence.sequence_id))))
+        self._advance_to(sequence, max(sequence.computed, copy.segment.end))
 
-    def _forget_copy(self, one: S) -> None:
-        if self.copies is not None and one.copy is not None:
-            self.copies.free(one.copy)
-            one.copy = None
+    def _forget_copy(self, sequence: S) -> None:
+        if self.copies is not None and sequence.copy is not None:
+            self.copies.free(sequence.copy)
+            sequence.copy = None
 
-    def _found_here(self, one: S) -> int:
+    def _found_here(self, sequence: S) -> int:
         """Number of blocks that it can share with current owners."""
-        found = () if self.blocks.contiguous else self._found(one)
+        found = () if self.blocks.contiguous else self._found(sequence)
         return sum(self.blocks.is_owned(block) for block in found)
 
-    def _found(self, one: S) -> tuple[int, ...]:
+    def _found(self, sequence: S) -> tuple[int, ...]:
         """Cached blocks of its prefix, before its last token and not ending inside a bidirectional span."""
-        if one.prefix_hashes is None:
+        if sequence.prefix_hashes is None:
             return ()
         size = self.limits.block_tokens
-        found = self.blocks.find(one.prefix_hashes.hashes[: (one.length - 1) // size])
+        found = self.blocks.find(sequence.prefix_hashes.hashes[: (sequence.length - 1) // size])
         end = len(found) * size
-        for run in reversed(one.bidirectional):
+        for run in reversed(sequence.bidirectional):
             if run.start < end < run.start + run.tokens:
                 end = run.start
         return found[: end // size]
 
-    def _take_with_prefix(self, one: S, wanted: int) -> tuple[Copy, ...] | None:
+    def _take_with_prefix(self, sequence: S, wanted: int) -> tuple[Copy, ...] | None:
         """Allocate blocks, starting with the cached ones of its prefix."""
-        found = self._found(one)
+        found = self._found(sequence)
         if found and self.blocks.contiguous:
-            copies = self.blocks.copy_in(one.sequence_id, found, wanted, room=self._room(one))
+            copies = self.blocks.copy_in(sequence.sequence_id, found, wanted, room=self._room(sequence))
             if copies is not None:
-                one.computed = len(found) * self.limits.block_tokens
+                sequence.computed = len(found) * self.limits.block_tokens
                 return copies
             found = ()  # source and copy together need too many blocks: recompute
         if found:
-            self.blocks.share(one.sequence_id, found)
-        one.computed = len(found) * self.limits.block_tokens
-        return self.blocks.allocate(one.sequence_id, wanted - len(found), room=self._room(one))
+            self.blocks.share(sequence.sequence_id, found)
+        sequence.computed = len(found) * self.limits.block_tokens
+        return self.blocks.allocate(sequence.sequence_id, wanted - len(found), room=self._room(sequence))
 
-    def _room(self, one: S) -> int:
-        most = min(one.prompt_tokens + one.max_tokens, one.length + self.limits.growth_tokens)
+    def _room(self, sequence: S) -> int:
+        most = min(sequence.prompt_tokens + sequence.max_tokens, sequence.length + self.limits.growth_tokens)
         return self.blocks_for(most)
 
-    def _prefill(self, one: S) -> Prefill:
-        bidirectional = one.bidirectional if self.limits.supports_chunked_prefill else (Span(0, one.length),)
-        return Prefill(one.sequence_id, one.length - one.computed, one.computed, bidirectional, 1 + len(one.followers))
+    def _prefill(self, sequence: S) -> Prefill:
+        bidirectional = sequence.bidirectional if self.limits.supports_chunked_prefill else (Span(0, sequence.length),)
+        return Prefill(
+            sequence.sequence_id,
+            sequence.length - sequence.computed,
+            sequence.computed,
+            bidirectional,
+            1 + len(sequence.followers),
+        )
 
-    def _leave(self, one: S) -> None:
+    def _leave(self, sequence: S) -> None:
         """Leave the queue. The next choice waiting for its prompt becomes the leader and gets its blocks."""
-        if one in self._waiting:
-            self._waiting.remove(one)
-            if (leader := self._heir(one)) is not None:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            if (leader := self._heir(sequence)) is not None:
                 self._waiting.add(leader)
-        elif one in self._running:
-            self._running.remove(one)
-            if (leader := self._heir(one)) is not None:
+        elif sequence in self._running:
+            self._running.remove(sequence)
+            if (leader := self._heir(sequence)) is not None:
                 insort(self._running, leader, key=order)
         else:
-            for other in self._known.get(one.request_id, {}).values():
-                if one in other.followers:
-                    other.followers.remove(one)
-            self._recount(one.request_id)
+            for other in self._known.get(sequence.request_id, {}).values():
+                if sequence in other.followers:
+                    other.followers.remove(sequence)
+            self._recount(sequence.request_id)
 
     def _heir(self, leader: S) -> S | None:
         """The first of its followers, which leads the others from now on."""
@@ -471,5 +487,5 @@ class RunningBatch(Generic[S]):
         return heir
 
 
-def _part(one: S, count: int) -> Part[S]:
-    return Part(one, one.computed, count, one.computed + count == one.length)
+def _part(sequence: S, count: int) -> Part[S]:
+    return Part(sequence, sequence.computed, count, sequence.computed + count == sequence.length)

@@ -82,7 +82,7 @@ class Sequence:
             return 0
         known = max(self.computed, self.arriving) if self.copy is None else self.copy.segment.positions
         first = max(0, self.length - known - (self.generated > 0))
-        return first + self.left_tokens + sum(one.left_tokens for one in self.followers)
+        return first + self.left_tokens + sum(follower.left_tokens for follower in self.followers)
 
     @property
     def left_tokens(self) -> int:

@@ -258,7 +258,7 @@ class TensorCache:
                 request_id, request = next(iter(self._waiting.items()))
             else:
                 request_id, request = min(
-                    self._waiting.items(), key=lambda one: (not one[1].transient, one[1].turn.at(now_s))
+                    self._waiting.items(), key=lambda entry: (not entry[1].transient, entry[1].turn.at(now_s))
                 )
             held_bytes, more = self.held_bytes, 0 if request.transient else request.nbytes
             if more and held_bytes and held_bytes + more > self._limits.max_embedding_bytes:
@@ -398,10 +398,10 @@ class TensorCache:
     def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
         """A pull has ended: update the failing requests that wait for it."""
         self._turns.end(pull_id)
-        for one in self._failing.values():
-            places = one.pulls.pop(pull_id, set())
+        for failing in self._failing.values():
+            places = failing.pulls.pop(pull_id, set())
             if failed:
-                one.failed |= places
+                failing.failed |= places
         return self._pulls.pop(pull_id)
 
     def _pull_failed(self, event: PullFailed, now_s: float) -> list[Effect]:
@@ -432,7 +432,7 @@ class TensorCache:
     def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
         """Retry with another request's ticket for the same embedding, in memory that nothing else writes to."""
         effects: list[Effect] = []
-        request_id = min(entry.tickets, key=lambda one: self._requests[one].turn)
+        request_id = min(entry.tickets, key=lambda reader: self._requests[reader].turn)
         ticket = entry.tickets[request_id]
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
@@ -463,10 +463,12 @@ class TensorCache:
 
     def _tell_failed(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request_id, one in list(self._failing.items()):
-            if not one.pulls or one.until_s <= now_s:
+        for request_id, failing in list(self._failing.items()):
+            if not failing.pulls or failing.until_s <= now_s:
                 del self._failing[request_id]
-                effects.append(Refused(request_id, TransferFailed(one.error.message, items=tuple(sorted(one.failed)))))
+                effects.append(
+                    Refused(request_id, TransferFailed(failing.error.message, items=tuple(sorted(failing.failed))))
+                )
         return effects
 
     def _release_tickets(self, entry: _Entry, reason: str) -> list[Effect]:
@@ -499,8 +501,8 @@ class TensorCache:
                 effects.append(StopPull(entry.pull_id, "nobody needs it any more"))
                 continue
             self._turns.drop(entry.pull_id)
-            for one in self._failing.values():
-                one.pulls.pop(entry.pull_id, None)
+            for failing in self._failing.values():
+                failing.pulls.pop(entry.pull_id, None)
             del self._pulls[entry.pull_id], self._entries[key]
             self._pinned_bytes -= self._extents.size(entry.offset)
             self._extents.free(entry.offset)

@@ -28,8 +28,8 @@ class WaitingLine(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         return iter(self._line)
 
-    def __contains__(self, one: S) -> bool:
-        return one in self._counted
+    def __contains__(self, sequence: S) -> bool:
+        return sequence in self._counted
 
     @property
     def requests(self) -> frozenset[str]:
@@ -39,43 +39,43 @@ class WaitingLine(Generic[S]):
         """Those of a request."""
         return tuple(self._of.get(request_id, ()))
 
-    def add(self, one: S) -> None:
-        insort(self._line, one, key=order)
-        self._of.setdefault(one.request_id, []).append(one)
-        self._counted[one] = 0
-        self.recount(one)
+    def add(self, sequence: S) -> None:
+        insort(self._line, sequence, key=order)
+        self._of.setdefault(sequence.request_id, []).append(sequence)
+        self._counted[sequence] = 0
+        self.recount(sequence)
 
-    def remove(self, one: S) -> None:
+    def remove(self, sequence: S) -> None:
         """Of one that waits, before its turn changes."""
-        del self._line[bisect_left(self._line, order(one), key=order)]
-        others = self._of[one.request_id]
-        others.remove(one)
+        del self._line[bisect_left(self._line, order(sequence), key=order)]
+        others = self._of[sequence.request_id]
+        others.remove(sequence)
         if not others:
-            del self._of[one.request_id]
-        self.pending_tokens -= self._counted.pop(one)
+            del self._of[sequence.request_id]
+        self.pending_tokens -= self._counted.pop(sequence)
 
-    def recount(self, one: S) -> None:
+    def recount(self, sequence: S) -> None:
         """Its pending tokens, or its followers, may have changed."""
-        before, self._counted[one] = self._counted[one], one.pending_tokens
-        self.pending_tokens += self._counted[one] - before
+        before, self._counted[sequence] = self._counted[sequence], sequence.pending_tokens
+        self.pending_tokens += self._counted[sequence] - before
 
-    def reorder(self, one: S, turn: Turn) -> None:
+    def reorder(self, sequence: S, turn: Turn) -> None:
         """Give one that waits another turn, and its followers."""
-        self.remove(one)
-        for other in (one, *one.followers):
+        self.remove(sequence)
+        for other in (sequence, *sequence.followers):
             other.turn = turn
-        self.add(one)
+        self.add(sequence)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         line = self._line
         assert line == sorted(line, key=order), "out of order"  # noqa: S101 - invariant
         assert set(line) == set(self._counted), "a sequence is counted that does not wait"  # noqa: S101 - invariant
-        by_request = {one for found in self._of.values() for one in found}
+        by_request = {sequence for found in self._of.values() for sequence in found}
         assert by_request == set(line), "requests differ"  # noqa: S101 - invariant
         assert all(self._of.values()), "a request without a sequence"  # noqa: S101 - invariant
-        assert self.pending_tokens == sum(one.pending_tokens for one in line), "pending tokens do not add up"  # noqa: S101 - invariant
+        assert self.pending_tokens == sum(sequence.pending_tokens for sequence in line), "pending tokens do not add up"  # noqa: S101 - invariant
 
 
-def order(one: Sequence) -> tuple[Turn, int, int]:
-    return one.order
+def order(sequence: Sequence) -> tuple[Turn, int, int]:
+    return sequence.order
