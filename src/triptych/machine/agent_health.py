@@ -200,6 +200,6 @@ class AgentHealth:
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
-        assert len(self._retired) <= self._limits.max_retired, "too many agents were replaced"  # noqa: S101 - invariant
-        assert self._going_down <= self._retired.keys(), "the current agent is being shut down"  # noqa: S101 - invariant
-        assert self._pause_s <= self._limits.longest_pause_s, "a pause without bound"  # noqa: S101 - invariant
+        assert len(self._retired) <= self._limits.max_retired, "too many agents were replaced"
+        assert self._going_down <= self._retired.keys(), "the current agent is being shut down"
+        assert self._pause_s <= self._limits.longest_pause_s, "a pause without bound"

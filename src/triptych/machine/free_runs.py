@@ -96,13 +96,13 @@ class FreeRuns:
     def validate(self) -> None:
         """Raises AssertionError unless the runs are sorted, separate, within bounds and counted."""
         runs = list(self)
-        assert all(run.length > 0 for run in runs), "an empty run"  # noqa: S101 - invariant
-        assert all(a.end < b.start for a, b in pairwise(runs)), "runs touch"  # noqa: S101 - invariant
-        assert not runs or (runs[0].start >= 0 and runs[-1].end <= self._blocks), "outside"  # noqa: S101 - invariant
-        assert self._free == sum(run.length for run in runs), "free blocks do not add up"  # noqa: S101 - invariant
-        assert set(self._counts) == set(self._starts), "runs by start differ"  # noqa: S101 - invariant
+        assert all(run.length > 0 for run in runs), "an empty run"
+        assert all(a.end < b.start for a, b in pairwise(runs)), "runs touch"
+        assert not runs or (runs[0].start >= 0 and runs[-1].end <= self._blocks), "outside"
+        assert self._free == sum(run.length for run in runs), "free blocks do not add up"
+        assert set(self._counts) == set(self._starts), "runs by start differ"
         by_length = sorted((length, start) for start, length in runs)
-        assert [(run.length, run.start) for run in self.fitting(0)] == by_length, "runs by length differ"  # noqa: S101 - invariant
+        assert [(run.length, run.start) for run in self.fitting(0)] == by_length, "runs by length differ"
 
     def _run_before(self, block: int) -> FreeRun | None:
         """The last run that starts at or before ``block``."""

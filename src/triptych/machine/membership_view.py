@@ -82,10 +82,10 @@ class MembershipView:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert not self._listed.keys() & self._lost.keys(), "a member is both listed and lost"  # noqa: S101
-        assert len(self._listed) + len(self._lost) <= MAX_MEMBERS, "more members than allowed"  # noqa: S101
+        assert not self._listed.keys() & self._lost.keys(), "a member is both listed and lost"
+        assert len(self._listed) + len(self._lost) <= MAX_MEMBERS, "more members than allowed"
         since = [lost.since_s for lost in self._lost.values()]
-        assert since == sorted(since), "lost members are out of order"  # noqa: S101
+        assert since == sorted(since), "lost members are out of order"
 
     def _lose(self, addresses: Iterable[str], now_s: float) -> None:
         for address in addresses:

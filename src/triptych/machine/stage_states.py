@@ -171,16 +171,16 @@ class StageStates:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert self.open, "no stage is open"  # noqa: S101
-        assert self._wanted <= self._widest.stages, "a stage is wanted that cannot be open"  # noqa: S101
+        assert self.open, "no stage is open"
+        assert self._wanted <= self._widest.stages, "a stage is wanted that cannot be open"
         for stage, state in self._states.items():
-            assert state is StageState.CLOSED or stage in self._widest.stages, f"{stage.value} is {state.value}"  # noqa: S101
+            assert state is StageState.CLOSED or stage in self._widest.stages, f"{stage.value} is {state.value}"
             wanted = stage in self._wanted
             coming = state in {StageState.OPENING, StageState.OPEN}
-            assert coming or not wanted, f"{stage.value} is wanted, and {state.value}"  # noqa: S101
+            assert coming or not wanted, f"{stage.value} is wanted, and {state.value}"
         settled = all((state is StageState.OPEN) == (stage in self._wanted) for stage, state in self._states.items())
         settled = settled and not (self.closing or self.opening)
-        assert settled == (self._since_s is None), "switching for ever, or not at all"  # noqa: S101
+        assert settled == (self._since_s is None), "switching for ever, or not at all"
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -307,7 +307,7 @@ def _parser() -> FlexibleArgumentParser:
     for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
         action.default = SUPPRESS
         if action.dest == "compilation_config":
-            assert callable(action.type)  # noqa: S101 - by vLLM
+            assert callable(action.type)  # by vLLM
             action.type = partial(_restricted, action.type, _COMPILATION, _flag(action.dest))
     return parser
 

@@ -116,7 +116,7 @@ class ItemConnector(ECConnectorBase):
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
         """Add a step's embeddings to the worker's encoder cache."""
         loads = self._get_connector_metadata()
-        assert isinstance(loads, Embeddings)  # noqa: S101 - vLLM passes what ``build_connector_meta`` has made
+        assert isinstance(loads, Embeddings)  # vLLM passes what ``build_connector_meta`` has made
         for identifier, embedding in loads.by_identifier.items():
             if identifier not in encoder_cache:
                 encoder_cache[identifier] = embedding.to(current_platform.device_type, self._dtype)

@@ -90,7 +90,7 @@ class _VllmImageEncoder:
         self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor | None = None, *, return_dict: bool
     ) -> _Encoded:
         """Raises RuntimeError, whatever vLLM raises."""
-        assert return_dict  # noqa: S101 - vLLM has nothing else
+        assert return_dict  # vLLM has nothing else
         grids = {} if image_grid_thw is None else {"image_grid_thw": image_grid_thw.cpu()}
         try:
             embedded = self._model.embed_multimodal(pixel_values=pixel_values, **grids)

@@ -98,7 +98,7 @@ class VllmTextEngine:
         core: Any = self._engine.engine_core
         self._scheduler: Any = core.engine_core.scheduler
         connector = self._scheduler.get_ec_connector()
-        assert isinstance(connector, TriptychConnector)  # noqa: S101 - by the arguments
+        assert isinstance(connector, TriptychConnector)  # by the arguments
         self._items = connector.items
         self._handing = self._handed_by(dtype=compute.dtype) if hands_over else None
         model: Any = started.config.model_config
@@ -127,7 +127,7 @@ class VllmTextEngine:
     def _handed_by(self, dtype: str) -> _Handing:
         """Raises CannotStart if the cache's blocks cannot be copied."""
         connector = self._scheduler.get_kv_connector()
-        assert isinstance(connector, KvConnector)  # noqa: S101 - by the arguments
+        assert isinstance(connector, KvConnector)  # by the arguments
         try:
             cache = VllmKvCache(
                 self._started.config,

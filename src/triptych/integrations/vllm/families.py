@@ -105,7 +105,7 @@ def _grid(rows: int, columns: int) -> torch.Tensor:
 
 
 def _plain(family: Family, dtype: DType) -> ItemAdapter:
-    assert isinstance(family, Plain)  # noqa: S101 - by the table
+    assert isinstance(family, Plain)  # by the table
     return PlainItems(family, dtype)
 
 
@@ -116,7 +116,7 @@ def _gemma3(family: Family, dtype: DType) -> ItemAdapter:
 
 
 def _qwen(family: Family, dtype: DType) -> ItemAdapter:
-    assert isinstance(family, Qwen2VL | Qwen3VL)  # noqa: S101 - by the table
+    assert isinstance(family, Qwen2VL | Qwen3VL)  # by the table
     return QwenItems(family, dtype)
 
 

@@ -122,7 +122,7 @@ class KvConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> Ended:
         del scheduler_output
-        assert self._kv_cache_manager is not None  # noqa: S101 - bound when the scheduler is made
+        assert self._kv_cache_manager is not None  # bound when the scheduler is made
         arrived, self._arrived = self._arrived, {}
         dropped, self._dropped = self._dropped, set()
         missing: set[int] = set()
@@ -162,7 +162,7 @@ class KvConnector(KVConnectorBase_V1):
     @property
     def _ended(self) -> Ended:
         ended = self._get_connector_metadata()
-        assert isinstance(ended, Ended)  # noqa: S101 - vLLM passes what ``build_connector_meta`` has made
+        assert isinstance(ended, Ended)  # vLLM passes what ``build_connector_meta`` has made
         return ended
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -31,7 +31,7 @@ def vllm_params(
     draws with another seed, as vLLM would begin with the first draws again. Stop strings are found in the text, outside of
     the engine. A grammar keeps end tokens back itself. ``most``: tokens that it gets at most, after these.
     """
-    assert sampling.max_tokens is not None and sampling.seed is not None  # noqa: S101, PT018 - by the port
+    assert sampling.max_tokens is not None and sampling.seed is not None  # noqa: PT018 - by the port
     left = sampling.max_tokens - begun
     most = left if most is None else min(left, most)
     return VllmParams(

@@ -247,7 +247,7 @@ class ArenaMachine:
         return [e for key, e in self._entries.items() if e.state is SlotState.WRITING or key in self._leases]
 
     def _forget(self, entry: _Entry) -> None:
-        assert entry.slot.key not in self._leases, "a leased slot was freed"  # noqa: S101 - invariant
+        assert entry.slot.key not in self._leases, "a leased slot was freed"
         del self._entries[entry.slot.key]
         if self._idle.pop(entry.slot.key, None) is not None:
             self._ready -= 1
@@ -258,18 +258,18 @@ class ArenaMachine:
         self._extents.validate()
         slots = sorted((e.slot.offset, e.slot.slot_nbytes) for e in self._entries.values())
         for (offset, nbytes), (following, _) in pairwise(slots):
-            assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"  # noqa: S101 - invariant
+            assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"
         taken = sum(self._extents.size(offset) for offset, _ in slots)
-        assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"
         pinned = {entry.slot.key: entry for entry in self._pinned()}
         leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
-        assert leased == self._leased_bytes, "leased bytes do not add up"  # noqa: S101 - invariant
-        assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"  # noqa: S101 - invariant
+        assert leased == self._leased_bytes, "leased bytes do not add up"
+        assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
-        assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
+        assert ready == self._ready, "what is ready"
         self._leases.validate()
         for key, entry in self._entries.items():
-            assert entry.slot.key == key, "an entry has another key"  # noqa: S101 - invariant
-            assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"  # noqa: S101 - invariant
+            assert entry.slot.key == key, "an entry has another key"
+            assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"
             is_leased = key in self._leases
-            assert not (is_leased and entry.state is SlotState.WRITING), "a lease on a slot being written"  # noqa: S101 - invariant
+            assert not (is_leased and entry.state is SlotState.WRITING), "a lease on a slot being written"

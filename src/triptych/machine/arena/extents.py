@@ -97,16 +97,16 @@ class Extents:
         )
         at, previous_taken = self._start, True
         for offset, size, taken in pieces:
-            assert offset == at, f"hole or overlap at {at}: next piece starts at {offset}"  # noqa: S101 - invariant
-            assert size > 0, f"empty piece at {offset}"  # noqa: S101 - invariant
-            assert offset % ALIGNMENT == 0, f"extent at {offset} is not aligned"  # noqa: S101 - invariant
-            assert size % ALIGNMENT == 0, f"extent of {size} bytes is not aligned"  # noqa: S101 - invariant
-            assert taken or previous_taken, f"gap at {offset} was not joined with the one before"  # noqa: S101 - invariant
+            assert offset == at, f"hole or overlap at {at}: next piece starts at {offset}"
+            assert size > 0, f"empty piece at {offset}"
+            assert offset % ALIGNMENT == 0, f"extent at {offset} is not aligned"
+            assert size % ALIGNMENT == 0, f"extent of {size} bytes is not aligned"
+            assert taken or previous_taken, f"gap at {offset} was not joined with the one before"
             at, previous_taken = offset + size, taken
-        assert at == self._end, f"pieces end at {at}, memory at {self._end}"  # noqa: S101 - invariant
-        assert self._free == sum(self._gap_at.values()), "free bytes do not add up"  # noqa: S101 - invariant
-        assert self._gaps_by_size == sorted((s, o) for o, s in self._gap_at.items())  # noqa: S101 - invariant
-        assert self._gap_ending_at == {o + s: o for o, s in self._gap_at.items()}  # noqa: S101 - invariant
+        assert at == self._end, f"pieces end at {at}, memory at {self._end}"
+        assert self._free == sum(self._gap_at.values()), "free bytes do not add up"
+        assert self._gaps_by_size == sorted((s, o) for o, s in self._gap_at.items())
+        assert self._gap_ending_at == {o + s: o for o, s in self._gap_at.items()}
 
     def _add_gap(self, offset: int, size: int) -> None:
         if size == 0:

@@ -132,10 +132,10 @@ class Leases:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         due = set(self._by_expiry)
-        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "a lease without an expiry"  # noqa: S101 - invariant
-        assert len(self._released) <= self._max_released, "too many released ids"  # noqa: S101 - invariant
-        assert not self._released.keys() & self._leases.keys(), "a released lease is live"  # noqa: S101 - invariant
+        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "a lease without an expiry"
+        assert len(self._released) <= self._max_released, "too many released ids"
+        assert not self._released.keys() & self._leases.keys(), "a released lease is live"
         by_key = {lease_id: key for key, lease_ids in self._by_key.items() for lease_id in lease_ids}
-        assert by_key == {i: lease.key for i, lease in self._leases.items()}, "leases and keys differ"  # noqa: S101 - invariant
-        assert all(self._by_key.values()), "a key without leases"  # noqa: S101 - invariant
-        assert len(self._leases) <= self._limits.max_leases, "too many leases"  # noqa: S101 - invariant
+        assert by_key == {i: lease.key for i, lease in self._leases.items()}, "leases and keys differ"
+        assert all(self._by_key.values()), "a key without leases"
+        assert len(self._leases) <= self._limits.max_leases, "too many leases"

@@ -110,8 +110,8 @@ class PublishedContents:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert len(self._hints) <= self._limit, "more is published than the limit"  # noqa: S101
-        assert self._encoding.keys() <= set(self._hints.values()), "a hint without a key"  # noqa: S101
+        assert len(self._hints) <= self._limit, "more is published than the limit"
+        assert self._encoding.keys() <= set(self._hints.values()), "a hint without a key"
 
 
 class HintReader:

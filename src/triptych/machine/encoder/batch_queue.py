@@ -300,7 +300,7 @@ class BatchQueue:
 
     def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
-        assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"  # noqa: S101 - invariant
+        assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"
         if not entry.waiters:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason="it has no waiters")]
@@ -350,21 +350,21 @@ class BatchQueue:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
-        assert waiting == set(self._queue), "the queue is exactly the waiting entries"  # noqa: S101 - invariant
-        assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"  # noqa: S101 - invariant
-        assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"  # noqa: S101 - invariant
+        assert waiting == set(self._queue), "the queue is exactly the waiting entries"
+        assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
+        assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()
         preparing = self._preparing
         clips = [entry for entry in entries if entry.modality is not Modality.IMAGE]
-        assert len(preparing) <= self._max_preparing, "too many are prepared"  # noqa: S101 - invariant
+        assert len(preparing) <= self._max_preparing, "too many are prepared"
         for entry in entries:
             idle = entry.phase is Phase.ARRIVED and self._is_thread_free(entry.modality, preparing)
-            assert not idle, "an entry waits although a thread is free"  # noqa: S101 - invariant
+            assert not idle, "an entry waits although a thread is free"
         limited = self._limits.without_image_share
-        assert len(clips) <= limited(self._limits.max_waiting_items), "too many videos"  # noqa: S101 - invariant
+        assert len(clips) <= limited(self._limits.max_waiting_items), "too many videos"
         nbytes = sum(entry.nbytes for entry in clips)
-        assert nbytes <= limited(self._limits.max_prepared_bytes), "too many bytes of videos"  # noqa: S101 - invariant
+        assert nbytes <= limited(self._limits.max_prepared_bytes), "too many bytes of videos"
         in_threads = len(preparing) - preparing.count(Modality.IMAGE)
-        assert in_threads <= limited(self._max_preparing), "too many videos are prepared"  # noqa: S101 - invariant
+        assert in_threads <= limited(self._max_preparing), "too many videos are prepared"
         wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))
-        assert all(wanted), "a waiting entry has no waiters"  # noqa: S101 - invariant
+        assert all(wanted), "a waiting entry has no waiters"

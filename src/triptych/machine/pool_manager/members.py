@@ -266,18 +266,18 @@ class MembersMachine:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         addresses = {member.registration.address: name for name, member in self._members.items()}
-        assert addresses == self._by_address, "an address belongs to more than one member, or to none"  # noqa: S101
+        assert addresses == self._by_address, "an address belongs to more than one member, or to none"
         sessions = {member.session: name for name, member in self._members.items() if member.session is not None}
-        assert sessions == self._by_session, "a session belongs to more than one member, or to none"  # noqa: S101
-        assert len(self._members) <= self._limits.max_members, "more members than allowed"  # noqa: S101
+        assert sessions == self._by_session, "a session belongs to more than one member, or to none"
+        assert len(self._members) <= self._limits.max_members, "more members than allowed"
         for name, member in self._members.items():
-            assert name == member.registration.instance_id, "a member is filed under another name"  # noqa: S101
-            assert 0 < member.version <= self._version, "a member has a version that the list never had"  # noqa: S101
+            assert name == member.registration.instance_id, "a member is filed under another name"
+            assert 0 < member.version <= self._version, "a member has a version that the list never had"
         changes = [member.version for member in self._members.values()]
-        assert changes == sorted(changes), "members are out of order"  # noqa: S101
+        assert changes == sorted(changes), "members are out of order"
         versions = [departed.version for departed in self._departed]
-        assert versions == sorted(versions), "departures are out of order"  # noqa: S101
-        assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"  # noqa: S101
+        assert versions == sorted(versions), "departures are out of order"
+        assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"
 
     # --- events ------------------------------------------------------------------------------------------------------
 

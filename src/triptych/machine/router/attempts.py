@@ -284,11 +284,11 @@ class TextAttempts:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert self.counted <= self.most, "text attempts"  # noqa: S101
+        assert self.counted <= self.most, "text attempts"
         running = [] if self.current is None else [self.current]
-        assert running == [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None], "lost track"  # noqa: S101
+        assert running == [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None], "lost track"
         holders = [attempt for attempt in self.sent if attempt.leases is not None]
-        assert holders == ([] if self.handed_over is None else [self.handed_over]), "segments of two attempts"  # noqa: S101
+        assert holders == ([] if self.handed_over is None else [self.handed_over]), "segments of two attempts"
         held = [attempt.leases for attempt in holders if attempt.leases is not None]
         for leases in held:
             leases.validate()

@@ -272,7 +272,7 @@ class ClusterMachine:
         self._credits.validate()
         self._waiting.validate()
         self._texts.waiting.validate()
-        assert len(self._waiting.in_order) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
+        assert len(self._waiting.in_order) <= self._limits.max_waiting_requests, "queue above its bound"
 
     # --- events ------------------------------------------------------------------------------------------------------
 

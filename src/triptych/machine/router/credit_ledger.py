@@ -173,27 +173,27 @@ class CreditLedger:
         for name, instance in self._instances.by_name.items():
             out = {number: credit for number, credit in self.by_number.items() if credit.name == name}
             working = {number: credit for number, credit in out.items() if credit.working}
-            assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
-            assert self.holds(instance) or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
+            assert instance.credits == len(out), f"{name}: credits"
+            assert self.holds(instance) or not instance.leaving, f"{name}: leaving with nothing left"
             prepare_us = sum(round(1e6 * credit.prepare_s) for credit in working.values())
-            assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"  # noqa: S101
+            assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"
             kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.hands_over)
-            assert instance.own_kv_tokens == kv_tokens, f"{name}: KV memory"  # noqa: S101
+            assert instance.own_kv_tokens == kv_tokens, f"{name}: KV memory"
             for stage, stage_credits in instance.stages.items():
                 running = {number: credit for number, credit in working.items() if credit.stage is stage}
                 tokens = sum(credit.tokens for credit in running.values())
                 if stage is Stage.DECODE:
                     tokens += sum(credit.output_tokens for credit in working.values())
                 nbytes = sum(credit.nbytes for credit in out.values() if credit.stage is stage)
-                assert stage_credits.own_tokens == tokens, f"{name}: tokens"  # noqa: S101
-                assert stage_credits.own_pending == len(running), f"{name}: pending"  # noqa: S101
-                assert stage_credits.own_bytes == nbytes, f"{name}: bytes"  # noqa: S101
-                assert stage_credits.health.probes <= running.keys(), f"{name}: probes"  # noqa: S101
+                assert stage_credits.own_tokens == tokens, f"{name}: tokens"
+                assert stage_credits.own_pending == len(running), f"{name}: pending"
+                assert stage_credits.own_bytes == nbytes, f"{name}: bytes"
+                assert stage_credits.health.probes <= running.keys(), f"{name}: probes"
         suspects = {number: credit for number, credit in self.by_number.items() if credit.suspect and credit.working}
-        assert self.suspects == suspects, "suspects"  # noqa: S101
+        assert self.suspects == suspects, "suspects"
         promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.hands_over)
-        assert self.promised_kv_tokens == promised, "promises of KV memory"  # noqa: S101
+        assert self.promised_kv_tokens == promised, "promises of KV memory"
         known = self._instances.by_name.keys()
-        assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"  # noqa: S101
-        assert self.leases.keys() <= known, "leases at an unknown instance"  # noqa: S101
-        assert all(self.leases.values()), "no lease is counted as some"  # noqa: S101
+        assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"
+        assert self.leases.keys() <= known, "leases at an unknown instance"
+        assert all(self.leases.values()), "no lease is counted as some"

@@ -191,11 +191,11 @@ class EmbeddingDirectory:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         entries = {(holding.name, hint) for hint, holdings in self._held.items() for holding in holdings}
-        assert entries == {(name, hint) for name, hints in self._of.items() for hint in hints}, "entries and index"  # noqa: S101
-        assert len(entries) == self._size <= self._limit, "remembered embeddings above their bound"  # noqa: S101
-        assert all(self._held.values()), "an entry without an encoder"  # noqa: S101
-        assert len(self._keys) <= self._max_keys, "keys above their bound"  # noqa: S101
-        assert all(self._calls.values()), "a content without calls"  # noqa: S101
+        assert entries == {(name, hint) for name, hints in self._of.items() for hint in hints}, "entries and index"
+        assert len(entries) == self._size <= self._limit, "remembered embeddings above their bound"
+        assert all(self._held.values()), "an entry without an encoder"
+        assert len(self._keys) <= self._max_keys, "keys above their bound"
+        assert all(self._calls.values()), "a content without calls"
 
     @property
     def encoders(self) -> set[str]:

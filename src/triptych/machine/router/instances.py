@@ -267,12 +267,12 @@ class Instances:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         for name, instance in self.by_name.items():
-            assert instance.state == instance.state_under(self.model), f"{name}: state"  # noqa: S101
+            assert instance.state == instance.state_under(self.model), f"{name}: state"
         for pool in self.pools.values():
             pool.validate()
         used = Counter(
             instance.process for instance in self.by_name.values() if instance.process and not instance.duplicate
         )
-        assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
+        assert all(times == 1 for times in used.values()), "one process is used under two addresses"
         self.directory.validate()
-        assert self.directory.encoders <= self.by_name.keys(), "hints to an unknown instance"  # noqa: S101
+        assert self.directory.encoders <= self.by_name.keys(), "hints to an unknown instance"

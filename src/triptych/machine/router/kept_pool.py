@@ -73,12 +73,12 @@ class KeptPool:
 
     def validate(self) -> None:
         """Raise AssertionError where what is kept of an instance is not what it gives now."""
-        assert self.pool.name == list(self.members), "rows of other instances"  # noqa: S101
+        assert self.pool.name == list(self.members), "rows of other instances"
         for place, (name, member) in enumerate(self.members.items()):
             until_s = self._until_s.get(name, inf)
             if name in self.changed or until_s <= self._at_s:
                 continue
             anew, backlog = Pool([member.row(self._stages)]), self._backlog_of and self._backlog_of(member)
             holds_until_s = member.put(anew, 0, self._stages, self._at_s, backlog)
-            assert holds_until_s == until_s, f"{name}: holds for another time"  # noqa: S101
-            assert self.pool.candidate(place) == anew.candidate(0), f"{name}: its row is out of date"  # noqa: S101
+            assert holds_until_s == until_s, f"{name}: holds for another time"
+            assert self.pool.candidate(place) == anew.candidate(0), f"{name}: its row is out of date"

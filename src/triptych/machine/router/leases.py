@@ -165,9 +165,9 @@ class Leases:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert self.lease_ids, "a place without leases"  # noqa: S101
-        assert self.is_pending or self.tickets or not self.is_covered, "neither asked for nor granted"  # noqa: S101
-        assert not self.is_renewing or not self.is_sent, "renewed, and sent already"  # noqa: S101
+        assert self.lease_ids, "a place without leases"
+        assert self.is_pending or self.tickets or not self.is_covered, "neither asked for nor granted"
+        assert not self.is_renewing or not self.is_sent, "renewed, and sent already"
 
 
 def leases_of(segments: Sequence[SealedSegment]) -> tuple[LeaseId, ...]:

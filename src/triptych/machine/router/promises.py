@@ -88,6 +88,6 @@ class Promises:
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
-        assert len(self._contents) <= _MAX_PROMISES, "more contents than are remembered"  # noqa: S101 - invariant
+        assert len(self._contents) <= _MAX_PROMISES, "more contents than are remembered"
         for known in self._contents.values():
-            assert known.place_s <= known.told_s, "a place after the time that was told"  # noqa: S101 - invariant
+            assert known.place_s <= known.told_s, "a place after the time that was told"

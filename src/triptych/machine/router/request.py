@@ -230,27 +230,27 @@ class RequestMachine:
         self._items.validate()
         self._texts.validate()
         losses = max((item.losses for item in self._items), default=0)
-        assert losses <= self._limits.max_encode_attempts, "attempts"  # noqa: S101
+        assert losses <= self._limits.max_encode_attempts, "attempts"
         segments = self._texts.segment_leases
         waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.over
         if waits or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
-            assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
+            assert self.holds == 0, f"{self._phase.value} holds credits"
         if self._phase.over or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
-            assert segments is None, f"{self._phase.value} holds segments"  # noqa: S101
+            assert segments is None, f"{self._phase.value} holds segments"
         if self._phase is not RequestPhase.ENCODING:
-            assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"  # noqa: S101
+            assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"
         if self._phase is RequestPhase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
-            assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
+            assert len(wanted) == len(self._items) > 0, "waits for only some of its items"
         if self._phase is RequestPhase.ENCODING:
             held = [*self._items.leases, *([] if segments is None else [segments])]
             busy = any(leases.is_pending for leases in held)
-            assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
+            assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"
         if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.hands_over:
-            assert self._items.are_ready, "dispatched or resolved before every item was there"  # noqa: S101
-        assert self._phase.over or not self.losses.too_many, "goes on after too many losses"  # noqa: S101
-        assert self._phase.over == (self._times.over_s is not None), "over before its end"  # noqa: S101
-        assert not (self._phase.over and (self._pauses or self._texts.current)), "a finished request goes on"  # noqa: S101
+            assert self._items.are_ready, "dispatched or resolved before every item was there"
+        assert self._phase.over or not self.losses.too_many, "goes on after too many losses"
+        assert self._phase.over == (self._times.over_s is not None), "over before its end"
+        assert not (self._phase.over and (self._pauses or self._texts.current)), "a finished request goes on"
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -378,10 +378,10 @@ class RequestItems:
                 f"item {item.index}",
                 [attempt for attempt in (item.held, item.hedge) if attempt is not None],
             )
-            assert running == [attempt for attempt in item.attempts if attempt.ended is None], f"{whose}: lost track"  # noqa: S101
-            assert item.hedge is None or not any(attempt.result for attempt in running), f"{whose}: a hedge of nothing"  # noqa: S101
+            assert running == [attempt for attempt in item.attempts if attempt.ended is None], f"{whose}: lost track"
+            assert item.hedge is None or not any(attempt.result for attempt in running), f"{whose}: a hedge of nothing"
             for attempt in item.attempts:
-                assert (attempt.leases is None) == (attempt.ended is not None), f"{whose}: an attempt without leases"  # noqa: S101
+                assert (attempt.leases is None) == (attempt.ended is not None), f"{whose}: an attempt without leases"
                 if attempt.leases is not None:
                     attempt.leases.validate()
 

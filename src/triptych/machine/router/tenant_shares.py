@@ -171,11 +171,11 @@ class TenantShares:
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         waiting = {name for name, account in self._accounts.items() if account.waiting}
-        assert waiting == self._waiting, "those that wait are known"  # noqa: S101 - invariant
-        assert len(self._accounts) - len(waiting) <= MAX_IDLE, "too many idle accounts"  # noqa: S101 - invariant
+        assert waiting == self._waiting, "those that wait are known"
+        assert len(self._accounts) - len(waiting) <= MAX_IDLE, "too many idle accounts"
         weight = sum(self._accounts[name].weight for name in waiting)
-        assert abs(weight - self._weight) < 1e-6 * (1 + weight), "weights do not add up"  # noqa: S101 - invariant
+        assert abs(weight - self._weight) < 1e-6 * (1 + weight), "weights do not add up"
         for account in self._accounts.values():
-            assert sum(account.work.values()) == account.all_work, "work does not add up"  # noqa: S101 - invariant
+            assert sum(account.work.values()) == account.all_work, "work does not add up"
         least = min((self._accounts[name].served for name in waiting), default=0.0)
-        assert self._reached() == least, "the least account is not found"  # noqa: S101 - invariant
+        assert self._reached() == least, "the least account is not found"

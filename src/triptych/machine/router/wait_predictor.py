@@ -305,6 +305,6 @@ class WaitPredictor:
             work: Counter[int] = Counter()
             for request in here:
                 work[request.priority] += request.work[stage]
-            assert queue.waiting == len(here), f"{stage.value}: requests do not add up"  # noqa: S101 - invariant
-            assert queue.work == work, f"{stage.value}: work does not add up"  # noqa: S101 - invariant
+            assert queue.waiting == len(here), f"{stage.value}: requests do not add up"
+            assert queue.work == work, f"{stage.value}: work does not add up"
             queue.shares.validate()

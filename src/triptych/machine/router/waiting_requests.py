@@ -66,4 +66,4 @@ class WaitingRequests(Generic[Wanted]):
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        assert self._unplaceable <= {entry.wanted.request for entry in self.in_order}, "unplaceable but gone"  # noqa: S101
+        assert self._unplaceable <= {entry.wanted.request for entry in self.in_order}, "unplaceable but gone"

@@ -82,5 +82,5 @@ class HostCopies:
         """Raises AssertionError unless exactly these copies have room."""
         self._extents.validate()
         taken = sum(self._extents.size(copy.offset) for copy in copies)
-        assert taken == self._extents.capacity - self._extents.free_bytes, "a copy is lost"  # noqa: S101 - invariant
-        assert sum(copy.segment.nbytes for copy in copies) == self._held_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        assert taken == self._extents.capacity - self._extents.free_bytes, "a copy is lost"
+        assert sum(copy.segment.nbytes for copy in copies) == self._held_bytes, "bytes do not add up"

@@ -193,19 +193,19 @@ class KvBlocks:
         self._unused.validate()
         counts = [0] * self.blocks
         for owner in self._owners.values():
-            assert len(set(owner.table)) == len(owner.table), "a table has a block twice"  # noqa: S101 - invariant
-            assert owner.is_contiguous == _is_run(owner.table), "is_contiguous is wrong"  # noqa: S101 - invariant
+            assert len(set(owner.table)) == len(owner.table), "a table has a block twice"
+            assert owner.is_contiguous == _is_run(owner.table), "is_contiguous is wrong"
             for block in owner.table:
                 counts[block] += 1
-        assert counts == self._references, "references do not add up"  # noqa: S101 - invariant
+        assert counts == self._references, "references do not add up"
         for block, references in enumerate(counts):
             states = (references > 0) + (block in self._cached) + (block in self._unused)
-            assert states == 1, f"block {block} is in {states} states"  # noqa: S101 - invariant
-        assert set(self._cached) <= set(self._hash_of), "a block is cached without a hash"  # noqa: S101 - invariant
-        assert {block: prefix_hash for prefix_hash, block in self._block_of.items()} == self._hash_of, "hashes differ"  # noqa: S101 - invariant
-        assert all(block not in self._unused for block in self._hash_of), "an unused block has a hash"  # noqa: S101 - invariant
+            assert states == 1, f"block {block} is in {states} states"
+        assert set(self._cached) <= set(self._hash_of), "a block is cached without a hash"
+        assert {block: prefix_hash for prefix_hash, block in self._block_of.items()} == self._hash_of, "hashes differ"
+        assert all(block not in self._unused for block in self._hash_of), "an unused block has a hash"
         ends = {owner.table[-1] + 1: owner for owner in self._owners.values() if owner.table and owner.is_contiguous}
-        assert not self.contiguous or set(ends) == set(self._ending_at), "ends differ"  # noqa: S101 - invariant
+        assert not self.contiguous or set(ends) == set(self._ending_at), "ends differ"
 
     # --- placement ---------------------------------------------------------------------------------------------------
 

@@ -135,16 +135,16 @@ class PullTurns:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         limits, here = self._limits, self._under_way.values()
-        assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_pulling_bytes, "too many bytes"  # noqa: S101 - invariant
-        assert self.nbytes_under_way == sum(pull.nbytes for pull in here), "bytes do not add up"  # noqa: S101 - invariant
+        assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_pulling_bytes, "too many bytes"
+        assert self.nbytes_under_way == sum(pull.nbytes for pull in here), "bytes do not add up"
         holders = {pull.holder for pull in here}
-        assert self._pulls.keys() == self._nbytes.keys() == holders, "a holder without pulls is remembered"  # noqa: S101 - invariant
+        assert self._pulls.keys() == self._nbytes.keys() == holders, "a holder without pulls is remembered"
         for holder in holders:
             sizes = [pull.nbytes for pull in here if pull.holder == holder]
-            assert len(sizes) <= limits.max_pulls_per_encoder, "too many pulls from a holder"  # noqa: S101 - invariant
+            assert len(sizes) <= limits.max_pulls_per_encoder, "too many pulls from a holder"
             fits = len(sizes) == 1 or sum(sizes) <= limits.max_holder_nbytes
-            assert fits, "too many bytes from a holder"  # noqa: S101 - invariant
+            assert fits, "too many bytes from a holder"
         known = Counter(pull.request_id for pull in (*self._waiting.values(), *here))
-        assert known == self._here, "pulls of requests do not add up"  # noqa: S101 - invariant
-        assert self._here.keys() == known.keys() >= self._had.keys(), "a request that is gone is remembered"  # noqa: S101 - invariant
-        assert self.under_way or not self._waiting, "pulls wait although none is running"  # noqa: S101 - invariant
+        assert known == self._here, "pulls of requests do not add up"
+        assert self._here.keys() == known.keys() >= self._had.keys(), "a request that is gone is remembered"
+        assert self.under_way or not self._waiting, "pulls wait although none is running"

@@ -282,29 +282,29 @@ class RunningBatch(Generic[S]):
         self.blocks.validate()
         self._waiting.validate()
         running, waiting = self._running, list(self._waiting)
-        assert running == sorted(running, key=order), "out of order"  # noqa: S101 - invariant
+        assert running == sorted(running, key=order), "out of order"
         everyone = [other for sequence in (*running, *waiting) for other in (sequence, *sequence.followers)]
         known = [sequence for choices in self._known.values() for sequence in choices.values()]
-        assert sorted(map(order, everyone)) == sorted(map(order, known)), "a sequence is lost"  # noqa: S101 - invariant
+        assert sorted(map(order, everyone)) == sorted(map(order, known)), "a sequence is lost"
         for sequence in waiting:
             held = [self.blocks.table(other.sequence_id) for other in (sequence, *sequence.followers)]
-            assert not any(held), f"{sequence.sequence_id} holds memory while it waits"  # noqa: S101 - invariant
-            assert not sequence.computed, f"{sequence.sequence_id} waits and has computed"  # noqa: S101 - invariant
-            assert not (sequence.preemptions and sequence.arriving), f"{sequence.sequence_id} awaits what was lost"  # noqa: S101 - invariant
-            assert not (sequence.paused and sequence.copy), f"{sequence.sequence_id} is copied for nothing"  # noqa: S101 - invariant
+            assert not any(held), f"{sequence.sequence_id} holds memory while it waits"
+            assert not sequence.computed, f"{sequence.sequence_id} waits and has computed"
+            assert not (sequence.preemptions and sequence.arriving), f"{sequence.sequence_id} awaits what was lost"
+            assert not (sequence.paused and sequence.copy), f"{sequence.sequence_id} is copied for nothing"
         if self.copies is not None:
             self.copies.validate([sequence.copy for sequence in waiting if sequence.copy is not None])
             others = [sequence for sequence in everyone if sequence not in waiting]
-            assert not any(sequence.copy for sequence in others), "a sequence with blocks has a copy"  # noqa: S101 - invariant
+            assert not any(sequence.copy for sequence in others), "a sequence with blocks has a copy"
         for sequence in running:
             held_tokens = (
                 len(self.blocks.table(sequence.sequence_id)) - self.limits.fixed_blocks
             ) * self.limits.block_tokens
             needed = sequence.length + 1 if sequence.is_arriving else sequence.computed
-            assert needed <= held_tokens, f"{sequence.sequence_id} has no memory"  # noqa: S101 - invariant
-            assert sequence.arriving < sequence.length, f"the last token of {sequence.sequence_id} is not computed"  # noqa: S101 - invariant
-            assert not any(other.arriving for other in sequence.followers), "a follower arrives alone"  # noqa: S101 - invariant
-        assert sum(1 + len(sequence.followers) for sequence in running) <= self.limits.max_sequences, "too many"  # noqa: S101 - invariant
+            assert needed <= held_tokens, f"{sequence.sequence_id} has no memory"
+            assert sequence.arriving < sequence.length, f"the last token of {sequence.sequence_id} is not computed"
+            assert not any(other.arriving for other in sequence.followers), "a follower arrives alone"
+        assert sum(1 + len(sequence.followers) for sequence in running) <= self.limits.max_sequences, "too many"
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

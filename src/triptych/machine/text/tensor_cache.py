@@ -553,32 +553,32 @@ class TensorCache:
         """Raises AssertionError if an invariant is violated."""
         self._extents.validate()
         sizes = [self._extents.size(e.offset) for e in self._entries.values()] + list(self._set_aside.values())
-        assert sum(sizes) + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        assert sum(sizes) + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"
         offsets = [e.offset for e in self._entries.values()] + list(self._set_aside)
-        assert len(set(offsets)) == len(offsets), "memory is given out twice"  # noqa: S101 - invariant
+        assert len(set(offsets)) == len(offsets), "memory is given out twice"
         held = {key for key, entry in self._entries.items() if self._is_pinned(entry)}
         pinned = sum(self._extents.size(self._entries[key].offset) for key in held) + sum(self._set_aside.values())
-        assert pinned == self._pinned_bytes, "pinned bytes do not add up"  # noqa: S101 - invariant
-        assert self._idle.keys() == self._entries.keys() - held, "what is idle"  # noqa: S101 - invariant
+        assert pinned == self._pinned_bytes, "pinned bytes do not add up"
+        assert self._idle.keys() == self._entries.keys() - held, "what is idle"
         ready = sum(entry.state is CacheState.READY for entry in self._entries.values())
-        assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
+        assert ready == self._ready, "what is ready"
         self._turns.validate()
         pulling = {e.pull_id: key for key, e in self._entries.items() if e.state is not CacheState.READY}
-        assert pulling == self._pulls, "an entry is pulling exactly while a pull runs"  # noqa: S101 - invariant
+        assert pulling == self._pulls, "an entry is pulling exactly while a pull runs"
         for entry in self._entries.values():
             waits = self._turns.waits(entry.pull_id)
-            assert waits == (entry.state is CacheState.WAITING), "turns and entries differ"  # noqa: S101 - invariant
-        assert not self._failing.keys() & self._requests.keys(), "a request is refused and here"  # noqa: S101 - invariant
+            assert waits == (entry.state is CacheState.WAITING), "turns and entries differ"
+        assert not self._failing.keys() & self._requests.keys(), "a request is refused and here"
         pins = {(i, key) for key, e in self._entries.items() for i in e.pins}
-        assert pins == {(i, key) for i, r in self._requests.items() for key in r.keys}, "pins"  # noqa: S101 - invariant
+        assert pins == {(i, key) for i, r in self._requests.items() for key in r.keys}, "pins"
         for entry in self._entries.values():
             ready = entry.state is CacheState.READY
-            assert not (ready and (entry.tickets or entry.orphan)), "a READY entry keeps a lease"  # noqa: S101 - invariant
-            assert ready or entry.tickets.keys() == entry.pins, "tickets and pins differ"  # noqa: S101 - invariant
+            assert not (ready and (entry.tickets or entry.orphan)), "a READY entry keeps a lease"
+            assert ready or entry.tickets.keys() == entry.pins, "tickets and pins differ"
         held_fits = sum(map(bool, self._held.values())) <= 1 or self.held_bytes <= self._limits.max_embedding_bytes
-        assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
-        assert self._held.keys() >= self._requests.keys(), "the bytes of a request are not counted"  # noqa: S101 - invariant
-        assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"  # noqa: S101 - invariant
+        assert held_fits, "requests hold too many bytes"
+        assert self._held.keys() >= self._requests.keys(), "the bytes of a request are not counted"
+        assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"
 
 
 def _orphaned(entry: _Entry, reason: str) -> list[Effect]:

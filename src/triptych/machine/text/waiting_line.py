@@ -69,12 +69,12 @@ class WaitingLine(Generic[S]):
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         line = self._line
-        assert line == sorted(line, key=order), "out of order"  # noqa: S101 - invariant
-        assert set(line) == set(self._counted), "a sequence is counted that does not wait"  # noqa: S101 - invariant
+        assert line == sorted(line, key=order), "out of order"
+        assert set(line) == set(self._counted), "a sequence is counted that does not wait"
         by_request = {sequence for found in self._of.values() for sequence in found}
-        assert by_request == set(line), "requests differ"  # noqa: S101 - invariant
-        assert all(self._of.values()), "a request without a sequence"  # noqa: S101 - invariant
-        assert self.pending_tokens == sum(sequence.pending_tokens for sequence in line), "pending tokens do not add up"  # noqa: S101 - invariant
+        assert by_request == set(line), "requests differ"
+        assert all(self._of.values()), "a request without a sequence"
+        assert self.pending_tokens == sum(sequence.pending_tokens for sequence in line), "pending tokens do not add up"
 
 
 def order(sequence: Sequence) -> tuple[Turn, int, int]:
