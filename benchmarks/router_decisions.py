@@ -47,7 +47,7 @@ from triptych.domain.profile import (
 )
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
-from triptych.machine.router.cluster_events import ClusterEvent, InstanceSeen, LoadReported, MemberJoined, Tick
+from triptych.machine.router.cluster_events import ClusterEvent, ClusterTick, InstanceSeen, LoadReported, MemberJoined
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Encode,
@@ -148,7 +148,7 @@ class Driver:
             )
             self._cluster.handle(MemberJoined(Member(name)), 0.0)
             self._cluster.handle(InstanceSeen(name, info), 0.0)
-        self._cluster.handle(Tick(), 0.0)
+        self._cluster.handle(ClusterTick(), 0.0)
         self._reports = cycle(_reports(names))
 
     def report(self) -> None:

@@ -15,6 +15,7 @@ from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
+    ClusterTick,
     Connect,
     DescribeAgain,
     Disconnect,
@@ -25,7 +26,6 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Tick,
     WakeAt,
     WatchAgain,
 )
@@ -37,7 +37,7 @@ from triptych.machine.router.shared_events import (
     LeasesReturned,
     LeasesTaken,
     Moved,
-    Refused,
+    PlaceRefused,
     TextPoolLost,
 )
 from triptych.policy.placement.pool import Pool
@@ -66,7 +66,7 @@ class Scope(Protocol):
 class Requester(Protocol):
     """A request, as the receiver of the cluster's answers to it."""
 
-    def feed(self, event: Granted | Refused | TextPoolLost | Moved) -> None: ...
+    def feed(self, event: Granted | PlaceRefused | TextPoolLost | Moved) -> None: ...
 
 
 class Cluster:
@@ -275,7 +275,7 @@ class Cluster:
     def _apply(self, effects: list[ClusterEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         for effect in effects:
             match effect:
-                case Granted(request) | Refused(request) | Moved(request) if request in self._requesters:
+                case Granted(request) | PlaceRefused(request) | Moved(request) if request in self._requesters:
                     self._requesters[request].feed(effect)
                 case Granted(_, grants):
                     self._return(tuple(grant.credit for grant in grants))
@@ -311,7 +311,7 @@ class Cluster:
 
     def _tick(self) -> None:
         self._alarm = None
-        self.feed(Tick())
+        self.feed(ClusterTick())
 
     # --- membership --------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class ArenaStore:
         match self._handle(arena_events.Reserve(key, tensors, tokens)):
             case arena_events.Reserved(slot):
                 return slot
-            case arena_events.Refused(_, error):
+            case arena_events.ReservationRefused(_, error):
                 raise error
             case _:
                 raise InternalError("the embedding is already being computed")
@@ -105,7 +105,7 @@ class ArenaStore:
         match self._handle(arena_events.Grant(key, lease_id, lease_s, generation)):
             case arena_events.Granted(ticket):
                 return ticket
-            case arena_events.Refused(_, error):
+            case arena_events.ReservationRefused(_, error):
                 raise error
             case _:
                 raise InternalError("a lease was neither granted nor refused")
@@ -144,7 +144,7 @@ class ArenaStore:
 
     def sweep(self) -> None:
         """Expire leases."""
-        self._handle(arena_events.Tick())
+        self._handle(arena_events.ArenaTick())
 
     def _handle(self, event: arena_events.Event) -> arena_events.Effect | None:
         """Returns the event's answer, if it has one; other effects are only logged."""

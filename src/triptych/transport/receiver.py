@@ -25,11 +25,11 @@ from triptych.machine.text.tensor_events import (
     Pulled,
     PullFailed,
     PullStopped,
-    Refused,
     ReleaseLease,
     StartPull,
     StopPull,
-    Tick,
+    TensorsRefused,
+    TensorTick,
     TransferStats,
     Waiting,
     WakeAt,
@@ -156,7 +156,7 @@ class TensorReceiver:
         self._tick()
 
     def _tick(self) -> None:
-        self._handle(Tick(self.transport.quarantined()))
+        self._handle(TensorTick(self.transport.quarantined()))
 
     def _handle(self, event: Event) -> None:
         for effect in self.cache.handle(event, self.clock()):
@@ -169,7 +169,7 @@ class TensorReceiver:
                 case Acquired(request_id, slots):
                     if (wanted := self._waits(request_id)) is not None:
                         wanted.set_result(slots)
-                case Refused(request_id, error):
+                case TensorsRefused(request_id, error):
                     if (wanted := self._waits(request_id)) is not None:
                         wanted.set_exception(error)
                 case ReleaseLease(ticket):

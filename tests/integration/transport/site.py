@@ -108,7 +108,7 @@ class Site:
         data = payload(seed, nbytes)
         tensor = Tensor(TensorSpec("embedding", DType.U8, (nbytes,)), memoryview(data))
         answer = self.memory.handle(arena_events.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
-        if isinstance(answer, arena_events.Refused):
+        if isinstance(answer, arena_events.ReservationRefused):
             raise answer.error
         assert isinstance(answer, arena_events.Reserved), "the key exists already"
         placed = answer.slot
@@ -119,7 +119,7 @@ class Site:
 
     async def grant(self, key: str, lease_s: float = LEASE_S) -> dict[str, Any]:
         [answer] = self.memory.handle(arena_events.Grant(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s())
-        if isinstance(answer, arena_events.Refused):
+        if isinstance(answer, arena_events.ReservationRefused):
             raise answer.error
         assert isinstance(answer, arena_events.Granted)
         return ticket_to_json(answer.ticket)

@@ -95,7 +95,7 @@ class World:
                 self.writing[key] = (made, self.rng.randbytes(nbytes))
             case arena_events.Present():
                 assert key in self.ready or key in self.writing
-            case arena_events.Refused(_, error):
+            case arena_events.ReservationRefused(_, error):
                 assert self.largest_gap() < round_up(nbytes + 16), f"there was room: {error}"
                 self.done["refused"] += 1
 
@@ -143,7 +143,7 @@ class World:
 
     def wait(self) -> None:
         self.now_s += self.rng.uniform(0, 3)
-        self.happens(arena_events.Tick())
+        self.happens(arena_events.ArenaTick())
 
     def may_read(self, ticket: Ticket) -> bool:
         lease = self.leases.get(ticket.lease_id)

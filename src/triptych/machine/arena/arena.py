@@ -20,6 +20,7 @@ from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Ticket, payloa
 from triptych.errors import ArenaFull, InvalidMedia, LeaseLost
 from triptych.machine.arena.arena_events import (
     Abandon,
+    ArenaTick,
     Commit,
     Effect,
     Event,
@@ -29,13 +30,12 @@ from triptych.machine.arena.arena_events import (
     Key,
     Lapsed,
     Present,
-    Refused,
     Release,
+    ReservationRefused,
     Reserve,
     Reserved,
     Slot,
     SlotState,
-    Tick,
 )
 from triptych.machine.arena.extents import Extents, round_up
 from triptych.machine.arena.leases import LeaseLimits, Leases
@@ -132,7 +132,7 @@ class ArenaMachine:
             case Release(lease_ids):
                 self._unpinned(self._leases.release(lease_ids))
                 return []
-            case Tick():
+            case ArenaTick():
                 return self._sweep(now_s)
 
     def _reserve(self, event: Reserve, now_s: float) -> list[Effect]:
@@ -143,7 +143,7 @@ class ArenaMachine:
         nbytes = payload + 2 * GENERATION_NBYTES
         if round_up(nbytes) > self.capacity_bytes:
             message = f"the embedding takes {nbytes} bytes, the arena has {self.capacity_bytes}"
-            return [Refused(event.key, InvalidMedia(message))]
+            return [ReservationRefused(event.key, InvalidMedia(message))]
         effects: list[Effect] = []
         offset = self._extents.allocate(nbytes)
         if offset is None:
@@ -152,7 +152,7 @@ class ArenaMachine:
             offset = self._extents.allocate(nbytes)
         if offset is None:
             message = f"the embedding takes {nbytes} bytes, {self.leased_bytes} of the arena's {self.capacity_bytes} are in use"
-            return [*effects, Refused(event.key, ArenaFull(message))]
+            return [*effects, ReservationRefused(event.key, ArenaFull(message))]
         self._generation += 1
         slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens, payload)
         self._entries[event.key] = _Entry(slot)
@@ -210,9 +210,9 @@ class ArenaMachine:
     def _grant(self, event: Grant, now_s: float) -> list[Effect]:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
-            return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
+            return [ReservationRefused(event.key, LeaseLost("the embedding is no longer held here"))]
         if (error := self._leases.refusal(event.lease_id, event.key)) is not None:
-            return [Refused(event.key, error)]
+            return [ReservationRefused(event.key, error)]
         if self._idle.pop(event.key, None) is not None:
             self._leased_bytes += self._extents.size(entry.slot.offset)
         lease_s = self._leases.grant(event.lease_id, event.key, event.lease_s, now_s)

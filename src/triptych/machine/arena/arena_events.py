@@ -36,7 +36,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Reserve memory for an embedding to be computed. Answered by Reserved, Present or Refused."""
+    """Reserve memory for an embedding to be computed. Answered by Reserved, Present or ReservationRefused."""
 
     key: Key
     tensors: tuple[TensorSpec, ...]
@@ -65,7 +65,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease for another reader, or an extension. Answered by Granted or Refused.
+    """A lease for another reader, or an extension. Answered by Granted or ReservationRefused.
 
     ``lease_id``: 16 random bytes chosen by the caller. ``generation`` comes from the reader's old ticket; None accepts
     any.
@@ -85,11 +85,11 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ArenaTick:
     """Time has passed: expire leases."""
 
 
-Event = Reserve | Commit | Abandon | Grant | Release | Tick
+Event = Reserve | Commit | Abandon | Grant | Release | ArenaTick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ReservationRefused:
     """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded, InvalidRequest."""
 
     key: Key
@@ -138,4 +138,4 @@ class Lapsed:
     reason: str
 
 
-Effect = Reserved | Present | Granted | Refused | Evicted | Lapsed
+Effect = Reserved | Present | Granted | ReservationRefused | Evicted | Lapsed

@@ -38,6 +38,7 @@ from triptych.machine.router.budget import Budget
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
+    ClusterTick,
     Connect,
     DescribeAgain,
     Disconnect,
@@ -50,7 +51,6 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Tick,
     WakeAt,
     WatchAgain,
 )
@@ -79,7 +79,7 @@ from triptych.machine.router.shared_events import (
     LeasesReturned,
     LeasesTaken,
     Overtaken,
-    Refused,
+    PlaceRefused,
     TextPoolLost,
     TextWanted,
 )
@@ -329,7 +329,7 @@ class ClusterMachine:
             case Overtaken(credit):
                 if (placed := self._credits.by_number.get(credit)) is not None:
                     effects = self._health.overtaken(credit, placed, now_s)
-            case Tick():
+            case ClusterTick():
                 self._wake_at_s = None
                 for instance in [known for known in self._instances.by_name.values() if known.leaving]:
                     effects += self._forget_if_over(instance, now_s)
@@ -515,7 +515,7 @@ class ClusterMachine:
         if event.suspect:
             self._credits.suspect(event.request)
         if event.again and not self._retries.has(len(event.wants)):
-            return [Refused(event.request, self._too_many_retries(), final=True)]
+            return [PlaceRefused(event.request, self._too_many_retries(), final=True)]
         if event.wait and not waiting:
             outcome = self._assign(event, now_s)
             if isinstance(outcome, Granted):
@@ -523,7 +523,7 @@ class ClusterMachine:
         if not event.wait:
             outcome = self._assign(event, now_s)
             if not isinstance(outcome, Granted):
-                return [Refused(event.request, self._error(outcome))]
+                return [PlaceRefused(event.request, self._error(outcome))]
             if event.again:
                 self._retries.spend(len(event.wants))
             return [outcome]
@@ -532,7 +532,7 @@ class ClusterMachine:
                 f"{len(waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting_requests}",
                 retry_after_s=self._retry_after_s,
             )
-            return [Refused(event.request, error)]
+            return [PlaceRefused(event.request, error)]
         self._waiting.add(event, now_s)
         return []
 
@@ -560,7 +560,9 @@ class ClusterMachine:
                 times = [at_s for encoder in encoders for at_s in encoder.may_be_tried_s(Stage.ENCODE)]
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
-            effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
+            effects.append(
+                outcome if isinstance(outcome, Granted) else PlaceRefused(wanted.request, self._error(outcome))
+            )
             self._waiting.remove(wanted.request)
         return effects + (self._wake(*min(wakes)) if wakes else [])
 

@@ -85,7 +85,7 @@ class InstanceSuspected:
 
 
 @record
-class Tick:
+class ClusterTick:
     """The time of a WakeAt has come."""
 
 
@@ -112,7 +112,7 @@ ClusterEvent = (
     | CreditReturned
     | LeasesTaken
     | LeasesReturned
-    | Tick
+    | ClusterTick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class WatchAgain:
 
 @record
 class WakeAt:
-    """Send a Tick at that time. Replaces any earlier WakeAt."""
+    """Send a ClusterTick at that time. Replaces any earlier WakeAt."""
 
     at_s: float
     reason: str

@@ -72,7 +72,7 @@ from triptych.machine.router.shared_events import (
     Granted,
     ItemEncoded,
     Moved,
-    Refused,
+    PlaceRefused,
     Release,
     TextPoolLost,
     TextWanted,
@@ -280,7 +280,7 @@ class RequestMachine:
                 return self._text_reported(what, now_s) if self._texts.has(credit) else []
             case PrefilledEarly(credit):
                 return self._prefilled_early(credit, now_s)
-            case Refused():
+            case PlaceRefused():
                 wants_text = self._phase is RequestPhase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
             case CallFailed():
@@ -359,7 +359,7 @@ class RequestMachine:
         item.hedge_s = now_s + grant.hedge_after_s
         return [encode, *self._items.watch_hedges(item.hedge_s, now_s)]
 
-    def _placement_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
+    def _placement_refused(self, event: PlaceRefused, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
             return []
         error = event.error
@@ -617,7 +617,7 @@ class RequestMachine:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _text_refused(self, event: Refused, now_s: float) -> list[RequestEffect]:
+    def _text_refused(self, event: PlaceRefused, now_s: float) -> list[RequestEffect]:
         """Retry after a pause, as an instance may return within the grace period; TextPoolLost says if not.
 
         A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has

@@ -131,7 +131,7 @@ class Granted:
 
 
 @record
-class Refused:
+class PlaceRefused:
     """The request cannot have what it wanted: not now if it did not wait, else not at all."""
 
     request: int
@@ -162,7 +162,7 @@ class Moved:
     reason: str
 
 
-Answer = Granted | Refused | TextPoolLost | Moved
+Answer = Granted | PlaceRefused | TextPoolLost | Moved
 
 # --- results of calls
 # ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import TEXT, Instances
 from triptych.machine.router.known_prefixes import KnownPrefixes
 from triptych.machine.router.lenders import Lenders, LendingCounts, LendingLimits
-from triptych.machine.router.shared_events import Grant, Granted, Moved, Refused, TextWanted
+from triptych.machine.router.shared_events import Grant, Granted, Moved, PlaceRefused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
 from triptych.policy.lending import LenderState
 from triptych.policy.placement.requests import (
@@ -85,7 +85,7 @@ class TextPlaces:
         self.lenders.review()
         self._prefixes.review()
 
-    def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | Refused]:
+    def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | PlaceRefused]:
         """``lost``: no instance has been usable for the whole grace period."""
         self.lenders.update(now_s, len(self.waiting.in_order))
         before = self.waiting.in_order
@@ -98,18 +98,18 @@ class TextPlaces:
         if placed is RequestShortage.NO_INSTANCE:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = lost or (event.continues and self._instances.has_text)
-            return [Refused(event.request, self.no_text(), final)]
+            return [PlaceRefused(event.request, self.no_text(), final)]
         if len(self.waiting.in_order) >= self._max_waiting:
             error = Overloaded("too many requests wait for KV memory", retry_after_s=self._retry_after_s)
-            return [Refused(event.request, error)]
+            return [PlaceRefused(event.request, error)]
         self.waiting.add(event, now_s)
         return []
 
-    def serve_waiting(self, now_s: float, *, lost: bool) -> list[Granted | Refused]:
+    def serve_waiting(self, now_s: float, *, lost: bool) -> list[Granted | PlaceRefused]:
         """In their order, as long as there is KV memory."""
         self.waiting.put_lost_back(now_s)
         self.lenders.update(now_s, len(self.waiting.in_order))
-        effects: list[Granted | Refused] = []
+        effects: list[Granted | PlaceRefused] = []
         for waiting in self.waiting.in_order.copy():
             wanted = waiting.wanted
             placed = self._place(wanted, now_s, first_in_line=True)
@@ -121,7 +121,7 @@ class TextPlaces:
             effects.append(
                 Granted(wanted.request, (placed,))
                 if isinstance(placed, Grant)
-                else Refused(wanted.request, self.no_text(), lost)
+                else PlaceRefused(wanted.request, self.no_text(), lost)
             )
         return effects
 

@@ -44,11 +44,11 @@ from triptych.machine.text.tensor_events import (
     PullFailed,
     PullStopped,
     Range,
-    Refused,
     ReleaseLease,
     StartPull,
     StopPull,
-    Tick,
+    TensorsRefused,
+    TensorTick,
     TransferStats,
     Waiting,
     WakeAt,
@@ -205,7 +205,7 @@ class TensorCache:
                 effects = self._leave(request_id, now_s)
             case CopiesGone(request_id):
                 effects = self._admit(now_s) if self._held.pop(request_id, 0) else []
-            case Tick(quarantined):
+            case TensorTick(quarantined):
                 self._end_quarantine(quarantined)
                 effects = self._admit(now_s)
         if self._failing:
@@ -224,7 +224,7 @@ class TensorCache:
         error = self._refusal(request)
         if error is not None:
             return [
-                Refused(request_id, error),
+                TensorsRefused(request_id, error),
                 *(ReleaseLease(ticket, "the request was refused") for ticket in event.tickets),
             ]
         self._waiting[request_id] = request
@@ -267,7 +267,7 @@ class TensorCache:
             if conflicts:
                 del self._waiting[request_id]
                 message = "another embedding with the same identity but other tensors is in use"
-                effects.append(Refused(request_id, TransferFailed(message, items=conflicts)))
+                effects.append(TensorsRefused(request_id, TransferFailed(message, items=conflicts)))
                 effects += [ReleaseLease(ticket, "the request was refused") for ticket in request.tickets]
                 continue
             offsets = self._place(request, effects)
@@ -467,7 +467,9 @@ class TensorCache:
             if not failing.pulls or failing.until_s <= now_s:
                 del self._failing[request_id]
                 effects.append(
-                    Refused(request_id, TransferFailed(failing.error.message, items=tuple(sorted(failing.failed))))
+                    TensorsRefused(
+                        request_id, TransferFailed(failing.error.message, items=tuple(sorted(failing.failed)))
+                    )
                 )
         return effects
 

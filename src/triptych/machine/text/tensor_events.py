@@ -39,7 +39,7 @@ class CachedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """A request needs these tensor sets, one ticket each. Answered by Acquired (now or later), Waiting or Refused."""
+    """A request needs these tensor sets, one ticket each. Answered by Acquired (now or later), Waiting or TensorsRefused."""
 
     request_id: str
     tickets: tuple[Ticket, ...]
@@ -92,13 +92,13 @@ class CopiesGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TensorTick:
     """Time has passed. ``quarantined``: the current value of ``Transport.quarantined()``."""
 
     quarantined: tuple[Range, ...]
 
 
-Event = Acquire | Pulled | PullFailed | PullStopped | Leave | CopiesGone | Tick
+Event = Acquire | Pulled | PullFailed | PullStopped | Leave | CopiesGone | TensorTick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TensorsRefused:
     """The request is rejected or removed. TransferFailed names its tickets by index."""
 
     request_id: str
@@ -161,10 +161,10 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send ``Tick`` at this time."""
+    """Send ``TensorTick`` at this time."""
 
     at_s: float
     reason: str
 
 
-Effect = StartPull | StopPull | Acquired | Waiting | Refused | ReleaseLease | Evicted | WakeAt
+Effect = StartPull | StopPull | Acquired | Waiting | TensorsRefused | ReleaseLease | Evicted | WakeAt

@@ -11,18 +11,18 @@ from triptych.errors import ArenaFull, InvalidMedia, LeaseLost
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.arena_events import (
     Abandon,
+    ArenaTick,
     Commit,
     Evicted,
     Grant,
     Granted,
     Present,
-    Refused,
     Release,
+    ReservationRefused,
     Reserve,
     Reserved,
     Slot,
     SlotState,
-    Tick,
 )
 from triptych.machine.arena.leases import LeaseLimits
 
@@ -62,7 +62,7 @@ def put(machine: ArenaMachine, key: bytes, slot_nbytes: int, now_s: float = 0.0)
 
 def refusal(machine: ArenaMachine, event: Reserve | Grant, now_s: float = 0.0) -> Exception:
     effect = machine.handle(event, now_s)[-1]
-    assert isinstance(effect, Refused)
+    assert isinstance(effect, ReservationRefused)
     return effect.error
 
 
@@ -273,7 +273,7 @@ class ArenaModel(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 12))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
-        self.machine.handle(Tick(), self.now_s)
+        self.machine.handle(ArenaTick(), self.now_s)
 
     @invariant()
     def holds(self) -> None:

@@ -17,7 +17,7 @@ from tests.unit.machine.arena.test_arena import (
 )
 from triptych.errors import ArenaFull, InvalidRequest, LeaseLost, Overloaded
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import Evicted, Grant, Granted, Lapsed, Release, Reserve, Reserved, Tick
+from triptych.machine.arena.arena_events import ArenaTick, Evicted, Grant, Granted, Lapsed, Release, Reserve, Reserved
 
 
 def test_an_expired_lease_keeps_its_slot_for_the_longest_pull() -> None:
@@ -87,7 +87,7 @@ def test_extending_leases_does_not_delay_the_expiry_of_others() -> None:
             machine.handle(Grant(b"b", b"b", ends_s[b"b"]), 0.0)
         gone: list[tuple[float, bytes]] = []
         for now_s in range(0, 50, 5):
-            gone += [(now_s, effect.key) for effect in machine.handle(Tick(), now_s) if isinstance(effect, Lapsed)]
+            gone += [(now_s, effect.key) for effect in machine.handle(ArenaTick(), now_s) if isinstance(effect, Lapsed)]
         machine.validate()
         assert gone == expected
 
@@ -108,8 +108,8 @@ def test_granting_a_lease_again_extends_it_and_counts_once() -> None:
         machine.validate()
     put(machine, b"b", 64)
     assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S)), InvalidRequest)
-    assert machine.handle(Tick(), 5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
-    assert len(machine.handle(Tick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
+    assert machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
+    assert len(machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
 
 
 def test_a_released_lease_is_not_granted_again_in_either_order() -> None:

@@ -28,6 +28,7 @@ from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
+    ClusterTick,
     Connect,
     DescribeAgain,
     Disconnect,
@@ -38,7 +39,6 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Tick,
     WakeAt,
 )
 from triptych.machine.router.expected_output import AnswerClass
@@ -60,7 +60,7 @@ from triptych.machine.router.shared_events import (
     LeasesReturned,
     LeasesTaken,
     Overtaken,
-    Refused,
+    PlaceRefused,
     TextPoolLost,
     TextWanted,
 )
@@ -101,7 +101,7 @@ def cluster(*seen: str, policies: Policies = POLICIES) -> ClusterMachine:
         machine.handle(MemberJoined(Member(name)), 0)
     for name in seen:
         machine.handle(InstanceSeen(name, info(name)), 0)
-    machine.handle(Tick(), 0)  # requested before there was a text instance
+    machine.handle(ClusterTick(), 0)  # requested before there was a text instance
     return machine
 
 
@@ -117,8 +117,8 @@ def granted(effects: list[ClusterEffect]) -> Granted:
     return found
 
 
-def refused(effects: list[ClusterEffect]) -> Refused:
-    (found,) = [effect for effect in effects if isinstance(effect, Refused)]
+def refused(effects: list[ClusterEffect]) -> PlaceRefused:
+    (found,) = [effect for effect in effects if isinstance(effect, PlaceRefused)]
     return found
 
 
@@ -500,14 +500,14 @@ def test_a_request_waiting_for_an_encoder_in_backoff_is_woken_at_its_end() -> No
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     effects = machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
     assert wakes(effects) == [1.0]
-    assert granted(machine.handle(Tick(), 1.0)).grants[0].name == "a"
+    assert granted(machine.handle(ClusterTick(), 1.0)).grants[0].name == "a"
 
 
 def test_a_wake_is_requested_once_and_again_after_an_early_one() -> None:
     machine = cluster("t")
     assert wakes(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)) == [1.0]
     assert wakes(machine.handle(CreditsWanted(2, wants(10), wait=True), 0)) == []
-    assert wakes(machine.handle(Tick(), 0.7)) == [1.0]
+    assert wakes(machine.handle(ClusterTick(), 0.7)) == [1.0]
 
 
 def test_ties_between_text_instances_rotate() -> None:
@@ -761,7 +761,7 @@ def test_without_an_encoder_a_request_waits_for_the_grace_period_only() -> None:
     assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
         WakeAt(1.0, "no encoder within the grace")
     ]
-    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+    assert isinstance(refused(machine.handle(ClusterTick(), 1.0)).error, Unavailable)
     machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).request == 2
 
@@ -770,7 +770,7 @@ def test_the_grace_period_starts_at_the_loss() -> None:
     machine = cluster("a", "t")
     first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
-    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, Refused)]
+    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, PlaceRefused)]
     machine.handle(CreditReturned(first.grants[0].credit), 60.1)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).request == 2
 
@@ -779,15 +779,15 @@ def test_events_of_other_instances_do_not_restart_the_grace_period() -> None:
     machine = cluster()
     machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
     machine.handle(InstanceSeen("t", info("t")), 0.5)
-    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+    assert isinstance(refused(machine.handle(ClusterTick(), 1.0)).error, Unavailable)
 
 
 def test_a_text_pool_that_never_appeared_is_reported_lost_once() -> None:
     machine = cluster()
     assert not machine.text_lost
-    assert wakes(machine.handle(Tick(), 0)) == [1.0]
-    assert [type(effect) for effect in machine.handle(Tick(), 1.0)] == [TextPoolLost]
-    assert machine.handle(Tick(), 2.0) == []
+    assert wakes(machine.handle(ClusterTick(), 0)) == [1.0]
+    assert [type(effect) for effect in machine.handle(ClusterTick(), 1.0)] == [TextPoolLost]
+    assert machine.handle(ClusterTick(), 2.0) == []
 
 
 def test_an_item_too_large_for_the_known_encoders_waits_for_the_others() -> None:
@@ -800,7 +800,7 @@ def test_a_request_waiting_for_an_unknown_encoder_does_not_block_others() -> Non
     machine = cluster("t", "a")
     machine.handle(CreditsWanted(1, wants(101), wait=True), 0)
     assert granted(machine.handle(CreditsWanted(2, wants(10, first=10), wait=True), 0.1)).request == 2
-    assert refused(machine.handle(Tick(), 1.0)).request == 1
+    assert refused(machine.handle(ClusterTick(), 1.0)).request == 1
 
 
 def test_what_waits_for_another_encoder_is_refused_in_time_behind_what_waits_for_room() -> None:
@@ -810,7 +810,7 @@ def test_what_waits_for_another_encoder_is_refused_in_time_behind_what_waits_for
     machine.handle(CreditsWanted(3, wants(90, first=20), wait=True), 0)
     machine.handle(CreditsAbandoned(2), 0.5)
     machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, turn=Turn(-1, 0.0, 4)), 0.5)
-    assert refused(machine.handle(Tick(), 1.5)).request == 4
+    assert refused(machine.handle(ClusterTick(), 1.5)).request == 4
     assert machine.waiting == 1
 
 
@@ -819,7 +819,7 @@ def test_the_end_of_a_refusal_pause_wakes_no_request() -> None:
     machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     assert wakes(machine.handle(CreditsWanted(2, wants(50, first=1), wait=True), 0)) == [0.5]
-    assert wakes(machine.handle(Tick(), 0.5)) == []
+    assert wakes(machine.handle(ClusterTick(), 0.5)) == []
 
 
 def test_an_encoder_that_refused_gets_no_work_for_a_pause() -> None:
@@ -827,7 +827,7 @@ def test_an_encoder_that_refused_gets_no_work_for_a_pause() -> None:
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     effects = machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [0.5]
-    assert granted(machine.handle(Tick(), 0.5)).request == 1
+    assert granted(machine.handle(ClusterTick(), 0.5)).request == 1
 
 
 def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
@@ -865,7 +865,7 @@ def test_a_request_needs_instances_that_prefill_and_decode(role: Role, missing: 
     machine = cluster("a")
     machine.handle(InstanceSeen("t", replace(info("t"), role=role)), 0)
     assert machine.instances.readiness().missing == (missing,)
-    assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], Refused)
+    assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], PlaceRefused)
 
 
 def continuing(*names: str, able: tuple[str, ...]) -> ClusterMachine:
@@ -890,23 +890,23 @@ def test_an_answer_returns_to_an_instance_where_it_broke_if_there_is_no_other() 
     machine.handle(MemberLeft("u"), 0)
     assert text_granted(machine.handle(broke, 0)).name == "t"
     (refused,) = machine.handle(TextWanted(2, 10, frozenset({"t"})), 0)
-    assert isinstance(refused, Refused), "a new request tries elsewhere, or ends"
+    assert isinstance(refused, PlaceRefused), "a new request tries elsewhere, or ends"
 
 
 @pytest.mark.parametrize(("seen", "final"), [((), False), (("t",), True)])
 def test_an_answer_does_not_wait_where_all_usable_instances_cannot_go_on(seen: tuple[str, ...], final: bool) -> None:
     machine = continuing(*seen, able=())
     refused = machine.handle(TextWanted(1, 10, continues=True), 0)[0]
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, PlaceRefused)
     assert refused.final is final
 
 
 def test_a_refusal_is_final_once_the_text_pool_is_lost() -> None:
     machine = cluster("a")
-    machine.handle(Tick(), 0)
-    assert any(isinstance(effect, TextPoolLost) for effect in machine.handle(Tick(), 60.0))
+    machine.handle(ClusterTick(), 0)
+    assert any(isinstance(effect, TextPoolLost) for effect in machine.handle(ClusterTick(), 60.0))
     refused = machine.handle(TextWanted(1, 10, continues=True), 60.0)[0]
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, PlaceRefused)
     assert refused.final
 
 
@@ -980,7 +980,7 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
         assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "it is logged once"
     assert machine.instances.readiness().instances == ("i-a: leaving", "i-t: leaving")
-    assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
+    assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], PlaceRefused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
     machine.handle(encoded(grants[0]), 0)
     assert not machine.instances.directory, "its cached embeddings attract no request"
@@ -1014,13 +1014,13 @@ def test_a_leaving_member_that_is_not_reached_is_forgotten_with_all_that_is_held
         machine.handle(MemberLeaving(name), 0)
         assert Disconnect(name) not in machine.handle(InstanceSuspected(name), 1)
     machine.handle(InstanceSeen("t", info("t")), 2)
-    assert Disconnect("a") not in machine.handle(Tick(), 5.9)
-    assert Disconnect("a") in machine.handle(Tick(), 6)
+    assert Disconnect("a") not in machine.handle(ClusterTick(), 5.9)
+    assert Disconnect("a") in machine.handle(ClusterTick(), 6)
     machine.validate()
     assert (machine.outstanding, machine.leases) == (0, 1), "the other one has been reached again"
-    assert not any(isinstance(effect, Disconnect) for effect in machine.handle(Tick(), 60))
+    assert not any(isinstance(effect, Disconnect) for effect in machine.handle(ClusterTick(), 60))
     assert WakeAt in [type(effect) for effect in machine.handle(InstanceSuspected("t"), 60)]
-    assert Disconnect("t") in machine.handle(Tick(), 65)
+    assert Disconnect("t") in machine.handle(ClusterTick(), 65)
     assert machine.handle(CreditReturned(held.credit), 65) == []
 
 
@@ -1030,7 +1030,7 @@ def test_calls_to_a_leaving_member_are_waited_for_whether_it_is_reached_or_not()
     machine.handle(encoded(held), 0)
     machine.handle(MemberLeaving("a"), 0)
     machine.handle(InstanceSuspected("a"), 0)
-    assert Disconnect("a") not in machine.handle(Tick(), 60)
+    assert Disconnect("a") not in machine.handle(ClusterTick(), 60)
     assert Disconnect("a") in machine.handle(CreditReturned(running.credit), 60)
     assert machine.outstanding == 0
 
@@ -1076,7 +1076,7 @@ def test_requests_waiting_for_the_last_encoder_fail_after_the_grace_period() -> 
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
     assert wakes(machine.handle(MemberLeft("a"), 5)) == [6.0]
-    assert isinstance(refused(machine.handle(Tick(), 6.0)).error, Unavailable)
+    assert isinstance(refused(machine.handle(ClusterTick(), 6.0)).error, Unavailable)
 
 
 @pytest.mark.parametrize(
@@ -1338,12 +1338,12 @@ def test_without_a_text_instance_dispatches_are_refused_and_the_loss_is_reported
     machine = cluster("t")
     effects = machine.handle(InstanceSuspected("t"), 5.0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
-    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], Refused)
-    assert machine.handle(Tick(), 5.9) == [WakeAt(6.0, "no text instance within the grace")]
+    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], PlaceRefused)
+    assert machine.handle(ClusterTick(), 5.9) == [WakeAt(6.0, "no text instance within the grace")]
     lost = [machine.text_lost]
-    assert [type(effect) for effect in machine.handle(Tick(), 6.0)] == [TextPoolLost]
+    assert [type(effect) for effect in machine.handle(ClusterTick(), 6.0)] == [TextPoolLost]
     lost.append(machine.text_lost)
-    assert machine.handle(Tick(), 7.0) == []
+    assert machine.handle(ClusterTick(), 7.0) == []
     machine.handle(InstanceSeen("t", info("t")), 8.0)
     lost.append(machine.text_lost)
     assert lost == [False, True, False]
@@ -1353,7 +1353,7 @@ def test_a_text_instance_that_returns_within_the_grace_period_is_not_reported_lo
     machine = cluster("t")
     machine.handle(InstanceSuspected("t"), 5.0)
     machine.handle(InstanceSeen("t", info("t")), 5.5)
-    assert machine.handle(Tick(), 6.0) == []
+    assert machine.handle(ClusterTick(), 6.0) == []
 
 
 class Traffic(RuleBasedStateMachine):
@@ -1375,7 +1375,7 @@ class Traffic(RuleBasedStateMachine):
                 self.waiting.discard(effect.request)
                 self.texts_waiting.discard(effect.request)
                 self.credits |= {grant.credit for grant in effect.grants}
-            elif isinstance(effect, Refused):
+            elif isinstance(effect, PlaceRefused):
                 self.waiting.discard(effect.request)
                 self.texts_waiting.discard(effect.request)
             elif isinstance(effect, Connect):
@@ -1520,7 +1520,7 @@ class Traffic(RuleBasedStateMachine):
     @rule(later_s=st.floats(0.01, 2))
     def tick(self, later_s: float) -> None:
         self.now_s += later_s
-        self.feed(self.machine.handle(Tick(), self.now_s))
+        self.feed(self.machine.handle(ClusterTick(), self.now_s))
 
     @invariant()
     def sound(self) -> None:
@@ -1541,7 +1541,7 @@ class Traffic(RuleBasedStateMachine):
             self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))
         self.now_s += 10
         for _ in range(len(self.waiting) + 1):
-            self.feed(self.machine.handle(Tick(), self.now_s))
+            self.feed(self.machine.handle(ClusterTick(), self.now_s))
             for credit in sorted(self.credits):
                 self.credits.discard(credit)
                 self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
@@ -1568,7 +1568,7 @@ def test_instances_of_a_new_model_serve_when_those_of_the_former_are_gone(
         machine.handle(end(name), 2)
     for now_s in range(3, 10):
         machine.handle(LoadReported("u", load()), now_s)
-        machine.handle(Tick(), now_s)
+        machine.handle(ClusterTick(), now_s)
     assert machine.instances.model is not None
     assert machine.instances.model.revision == "new"
     assert machine.instances.readiness().ready

@@ -16,13 +16,13 @@ from triptych.errors import ArenaFull, EngineFailure, Unavailable
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEvent,
+    ClusterTick,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Tick,
 )
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import ENCODE, TEXT
@@ -132,7 +132,7 @@ def event_of(kind: str, name: str, number: int, machine: ClusterMachine) -> Clus
         case "returned":
             return CreditReturned(credit)
         case _:
-            return Tick()
+            return ClusterTick()
 
 
 KINDS = (

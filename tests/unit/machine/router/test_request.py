@@ -67,7 +67,7 @@ from triptych.machine.router.shared_events import (
     ItemEncoded,
     Moved,
     Overtaken,
-    Refused,
+    PlaceRefused,
     Release,
     TextPoolLost,
     TextWanted,
@@ -699,7 +699,7 @@ def test_a_new_request_waits_for_credits_and_is_refused_when_it_can_never_fit() 
     assert isinstance(call, CreditsWanted)
     assert call.wait
     error = InvalidMedia("too large for every arena")
-    world.feed(Refused(1, error))
+    world.feed(PlaceRefused(1, error))
     world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
@@ -848,7 +848,7 @@ def test_an_engine_failure_ends_the_request_without_another_encoder() -> None:
     assert isinstance(first, Encode)
     world.feed(failed(first, EngineFailure("failed")))
     world.take(CreditsWanted)
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(PlaceRefused(1, Unavailable("none")))
     world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, EngineFailure)
 
@@ -872,7 +872,7 @@ def test_a_repair_without_room_releases_everything() -> None:
     world.encoded(second)
     world.feed(failed(first, InstanceLost("gone")))
     world.take(CreditsWanted)
-    world.feed(Refused(1, ArenaFull("full")))
+    world.feed(PlaceRefused(1, ArenaFull("full")))
     assert (world.machine.phase, world.credits, world.leases) == (RequestPhase.WAITING, {}, {})
 
 
@@ -888,9 +888,9 @@ def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(
     assert isinstance(call, Encode)
     world.feed(failed(call, InstanceLost("gone")))
     world.take(CreditsWanted)
-    world.feed(Refused(1, error))
+    world.feed(PlaceRefused(1, error))
     assert (world.machine.phase, world.credits) == (phase, {})
-    assert world.feed(Refused(1, error)) == [], "a response to a cancelled wait"
+    assert world.feed(PlaceRefused(1, error)) == [], "a response to a cancelled wait"
 
 
 def test_a_failed_pull_reencodes_the_named_items_and_renews_the_others() -> None:
@@ -942,7 +942,7 @@ def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
     world.feed(failed(call, error))
     world.renew_all()
     assert world.take(TextWanted)
-    world.feed(Refused(1, Unavailable("none"), final=True))
+    world.feed(PlaceRefused(1, Unavailable("none"), final=True))
     world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
@@ -990,7 +990,7 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world.feed(failed(first, Unavailable("gone")))
     world.renew_all()
     assert world.take(TextWanted)
-    world.feed(Refused(1, Unavailable("none"), final=True))
+    world.feed(PlaceRefused(1, Unavailable("none"), final=True))
     world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
@@ -1001,7 +1001,7 @@ def test_a_request_may_return_to_where_it_was_lost_once_no_other_was_usable() ->
     world.feed(failed(lost, Unavailable("gone")))
     world.renew_all()
     assert [wanted.avoid for wanted in world.take(TextWanted) if isinstance(wanted, TextWanted)] == [{lost.name}]
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(PlaceRefused(1, Unavailable("none")))
     world.resume()
     world.renew_all()
     assert [wanted.avoid for wanted in world.take(TextWanted) if isinstance(wanted, TextWanted)] == [frozenset()]
@@ -1013,7 +1013,7 @@ def test_a_request_does_not_wait_for_an_instance_that_turned_it_down(error: Trip
     world.feed(failed(world.up_to_text(), error))
     world.renew_all()
     assert world.take(TextWanted)
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(PlaceRefused(1, Unavailable("none")))
     world.assert_over(RequestPhase.FAILED)
     assert world.error is error
 
@@ -1025,7 +1025,7 @@ def test_an_absent_text_pool_is_retried_without_using_an_attempt() -> None:
     delays_s: list[float] = []
     for _ in range(5):
         assert world.take(TextWanted)
-        world.feed(Refused(1, Unavailable("none")))
+        world.feed(PlaceRefused(1, Unavailable("none")))
         delays_s.append(world.pauses[0].delay_s)
         world.resume()
         world.renew_all()
@@ -1130,13 +1130,13 @@ def test_an_answer_that_has_begun_waits_for_a_text_instance_to_return() -> None:
     world.feed(failed(call, InstanceLost("gone")))
     for _ in range(3):
         assert wanted_text(world).continues
-        world.feed(Refused(1, Unavailable("none")))
+        world.feed(PlaceRefused(1, Unavailable("none")))
         world.resume()
     assert world.dispatched().kind is AttemptKind.DECODE
     assert world.machine.timeline(world.now_s, 0).text_attempts == 2
 
 
-@pytest.mark.parametrize("lost", [Refused(1, Unavailable("none"), final=True), TextPoolLost(Unavailable("none"))])
+@pytest.mark.parametrize("lost", [PlaceRefused(1, Unavailable("none"), final=True), TextPoolLost(Unavailable("none"))])
 def test_an_answer_that_has_begun_ends_as_lost_when_no_text_instance_will_return(lost: RequestEvent) -> None:
     world, call = streaming(1)
     world.feed(failed(call, InstanceLost("gone")))
@@ -1144,7 +1144,7 @@ def test_an_answer_that_has_begun_ends_as_lost_when_no_text_instance_will_return
     world.encode_all()
     assert wanted_text(world)
     if isinstance(lost, TextPoolLost):
-        world.feed(Refused(1, Unavailable("none")))
+        world.feed(PlaceRefused(1, Unavailable("none")))
     world.feed(lost)
     world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
@@ -1154,7 +1154,7 @@ def test_an_answer_that_has_begun_waits_if_the_queue_for_encoders_is_full() -> N
     world, call = streaming(1)
     world.feed(failed(call, InstanceLost("gone")))
     assert world.take(CreditsWanted)
-    world.feed(Refused(1, Overloaded("the queue is full")))
+    world.feed(PlaceRefused(1, Overloaded("the queue is full")))
     assert world.machine.phase is RequestPhase.WAITING
     world.resume()
     assert world.up_to_text().kind is AttemptKind.DECODE
@@ -1276,7 +1276,7 @@ def assert_only_another_is_tried(world: World, name: str) -> None:
     (again,) = world.take(CreditsWanted)
     assert isinstance(again, CreditsWanted)
     assert again.wants[0].exclude == {name}
-    world.feed(Refused(1, Unavailable("none")))
+    world.feed(PlaceRefused(1, Unavailable("none")))
     world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InternalError)
 
@@ -1440,7 +1440,7 @@ def test_when_the_retry_budget_is_spent_the_request_fails_with_that() -> None:
     world.feed(failed(first, EngineFailure("failed")))
     spent = Unavailable("encoders fail", retry_after_s=1.0)
     world.take(CreditsWanted)
-    world.feed(Refused(1, spent, final=True))
+    world.feed(PlaceRefused(1, spent, final=True))
     world.assert_over(RequestPhase.FAILED)
     assert world.error is spent
 
@@ -1785,7 +1785,7 @@ def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate |
                 world.place(call)
             else:
                 refusal = rng.choice([ArenaFull("full"), Unavailable("none")])
-                world.feed(Refused(1, refusal, final=rng.random() < 0.05))
+                world.feed(PlaceRefused(1, refusal, final=rng.random() < 0.05))
         case Renew() if world.is_of_segments(call):
             world.renew_segments(call, 0 if fails else rng.choice([1, 99]))
         case Encode() | Renew() | Generate():
@@ -1807,7 +1807,7 @@ def _answer_text(world: World, call: TextWanted, rng: Random) -> Generate | None
         del world.early[call.kept_credit]
         call = replace(call, kept_credit=None)
     if call.kept_credit is None and rng.random() < 0.1:
-        world.feed(Refused(1, Unavailable("none")))
+        world.feed(PlaceRefused(1, Unavailable("none")))
         return None
     return world.place_text(call, hands_over=call.kept_credit is None and rng.random() < 0.4)
 
@@ -2053,6 +2053,6 @@ def test_a_suspect_that_finds_no_instance_is_lost_so_that_no_other_router_tries_
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     lost(world, call)
-    world.feed(Refused(1, Unavailable("no encoder is available"), final=True))
+    world.feed(PlaceRefused(1, Unavailable("no encoder is available"), final=True))
     (error,) = world.ends
     assert isinstance(error, InstanceLost)

@@ -12,12 +12,12 @@ from triptych.domain.stage import Role, Stage
 from triptych.errors import InstanceLost, Overloaded
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
+    ClusterTick,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
     MemberJoined,
     MemberLeft,
-    Tick,
 )
 from triptych.machine.router.shared_events import (
     CallFailed,
@@ -112,7 +112,7 @@ def test_answers_go_on_where_no_prompts_are_taken_when_all_that_prefill_are_gone
     machine = cluster(seen("d", Role.D), seen("p", Role.P))
     machine.handle(MemberLeft("p"), 0)
     assert want(machine, continues=True).name == "d"
-    (lost,) = [effect for effect in machine.handle(Tick(), 60.0) if isinstance(effect, TextPoolLost)]
+    (lost,) = [effect for effect in machine.handle(ClusterTick(), 60.0) if isinstance(effect, TextPoolLost)]
     assert not lost.begun
     assert want(machine, continues=True).name == "d"
     machine.handle(MemberLeft("d"), 61.0)

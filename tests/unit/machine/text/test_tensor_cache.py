@@ -19,11 +19,11 @@ from triptych.machine.text.tensor_events import (
     Pulled,
     PullFailed,
     PullStopped,
-    Refused,
     ReleaseLease,
     StartPull,
     StopPull,
-    Tick,
+    TensorsRefused,
+    TensorTick,
     TransferStats,
     Waiting,
     WakeAt,
@@ -156,7 +156,7 @@ def test_a_request_refused_while_waiting_does_not_block_later_ones() -> None:
     acquire(machine, "behind", ticket(b"k"), deadline_s=3.0)
     assert machine.waiting == 3
     effects = machine.handle(Leave("z"), 0.0)
-    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["contradicts"]
+    assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["contradicts"]
     assert [effect.request_id for effect in effects if isinstance(effect, Acquired)] == ["behind"]
     assert machine.waiting == 0
 
@@ -195,7 +195,7 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
     effects = machine.handle(PullStopped(pull.pull_id, ((pull.offset, 1024),)), 0.0)
     [again] = pulls(effects)
     assert again.offset != pull.offset, "a late write may still reach the memory"
-    assert not [one for one in effects if isinstance(one, Refused)]
+    assert not [one for one in effects if isinstance(one, TensorsRefused)]
     machine.validate()
 
 
@@ -280,7 +280,7 @@ def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:
 
 def test_failures_of_a_request_are_collected_within_the_grace_period() -> None:
     def failed(effects: list[Effect]) -> list[tuple[int, ...]]:
-        errors = [effect.error for effect in effects if isinstance(effect, Refused)]
+        errors = [effect.error for effect in effects if isinstance(effect, TensorsRefused)]
         return [error.items for error in errors if isinstance(error, TransferFailed)]
 
     machine = cache(grace_s=0.5)
@@ -294,8 +294,8 @@ def test_failures_of_a_request_are_collected_within_the_grace_period() -> None:
 
     first, second = pulls(acquire(machine, "b", ticket(b"x"), ticket(b"y")))
     machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 2.0)
-    assert failed(machine.handle(Tick(()), 2.4)) == []
-    assert failed(machine.handle(Tick(()), 2.5)) == [(0,)]
+    assert failed(machine.handle(TensorTick(()), 2.4)) == []
+    assert failed(machine.handle(TensorTick(()), 2.5)) == [(0,)]
     assert failed(machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 3.0)) == []
     machine.validate()
 
@@ -307,7 +307,7 @@ def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     with pytest.raises(ValueError, match="here already"):
         acquire(machine, "a", ticket(b"x"))
     machine.handle(Leave("a"), 0.1)
-    assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, Refused)]
+    assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, TensorsRefused)]
 
 
 def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
@@ -343,7 +343,7 @@ def test_what_is_transient_passes_others_and_does_not_wait_for_copies() -> None:
 
 def test_a_request_larger_than_the_cache_is_refused_and_its_leases_are_released() -> None:
     refused, *released = acquire(cache(2048), "a", ticket(b"x", 1024), ticket(b"y", 1088))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, TensorsRefused)
     assert isinstance(refused.error, InvalidRequest)
     assert len(released) == 2
 
@@ -353,7 +353,7 @@ def test_the_admission_queue_is_bounded() -> None:
     acquire(machine, "a", ticket(b"a"))
     acquire(machine, "b", ticket(b"b"))
     refused = acquire(machine, "c", ticket(b"c"))[0]
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, TensorsRefused)
     assert isinstance(refused.error, Overloaded)
 
 
@@ -361,7 +361,7 @@ def test_a_cached_entry_with_other_tensor_specs_is_a_miss() -> None:
     machine = cache()
     fill(machine, "a", ticket(b"k", 1024))
     refused = acquire(machine, "b", ticket(b"x"), ticket(b"k", 512))[0]
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, TensorsRefused)
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1,)
     machine.handle(Leave("a"), 0.0)
@@ -374,7 +374,7 @@ def test_a_failed_pull_names_its_items_and_is_not_cached() -> None:
     machine = cache()
     first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"y")))
     effects = machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 0.0)
-    [refused] = [effect for effect in effects if isinstance(effect, Refused)]
+    [refused] = [effect for effect in effects if isinstance(effect, TensorsRefused)]
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1, 2)
     machine.handle(Pulled(first.pull_id, STATS), 0.0)
@@ -387,7 +387,7 @@ def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
     acquire(machine, "patient", ticket(b"k", holder="alive too"), deadline_s=9.0)
     acquire(machine, "b", ticket(b"k", holder="alive"), deadline_s=5.0)
     effects = machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
-    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
+    assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["a"]
     [again] = pulls(effects)
     assert again.ticket.holder == "alive", "the more urgent of the two"
 
@@ -397,7 +397,7 @@ def test_a_lost_lease_fails_only_its_own_request() -> None:
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
     effects = machine.handle(PullFailed(pull.pull_id, LeaseLost("gone")), 0.0)
-    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
+    assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["a"]
     assert len(pulls(effects)) == 1
 
 
@@ -408,8 +408,8 @@ def test_quarantined_memory_is_reused_only_after_the_quarantine() -> None:
     machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), quarantined), 0.0)
     [waiting] = acquire(machine, "b", ticket(b"k"))
     assert isinstance(waiting, Waiting)
-    assert machine.handle(Tick(quarantined), 0.0) == []
-    assert len(pulls(machine.handle(Tick(()), 0.0))) == 1
+    assert machine.handle(TensorTick(quarantined), 0.0) == []
+    assert len(pulls(machine.handle(TensorTick(()), 0.0))) == 1
 
 
 def test_a_retry_uses_other_memory_or_fails_all_waiting_requests() -> None:
@@ -422,7 +422,7 @@ def test_a_retry_uses_other_memory_or_fails_all_waiting_requests() -> None:
         effects = machine.handle(failed, 0.0)
         machine.validate()
         assert all(again.offset != pull.offset for again in pulls(effects))
-        refused = [effect.request_id for effect in effects if isinstance(effect, Refused)]
+        refused = [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)]
         assert (len(pulls(effects)), refused) == (tries, ["a"] if tries else ["a", "b", "c"])
 
 
@@ -463,7 +463,7 @@ class CacheModel(RuleBasedStateMachine):
                 case StopPull(pull_id):
                     assert pull_id in self.pulling
                     self.unwanted.add(pull_id)
-                case Refused(request_id, _):
+                case TensorsRefused(request_id, _):
                     self.inside.pop(request_id, None)
                 case ReleaseLease():
                     self.back[effect.ticket.lease_id] += 1
@@ -521,7 +521,7 @@ class CacheModel(RuleBasedStateMachine):
     def terminal(self) -> None:
         self.quarantined.clear()
         self.now_s += 1.0
-        self.apply(self.machine.handle(Tick(()), self.now_s))
+        self.apply(self.machine.handle(TensorTick(()), self.now_s))
 
     @invariant()
     def holds(self) -> None:
@@ -539,7 +539,7 @@ class CacheModel(RuleBasedStateMachine):
         while self.pulling:
             pull_id, _ = self.pulling.popitem()
             self.apply(self.machine.handle(Pulled(pull_id, STATS), self.now_s))
-        self.apply(self.machine.handle(Tick(()), self.now_s))
+        self.apply(self.machine.handle(TensorTick(()), self.now_s))
         assert self.machine.pinned_bytes == 0
         assert self.machine.waiting == 0
         assert self.machine.held_bytes == 0
