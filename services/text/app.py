@@ -108,9 +108,9 @@ def _switching(
     metrics = identity.telemetry.metrics
     watch_stages(metrics, states, monotonic)
     services: list[SwitchingService] = [text.service]
-    residence = None
+    offloading = None
     if encoder is not None:
         services.append(encoder.service)
-        residence = encoder.residence
-    switching = Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics), residence=residence)
+        offloading = encoder.offloading
+    switching = Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics), offloading=offloading)
     return switching.set_stages

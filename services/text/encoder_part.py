@@ -34,9 +34,9 @@ from ..encoder import app as encoders  # noqa: TID252 - in the wheel the service
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .device_scheduler import VisionEncoder
 from .engines import EngineThreads
-from .residence import Residence, Unloadable, parts_of
 from .service import TextService
 from .settings import TextSettings
+from .weight_offloading import Unloadable, WeightOffloading, parts_of
 
 if TYPE_CHECKING:
     from triptych.engine.shared_threads import SharedThreads
@@ -71,9 +71,9 @@ class EncoderPart:
         *,
         most_items: int,
         shared: "SharedThreads | None",
-        residence: Residence | None,
+        offloading: WeightOffloading | None,
     ) -> None:
-        """``most_items``: of a batch. ``shared``: divides torch's threads, where both engines compute at the same time. ``residence``:
+        """``most_items``: of a batch. ``shared``: divides torch's threads, where both engines compute at the same time. ``offloading``:
         of an instance that has only those weights in memory that its open stages need.
         """
         self.service = opened.service
@@ -84,7 +84,7 @@ class EncoderPart:
         """Of both memory transports."""
         memory = MemoryTransport(self.network, opened.store.arena, host=machine_name(), check=opened.store.may_read)
         self.own = OwnEncoder(opened.service, memory)
-        self.residence = residence
+        self.offloading = offloading
         self._engine = opened.engine
         self._settings = settings
         self._most_items = most_items
@@ -135,10 +135,10 @@ class EncoderPart:
             for computing in (self._engine, engine):
                 if isinstance(computing, TransformersEncoderEngine | TransformersTextEngine):
                     self._shared.adjust_between_layers(computing.module)
-        if self.residence is not None:
-            await self._settle(self.residence, text, engine)
+        if self.offloading is not None:
+            await self._settle(self.offloading, text, engine)
 
-    async def _settle(self, residence: Residence, text: TextService, engine: ObservedTextEngine) -> None:
+    async def _settle(self, offloading: WeightOffloading, text: TextService, engine: ObservedTextEngine) -> None:
         """Add the decoder, and have in memory what the role needs, from now on."""
         between, weights = text.between_steps, _weights_of(engine)
         if not isinstance(engine, UnloadableTextEngine):
@@ -148,13 +148,13 @@ class EncoderPart:
             before_unload=lambda: between(engine.before_unload),
             after_load=lambda: between(engine.after_load),
         )
-        residence.add(ModelPart.DECODER, decoder)
-        residence.need(parts_of(self._settings.role.stages))
+        offloading.add(ModelPart.DECODER, decoder)
+        offloading.need(parts_of(self._settings.role.stages))
         try:
-            await residence.settle()
+            await offloading.settle()
         except TriptychError as error:
             raise CannotStart(error.message) from None
-        self.scope.spawn(residence.run(), name="residence", vital=True)
+        self.scope.spawn(offloading.run(), name="weight-offloading", vital=True)
 
 
 @asynccontextmanager
@@ -170,12 +170,12 @@ async def open_encoder(
     """Load the encoder and start its service. ``own_settings``: the encoder's. ``states``: of an instance that switches. Raises
     CannotStart.
     """
-    residence = None
+    offloading = None
     async with AsyncExitStack() as stack:
         if states is not None and await threads.text.run(_unloads, settings, own_settings, checkpoint):
             stack.callback((weights := ThreadOffload(1, name="weights")).close)
-            residence = Residence(thread=weights, clock=monotonic)
-            identity.telemetry.metrics.watch(residence.metrics)
+            offloading = WeightOffloading(thread=weights, clock=monotonic)
+            identity.telemetry.metrics.watch(offloading.metrics)
         opened = await stack.enter_async_context(
             encoders.opened(
                 own_settings,
@@ -183,16 +183,16 @@ async def open_encoder(
                 checkpoint,
                 compute=threads.encoder,
                 states=states,
-                unloads=residence is not None,
+                unloads=offloading is not None,
             )
         )
         opened.service.start(runs_batches=threads.shared is not None)
-        if residence is not None:
+        if offloading is not None:
             vision = _weights_of(opened.engine)
-            residence.add(ModelPart.ENCODER, Unloadable(vision))
+            offloading.add(ModelPart.ENCODER, Unloadable(vision))
             await threads.encoder.run(vision.unload)  # before the decoder is loaded, which may need its memory
         most_items = own_settings.batches.max_batch_items
-        yield EncoderPart(opened, settings, most_items=most_items, shared=threads.shared, residence=residence)
+        yield EncoderPart(opened, settings, most_items=most_items, shared=threads.shared, offloading=offloading)
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:

@@ -24,7 +24,7 @@ from triptych.machine.stage_states import (
 from triptych.ports import Clock
 
 from .record import NO_SWITCH_RECORD, SwitchRecord
-from .residence import PART_OF, Residence, parts_of
+from .weight_offloading import PART_OF, WeightOffloading, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,19 +55,19 @@ class Switching:
         *,
         clock: Clock,
         record: SwitchRecord = NO_SWITCH_RECORD,
-        residence: Residence | None = None,
+        offloading: WeightOffloading | None = None,
     ) -> None:
-        """Without ``residence`` all that the stages need is in memory."""
+        """Without ``offloading`` all that the stages need is in memory."""
         self._record = record
         self._states = states
         self._services = services
         self._clock = clock
-        self._residence = residence
+        self._offloading = offloading
         for service in services:
             service.on_change(self._look)
-        if residence is not None:
-            residence.on_change(self._moved)
-            self._tell_times(residence)
+        if offloading is not None:
+            offloading.on_change(self._moved)
+            self._tell_times(offloading)
 
     def set_stages(self, stages: frozenset[Stage], version: int) -> None:
         """Open these stages, then close the others; it returns at once. Raises Conflict unless ``version`` is above that of the last
@@ -89,12 +89,12 @@ class Switching:
 
     def _feed(self, event: SwitchEvent) -> None:
         effects = self._states.handle(event, self._clock())
-        if self._residence is not None:
-            self._residence.need(parts_of(self._states.in_use))
+        if self._offloading is not None:
+            self._offloading.need(parts_of(self._states.in_use))
         for effect in effects:
             match effect:
                 case Open(stage):
-                    if self._residence is None or self._residence.has(PART_OF[stage]):
+                    if self._offloading is None or self._offloading.has(PART_OF[stage]):
                         self._feed(Opened(stage))
                 case Close():
                     pass  # the services are told of all changes together
@@ -112,21 +112,21 @@ class Switching:
 
     def _moved(self, part: ModelPart, error: TriptychError | None) -> None:
         """A part was loaded or unloaded, or could not be loaded."""
-        if self._residence is None:
+        if self._offloading is None:
             return
-        self._tell_times(self._residence)
+        self._tell_times(self._offloading)
         for stage in self._states.opening:
             if PART_OF[stage] is not part:
                 continue
             if error is not None:
                 self._feed(OpeningFailed(stage, error))
-            elif self._residence.has(part):
+            elif self._offloading.has(part):
                 self._feed(Opened(stage))
         self._changed()
 
-    def _tell_times(self, residence: Residence) -> None:
+    def _tell_times(self, offloading: WeightOffloading) -> None:
         for stage in self._states.widest.stages:
-            self._states.handle(OpensIn(stage, residence.opens_s(stage)), self._clock())
+            self._states.handle(OpensIn(stage, offloading.opens_s(stage)), self._clock())
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""

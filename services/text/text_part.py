@@ -76,7 +76,7 @@ async def open_text(
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        unloads = encoder is not None and encoder.residence is not None
+        unloads = encoder is not None and encoder.offloading is not None
         loaded = await thread.run(partial(load, settings, checkpoint, can_unload=unloads))
         if loaded.close is not None:
             stack.push_async_callback(thread.run, loaded.close)

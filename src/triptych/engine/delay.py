@@ -31,7 +31,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.policy.fairness import may_start
@@ -365,7 +365,7 @@ class DelayTextEngine:
             return None
         token_ids = (*sequence.request.token_ids, *sequence.request.begun[choice])
         token_ids += (self._token,) * (sequence.sent - sequence.begun)
-        return Beginnings(_items(sequence.request), salt=sequence.request.tenant_salt).hash_before(end, token_ids)
+        return PrefixHashes(_items(sequence.request), salt=sequence.request.tenant_salt).hash_before(end, token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         if self.computed(request_id, choice) < segment.end:
@@ -402,7 +402,7 @@ def delay_costs(path: Path, part: ModelPart) -> Costs:
 
 
 def _prefixes(request: EngineRequest) -> list[bytes]:
-    return PrefixHashes(_BLOCK_TOKENS, request.token_ids, _items(request), salt=request.tenant_salt).hashes
+    return BlockHashes(_BLOCK_TOKENS, request.token_ids, _items(request), salt=request.tenant_salt).hashes
 
 
 def _items(request: EngineRequest) -> list[KeyedItem]:

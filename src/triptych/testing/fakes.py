@@ -20,7 +20,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.fairness import may_start
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
@@ -399,7 +399,7 @@ class FakeTextEngine:
             KeyedItem(embedding.key, tuple(range(embedding.start, embedding.start + embedding.tokens)))
             for embedding in sequence.request.embeddings
         ]
-        return Beginnings(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
+        return PrefixHashes(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         sequence = self._running_choice(request_id, choice)

@@ -12,7 +12,7 @@ from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, Prompt
 from triptych.engine.request_checks import RequestLimits, check_request
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
 from triptych.machine.text.sequence import Sequence as Scheduled
 from triptych.ports import EngineRequest, TokenGrammar
 
@@ -28,7 +28,7 @@ class EngineSequence(Scheduled):
     prompt_ids: npt.NDArray[np.intp]
     """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
     grammar: TokenGrammar | None = None
-    beginnings: Beginnings | None = None
+    prefixes: PrefixHashes | None = None
     """Prefix hashes; None if an item has no identity."""
 
     @property
@@ -94,7 +94,7 @@ def accept(
     keyed, salt = _identity(request, items, looks_ahead=adapter.looks_ahead)
     prefix_hashes = None
     if limits.shares_prefixes and keyed is not None:
-        prefix_hashes = PrefixHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
+        prefix_hashes = BlockHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
     prompt_ids = np.unique(
         np.array([token for token in tokens if 0 <= token < limits.request.vocabulary], dtype=np.intp)
@@ -115,7 +115,7 @@ def accept(
             end_ids=end_ids,
             prompt_ids=prompt_ids,
             grammar=request.grammar.fork() if request.grammar is not None else None,
-            beginnings=Beginnings(keyed, salt=salt) if keyed is not None else None,
+            prefixes=PrefixHashes(keyed, salt=salt) if keyed is not None else None,
             arriving=request.arriving,
         )
         for choice in request.begun

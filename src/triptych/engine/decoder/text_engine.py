@@ -368,9 +368,9 @@ class TransformersTextEngine:
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         """Over everything before position ``end``; None without an identity, or for an unknown choice."""
         sequence = next((sequence for sequence in self._batch.choices(request_id) if sequence.choice == choice), None)
-        if sequence is None or sequence.beginnings is None:
+        if sequence is None or sequence.prefixes is None:
             return None
-        return sequence.beginnings.hash_before(end, sequence.token_ids)
+        return sequence.prefixes.hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy computed positions out."""

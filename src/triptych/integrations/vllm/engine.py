@@ -30,7 +30,7 @@ from triptych.integrations.vllm.kv_connector import KvConnector
 from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.starting import start
 from triptych.integrations.vllm.statistics import vllm_metrics
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
@@ -54,7 +54,7 @@ class _Choice:
     """Id in vLLM."""
     alternatives: int | None
     """Number of log-probabilities to return per token."""
-    beginnings: Beginnings | None
+    prefixes: PrefixHashes | None
     """Prefix hashes; None if an item has no identity."""
     pauses: bool
     """Whether it pauses after its first token, which is not the last that it may have."""
@@ -350,7 +350,7 @@ class VllmTextEngine:
             name,
             vllm_id,
             request.sampling.logprobs,
-            None if items is None else Beginnings(items, salt=request.tenant_salt),
+            None if items is None else PrefixHashes(items, salt=request.tenant_salt),
             pauses=request.pauses and (request.sampling.max_tokens or 0) > len(begun) + 1,
         )
         self._choices[name] = choice
@@ -431,9 +431,9 @@ class VllmTextEngine:
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
         held, request = self._found(request_id, choice)
-        if held is None or held.beginnings is None or request is None:
+        if held is None or held.prefixes is None or request is None:
             return None
-        return held.beginnings.hash_before(end, request.all_token_ids)
+        return held.prefixes.hash_before(end, request.all_token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         held, _ = self._found(request_id, choice)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from triptych.domain.kv_segment import MOST_PREFIX_SEGMENTS, segment_key
 from triptych.domain.record import record
 from triptych.families.base import Span, filled_positions
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 
 
 @record
@@ -58,9 +58,9 @@ class PromptIdentity:
             for item in self._items
             if item.start < count * segment_tokens
         ]
-        beginnings = Beginnings(keyed, salt=self._prompt.tenant_salt)
+        prefixes = PrefixHashes(keyed, salt=self._prompt.tenant_salt)
         ends = range(segment_tokens, (count + 1) * segment_tokens, segment_tokens)
-        hashes = [beginnings.hash_before(end, tokens) for end in ends]
+        hashes = [prefixes.hash_before(end, tokens) for end in ends]
         return tuple(
             [
                 segment_key(kind, end - segment_tokens, segment_tokens, digest)

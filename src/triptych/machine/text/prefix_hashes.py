@@ -1,4 +1,4 @@
-"""Hashes of a sequence's beginnings: equal hashes mean equal keys and values in the KV cache."""
+"""Hashes of a sequence's prefixes: equal hashes mean equal keys and values in the KV cache."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 _DIGEST_BYTES = 32
 _GRID_TOKENS = 64
-"""Tokens of a link of the chain of ``Beginnings``; a part of every key of a sealed segment."""
+"""Tokens of a link of the chain of ``PrefixHashes``; a part of every key of a sealed segment."""
 
 
 class KeyedItem(NamedTuple):
@@ -17,7 +17,7 @@ class KeyedItem(NamedTuple):
     positions: tuple[int, ...]
 
 
-class PrefixHashes:
+class BlockHashes:
     """The hashes of a sequence's full blocks, each over the previous hash, the block's tokens, and its items.
 
     So a hash covers everything from the first token on. An item is hashed by its full identity, which includes the
@@ -54,18 +54,18 @@ class PrefixHashes:
         return other
 
 
-class Beginnings:
-    """The hashes of a sequence's beginnings of any length, whatever the size of its blocks. Nothing is hashed before it is asked."""
+class PrefixHashes:
+    """The hashes of a sequence's prefixes of any length, whatever the size of its blocks. Nothing is hashed before it is asked."""
 
     def __init__(self, items: Sequence[KeyedItem], *, salt: bytes) -> None:
         self._items = tuple(items)
         self._salt = salt
-        self._full: PrefixHashes | None = None
+        self._full: BlockHashes | None = None
 
     def hash_before(self, end: int, token_ids: Sequence[int]) -> bytes:
         """Over everything before position ``end`` of the sequence, whose tokens are ``token_ids``: so far, and as in calls before."""
         if self._full is None:
-            self._full = PrefixHashes(_GRID_TOKENS, (), self._items, salt=self._salt)
+            self._full = BlockHashes(_GRID_TOKENS, (), self._items, salt=self._salt)
         hashes, full = self._full.hashes, end // _GRID_TOKENS
         for token in token_ids[len(hashes) * _GRID_TOKENS : full * _GRID_TOKENS]:
             self._full.append(token)

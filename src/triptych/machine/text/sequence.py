@@ -5,7 +5,7 @@ from typing import Self
 
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import HostCopy
-from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes
 from triptych.policy.queueing import FIRST_COME, Turn
 
 
@@ -21,7 +21,7 @@ class Sequence:
     max_tokens: int
     """Most tokens of the answer."""
     bidirectional: tuple[Span, ...] = ()
-    prefix_hashes: PrefixHashes | None = None
+    prefix_hashes: BlockHashes | None = None
     """Of its full blocks; None if the prefix cannot be shared."""
     turn: Turn = FIRST_COME
     """The caller's queue position."""

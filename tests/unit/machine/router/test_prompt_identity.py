@@ -5,7 +5,7 @@ import pytest
 from triptych.domain.embedding import DType, whole_key
 from triptych.domain.kv_segment import MOST_PREFIX_SEGMENTS, KvKind
 from triptych.machine.router.prompt_identity import IdentifiedItem, PromptIdentity, PromptTokens
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 
 KIND = KvKind("model", DType.BF16, layers=32, heads=8, head_size=128)
 SIZE = KIND.segment_tokens
@@ -20,9 +20,9 @@ def named(tokens: tuple[int, ...] = TOKENS, *items: IdentifiedItem, salt: bytes 
 
 
 def test_keys_are_those_of_the_instances() -> None:
-    beginnings = Beginnings([KeyedItem(b"key", (40, *range(42, 112)))], salt=b"salt")
+    prefixes = PrefixHashes([KeyedItem(b"key", (40, *range(42, 112)))], salt=b"salt")
     whole = KIND.segments(0, len(TOKENS) // SIZE * SIZE)
-    assert named(TOKENS, ITEM) == tuple(one.key(beginnings.hash_before(one.end, TOKENS)) for one in whole)
+    assert named(TOKENS, ITEM) == tuple(one.key(prefixes.hash_before(one.end, TOKENS)) for one in whole)
 
 
 def test_what_begins_differently_has_other_keys_from_there_on() -> None:

@@ -1,11 +1,11 @@
 import pytest
 
-from triptych.machine.text.prefix_hashes import Beginnings, KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
 
 
 def test_hashes_depend_on_tokens_positions_items_and_tenant() -> None:
     def hashes(tokens: list[int], *items: KeyedItem, salt: bytes = b"") -> list[bytes]:
-        return PrefixHashes(4, tokens, items, salt=salt).hashes
+        return BlockHashes(4, tokens, items, salt=salt).hashes
 
     tokens = [1, 2, 9, 9, 9, 3, 4, 5]
     base = hashes(tokens, KeyedItem(b"a", (2, 3, 4)))
@@ -20,7 +20,7 @@ def test_hashes_depend_on_tokens_positions_items_and_tenant() -> None:
     ]
     assert all(other[1] != base[1] for other in others)
     assert others[-1][0] == base[0]
-    grown = PrefixHashes(4, tokens[:5], [KeyedItem(b"a", (2, 3, 4))], salt=b"")
+    grown = BlockHashes(4, tokens[:5], [KeyedItem(b"a", (2, 3, 4))], salt=b"")
     twin = grown.fork()
     for token in tokens[5:]:
         grown.append(token)
@@ -41,18 +41,18 @@ ITEM = KeyedItem(b"a", tuple(range(100, 140)))
 
 
 def hash_before(end: int, tokens: list[int] = TOKENS, *items: KeyedItem, salt: bytes = b"") -> bytes:
-    return Beginnings(items, salt=salt).hash_before(end, tokens)
+    return PrefixHashes(items, salt=salt).hash_before(end, tokens)
 
 
 @pytest.mark.parametrize("end", [0, 1, 63, 64, 65, 120, 128, 130, 200])
 def test_a_beginning_has_one_hash_in_whatever_order_it_is_asked(end: int) -> None:
-    one = Beginnings([ITEM], salt=b"t")
+    one = PrefixHashes([ITEM], salt=b"t")
     for other in (200, 3, 64):
         one.hash_before(other, TOKENS)
-    expected = Beginnings([ITEM], salt=b"t").hash_before(end, TOKENS[:end])
+    expected = PrefixHashes([ITEM], salt=b"t").hash_before(end, TOKENS[:end])
     assert one.hash_before(end, TOKENS) == expected
     grown = TOKENS[:end]
-    two = Beginnings([ITEM], salt=b"t")
+    two = PrefixHashes([ITEM], salt=b"t")
     two.hash_before(end // 2, grown)
     assert two.hash_before(end, [*grown, 7, 8]) == expected
 

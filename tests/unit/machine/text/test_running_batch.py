@@ -14,7 +14,7 @@ from triptych.domain.kv_segment import KvKind
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes
 from triptych.machine.text.running_batch import BatchLimits, Move, RunningBatch, Step
 from triptych.machine.text.sequence import Sequence
 from triptych.policy.queueing import AGEING_S, FIRST_COME, Turn
@@ -62,7 +62,7 @@ class Engine:
                 max_tokens=max_tokens,
                 bidirectional=bidirectional,
                 turn=turn,
-                prefix_hashes=PrefixHashes(size, prompt, (), salt=salt) if keyed else None,
+                prefix_hashes=BlockHashes(size, prompt, (), salt=salt) if keyed else None,
             )
             for choice in range(choices)
         ]

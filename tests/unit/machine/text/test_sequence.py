@@ -1,4 +1,4 @@
-from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes
 from triptych.machine.text.sequence import Sequence
 
 
@@ -34,7 +34,7 @@ def test_pending_tokens_include_those_of_further_choices() -> None:
 
 
 def test_hashes_grow_with_the_tokens() -> None:
-    hashes = PrefixHashes(2, [5, 6, 7], (), salt=b"")
+    hashes = BlockHashes(2, [5, 6, 7], (), salt=b"")
     one = Sequence(request_id="r", token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4, prefix_hashes=hashes)
     one.append(8)
-    assert hashes.hashes == PrefixHashes(2, [5, 6, 7, 8], (), salt=b"").hashes
+    assert hashes.hashes == BlockHashes(2, [5, 6, 7, 8], (), salt=b"").hashes

@@ -44,8 +44,11 @@ class Unloadable:
     after_load: Callable[[], Awaitable[None]] = _at_once
 
 
-class Residence:
-    """Owner of the parts. ``run`` loads those that are needed, and unloads the others; ``need`` may be called at any time."""
+class WeightOffloading:
+    """Owner of which parts of the model are in memory.
+
+    ``run`` loads those that are needed, and unloads the others; ``need`` may be called at any time.
+    """
 
     def __init__(self, *, thread: Offload, clock: Clock) -> None:
         """``thread`` runs one call at a time."""

@@ -22,8 +22,8 @@ from triptych.errors import StageClosed
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.telemetry import Telemetry
 from triptych.services.text.app import InstanceApp, app
-from triptych.services.text.residence import PART_OF, Residence, Unloadable, parts_of
 from triptych.services.text.settings import TextSettings
+from triptych.services.text.weight_offloading import PART_OF, Unloadable, WeightOffloading, parts_of
 from triptych.testing.media import png
 from triptych.testing.offload import InlineOffload
 from triptych.transport.options import TransferOptions
@@ -230,10 +230,10 @@ async def test_what_follows_a_load_counts_to_the_time_of_the_next() -> None:
         nonlocal now_s
         now_s += 3.0
 
-    residence = Residence(thread=InlineOffload(), clock=lambda: now_s)
-    residence.add(ModelPart.DECODER, Unloadable(Weights(), after_load=captures_graphs))
-    assert residence.opens_s(Stage.DECODE) == 2.0
+    offloading = WeightOffloading(thread=InlineOffload(), clock=lambda: now_s)
+    offloading.add(ModelPart.DECODER, Unloadable(Weights(), after_load=captures_graphs))
+    assert offloading.opens_s(Stage.DECODE) == 2.0
     for needed, opens_s in (({ModelPart.DECODER}, 0.0), (set[ModelPart](), 5.0)):
-        residence.need(needed)
-        await residence.settle()
-        assert residence.opens_s(Stage.DECODE) == opens_s
+        offloading.need(needed)
+        await offloading.settle()
+        assert offloading.opens_s(Stage.DECODE) == opens_s
