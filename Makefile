@@ -46,7 +46,7 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 	$(BIN)/python -m examples.burst
 
 check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
-	$(PYTEST) -q -m "not slow and not extended" tests/unit
+	$(PYTEST) -q -p no:schemathesis -m "not slow and not extended" tests/unit
 
 test: check  ## The rest of the unit tests, contracts, simulations, and one pass of each surface end to end
 	$(PYTEST) -rs --durations=10 -m "slow and not extended"

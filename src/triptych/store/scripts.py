@@ -104,11 +104,13 @@ local owner, ttl_ms = unpack(ARGV)
 local raw = redis.call('GET', lease)
 if raw and raw ~= number_of(raw) .. ' ' .. owner then
   -- Redis ends keys by its wall clock: after a step back this one would stay for as long as the step.
-  if redis.call('PTTL', lease) > tonumber(ttl_ms) then redis.call('PEXPIRE', lease, ttl_ms) end
+  local longest_ms = redis.call('GET', lease .. ':ttl')
+  if longest_ms and redis.call('PTTL', lease) > tonumber(longest_ms) then redis.call('PEXPIRE', lease, longest_ms) end
   return false
 end
 local token = next_revision(revision)
 redis.call('SET', lease, token .. ' ' .. owner, 'PX', ttl_ms)
+redis.call('SET', lease .. ':ttl', ttl_ms)
 return token
 """
 )
@@ -118,6 +120,7 @@ RENEW = (
     + _HELD
     + """
 if not held(KEYS[1], ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1] .. ':ttl', ARGV[2])
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 )
