@@ -140,8 +140,8 @@ class CreditLedger:
 
     def take_leases(self, name: str, lease_ids: Iterable[LeaseId]) -> None:
         """Count leases at an instance, unless it has been forgotten."""
-        if name in self._instances.by_name:
-            self.leases.setdefault(name, set()).update(lease_ids)
+        if name in self._instances.by_name and (taken := set(lease_ids)):
+            self.leases.setdefault(name, set()).update(taken)
 
     def give_back_leases(self, name: str, lease_ids: Iterable[LeaseId]) -> None:
         """End these leases. Those that are not counted are ignored."""

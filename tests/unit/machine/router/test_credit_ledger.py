@@ -96,6 +96,8 @@ def test_leases_without_a_credit_hold_their_instance() -> None:
     assert ledger.holds(text)
     ledger.give_back_leases("t", (b"3",))
     assert not ledger.holds(text)
+    ledger.take_leases("t", ())
+    assert not ledger.holds(text), "none is held"
     ledger.give_back_leases("t", (b"3",))
     ledger.take_leases("t", (b"5",))
     pool.forget("t")
