@@ -92,16 +92,16 @@ lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, gener
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	PYTHON=$(BIN)/python proto/generate.sh --check
-	$(BIN)/python scripts/dashboards.py --check
-	$(BIN)/python scripts/results.py --check
-	$(BIN)/python scripts/owners.py --check
+	$(BIN)/python -m scripts.dashboards --check
+	$(BIN)/python -m scripts.results --check
+	$(BIN)/python -m scripts.owners --check
 
 format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards from scripts/dashboards.py
-	$(BIN)/python scripts/dashboards.py
+	$(BIN)/python -m scripts.dashboards
 
 lock: $(STAMP)  ## Write the versions that the images install, deploy/images/requirements; the newest with UPGRADE=1
 	$(BIN)/python scripts/lock.py --torch $(TORCH) $(if $(UPGRADE),--upgrade)

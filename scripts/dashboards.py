@@ -1,12 +1,8 @@
-"""Writes the dashboards of ``deploy/grafana/dashboards``: ``python scripts/dashboards.py``; with ``--check`` it compares them.
+"""Writes the dashboards of ``deploy/grafana/dashboards``: ``python -m scripts.dashboards``; with ``--check`` it compares them.
 
 They are described here with Grafana's typed builders, whose types are those of its schema.
 """
 
-# ruff: noqa: INP001 - a script
-
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +23,8 @@ from grafana_foundation_sdk.models import common as common_types
 from grafana_foundation_sdk.models import dashboard as schema
 from grafana_foundation_sdk.models import heatmap as heatmap_types
 from grafana_foundation_sdk.models import prometheus as prometheus_types
+
+from scripts.generated import run
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards"
 _TAG = "triptych"
@@ -937,20 +935,11 @@ def anatomy() -> schema.Dashboard:
 DASHBOARDS = {"overview": overview, "pools": pools, "transfer": transfer, "request": anatomy}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="fail if a file is not what this would write")
-    check = parser.parse_args().check
-    for name, made in DASHBOARDS.items():
-        path, content = FOLDER / f"{name}.json", JSONEncoder(sort_keys=True, indent=1).encode(made()) + "\n"
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        elif not path.exists() or path.read_text() != content:
-            sys.stderr.write(f"{path.relative_to(FOLDER.parents[2])} is out of date: run scripts/dashboards.py\n")
-            return 1
-    return 0
+def files() -> dict[Path, str]:
+    """The content of each dashboard's file."""
+    encoder = JSONEncoder(sort_keys=True, indent=1)
+    return {FOLDER / f"{name}.json": encoder.encode(made()) + "\n" for name, made in DASHBOARDS.items()}
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run("scripts.dashboards", __doc__ or "", files))

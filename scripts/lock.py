@@ -6,7 +6,7 @@ Versions that are there and still fit pyproject.toml are kept; ``make lock UPGRA
 other file is what an image installs, with the digests of the packages. Torch and CUDA are in constraints.txt only: which build
 of torch is taken, and from which index, is an argument of an image's build, and each build has its own digest.
 """
-# ruff: noqa: INP001, S603 - a script that runs a program
+# ruff: noqa: S603 - a script that runs a program
 
 import argparse
 import re

@@ -8,7 +8,7 @@ module. A mutant is run against the tests of its module and, if it survives, aga
 Not mutated: annotations, decorators, assertions, ``validate`` and messages.
 """
 
-# ruff: noqa: ARG002, INP001, T201 - a script that implements foreign interfaces and prints
+# ruff: noqa: ARG002, T201 - a script that implements foreign interfaces and prints
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import argparse

@@ -1,16 +1,14 @@
-"""Writes docs/owners.md, which says who owns which state: ``python scripts/owners.py``; with ``--check`` it compares the page.
+"""Writes docs/owners.md, which says who owns which state: ``python -m scripts.owners``; with ``--check`` it compares the page.
 
 An owner is a class whose docstring begins with "Owner of".
 """
 
-# ruff: noqa: INP001 - a script
-
-import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from scripts.generated import ROOT, run
+
 PAGE = ROOT / "docs" / "owners.md"
 FOLDERS = {
     "Gateway": ("services/gateway", "src/triptych/machine/shedding.py"),
@@ -38,18 +36,6 @@ Each fact has one owner, which alone changes it. The table comes from the docstr
 """
 
 
-def main() -> int:
-    """The exit status: 1 if the page is not current."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    content = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(content)
-    elif PAGE.read_text() != content:
-        return 1
-    return 0
-
-
 def page() -> str:
     parts = [HEAD]
     for process, places in FOLDERS.items():
@@ -73,4 +59,4 @@ def owners(path: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run("scripts.owners", __doc__ or "", lambda: {PAGE: page()}))

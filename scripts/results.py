@@ -1,21 +1,18 @@
-"""Writes benchmarks/results/README.md from the files beside it: ``python scripts/results.py``; with ``--check`` it compares them.
+"""Writes benchmarks/results/README.md from the files beside it: ``python -m scripts.results``; with ``--check`` it compares them.
 
 sections.toml says what is shown of which file. A file without a section is an error.
 """
 
-# ruff: noqa: INP001 - a script
-
-import argparse
 import ast
 import json
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from scripts.generated import ROOT, run
+
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = RESULTS / "README.md"
 
@@ -37,19 +34,6 @@ class Table:
 INTRODUCTION = """What each recorded run measured, with which command, on which machine, and its main figures. `--json FILE` writes a file.
 Figures without a file are in [unrecorded.md](unrecorded.md). What they mean is in [docs/performance.md](../../docs/performance.md), and for the
 engines in [docs/engine.md](../../docs/engine.md)."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="fail if the file is not what this would write")
-    check = parser.parse_args().check
-    content = page()
-    if not check:
-        PAGE.write_text(content)
-    elif not PAGE.exists() or PAGE.read_text() != content:
-        sys.stderr.write(f"{PAGE.relative_to(ROOT)} is out of date: run scripts/results.py\n")
-        return 1
-    return 0
 
 
 def page() -> str:
@@ -141,7 +125,7 @@ def matches(row: Row, where: Mapping[str, object]) -> bool:
 
 
 def value(row: Any, path: str) -> Any:
-    """What lies at a path of keys and indices, or None."""
+    """The value at a path of keys and indices, or None."""
     for key in path.split("."):
         if isinstance(row, list):
             row = row[int(key)]
@@ -168,4 +152,4 @@ def shown(figure: Any) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run("scripts.results", __doc__ or "", lambda: {PAGE: page()}))
