@@ -68,9 +68,9 @@ def service_options() -> Mapping[str, ServiceOption]:
     options: dict[str, ServiceOption] = {}
     for service, cls in SERVICES.items():
         for name, declared in cls.declared().items():
-            if name in _SET_BY_THE_CLUSTER:
+            if name in _SET_BY_THE_CLUSTER or (name in _OF_TEXT_ALONE and service != "text"):
                 continue
-            others = options[name].services if name in options and name not in _OF_TEXT_ALONE else ()
+            others = options[name].services if name in options else ()
             options[name] = ServiceOption(name, (*others, service), declared)
     for service, cls in SERVICES.items():
         for name in cls.declared().keys() - _SET_BY_THE_CLUSTER:
