@@ -81,7 +81,7 @@ class Unbegun:
 
     since_s: Seconds
     begun: bool = False
-    """Whether the measurement has begun, or never will."""
+    """True once the work has begun, or never will."""
 
 
 class Shedding:

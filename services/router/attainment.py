@@ -48,7 +48,7 @@ class Attainment:
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
         self._waits = WaitPredictor(fairness)
         self.listeners: Listeners = {Generate: self._dispatched, FirstToken: self._answering}
-        """What is to be told of chats."""
+        """Listeners to the events of a chat, by their types."""
 
     def refused(self, error: TriptychError) -> None:
         self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())

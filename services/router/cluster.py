@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def machine(self) -> ClusterMachine:
-        """What this router knows of the cluster. For reading: ``feed`` changes it."""
+        """The machine with this router's knowledge of the cluster, for reading: ``feed`` changes it."""
         return self._machine
 
     @property
