@@ -29,8 +29,8 @@ from benchmarks.bursts import (
     System,
     Workload,
     from_trace,
+    poisson_burst,
     replayed,
-    synthetic,
 )
 from benchmarks.figures import add_json_option, write_figures
 from triptych.domain.stage import Role
@@ -140,7 +140,7 @@ def main() -> None:
             options.attention or Attention.DECODER_ONLY,
         )
     workload = (
-        synthetic(shape, options.seed) if options.trace is None else from_trace(options.trace, shape, options.seed)
+        poisson_burst(shape, options.seed) if options.trace is None else from_trace(options.trace, shape, options.seed)
     )
     on = machine.describe()
     print("; ".join(f"{key} {value}" for key, value in on.items()))

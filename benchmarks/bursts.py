@@ -16,11 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from triptych.cli.bench import load, traces, workload
-from triptych.cli.bench.load import Endpoint, Record
+from triptych.cli.bench import load
+from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import LATE_S, percentile
-from triptych.cli.bench.workload import Planned, Size
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.pool import MemberCondition
 from triptych.domain.stage import Role
@@ -32,6 +30,9 @@ from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.delay_models import Attention, write_delay_model
+from triptych.workload import traces
+from triptych.workload.report import LATE_S, NOT_SENT, Record, percentile
+from triptych.workload.requests import Distribution, Mix, Planned, Size, WorkloadError, synthetic
 
 IMAGE = Size(56, 56)
 """Each image of the models here takes the same tokens, whatever its size, so images are as small as possible."""
@@ -93,7 +94,7 @@ def from_trace(directory: Path, shape: Shape, seed: int) -> Workload:
     factor = (_BURST_TO_S - _BURST_FROM_S) / shape.burst_s
     start_s = _BURST_FROM_S - factor * shape.before_s
     if start_s < 0:
-        raise workload.WorkloadError(
+        raise WorkloadError(
             f"the trace has no {shape.before_s:g} s before the burst, if that takes {shape.burst_s:g} s"
         )
     length_s = factor * (shape.before_s + shape.burst_s + shape.after_s)
@@ -126,20 +127,20 @@ def _recorded_rate(directory: Path, from_s: float, to_s: float) -> float:
     return requests / (to_s - from_s)
 
 
-def synthetic(shape: Shape, seed: int) -> Workload:
+def poisson_burst(shape: Shape, seed: int) -> Workload:
     """The same form with Poisson arrivals, and lengths like those of the trace's two clients."""
     rng = random.Random(seed)
-    mix = workload.Mix(
-        workload.Distribution.parse("1"),
-        workload.Distribution.parse("41"),
-        workload.Distribution.parse("4:0.7,16:0.3"),
+    mix = Mix(
+        Distribution.parse("1"),
+        Distribution.parse("41"),
+        Distribution.parse("4:0.7,16:0.3"),
         IMAGE,
     )
     requests: list[Planned] = []
     at_s = 0.0
     for length_s, rate in ((shape.before_s, 0.1), (shape.burst_s, 1.0), (shape.after_s, 0.1)):
-        plan = workload.synthetic(mix, rate=rate * shape.burst_per_s, duration_s=length_s, burstiness=1.0, rng=rng)
-        requests += [replace(one, arrival_s=at_s + one.arrival_s) for one in plan.requests]
+        plan = synthetic(mix, rate=rate * shape.burst_per_s, duration_s=length_s, burstiness=1.0, rng=rng)
+        requests += [replace(request, arrival_s=at_s + request.arrival_s) for request in plan.requests]
         at_s += length_s
     return Workload(
         tuple(requests), shape.before_s, shape.before_s + shape.burst_s, at_s, "synthetic: Poisson arrivals"
@@ -287,7 +288,7 @@ class Outcome:
 
     @property
     def kept_up(self) -> bool:
-        return self.late_s <= LATE_S and load.NOT_SENT not in self.failed
+        return self.late_s <= LATE_S and NOT_SENT not in self.failed
 
     def largest(self, role: Role) -> int:
         return max(one.ready.get(role, 0) for one in self.samples)

@@ -21,7 +21,6 @@ from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Model
 from tests.simulation.cluster import MIB, Engines, World, running
 from tests.simulation.workload import Ask, play
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
@@ -35,6 +34,7 @@ from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS
 from triptych.testing.offload import spend
+from triptych.workload.report import percentile
 
 _MODEL: Model = MODELS["decoder-only"]
 _SIDE_PX, _IMAGE_TOKENS = 448, 256

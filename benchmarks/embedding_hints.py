@@ -21,7 +21,6 @@ from benchmarks.figures import add_json_option, write_figures
 from benchmarks.several_routers import play_through
 from tests.simulation.cluster import MIB, World, running
 from tests.simulation.workload import Ask, make_asks
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.media import Modality
@@ -29,6 +28,7 @@ from triptych.testing import virtual_time
 from triptych.testing.links import LinkedInstance
 from triptych.testing.media import png
 from triptych.wire.instance import LOAD
+from triptych.workload.report import percentile
 
 _ENCODERS = 4
 _TOKEN_S = 0.00625

@@ -21,9 +21,9 @@ from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
-from triptych.cli.bench.report import percentile
 from triptych.machine.router.cluster import ClusterLimits
 from triptych.testing import virtual_time
+from triptych.workload.report import percentile
 
 POLICIES = {
     "neither": ClusterLimits(hedge_share=0.0, outlier_factor=0.0),

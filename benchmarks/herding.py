@@ -20,10 +20,10 @@ from benchmarks.figures import add_json_option, write_figures
 from benchmarks.several_routers import Played, play_through
 from tests.simulation.cluster import World, running
 from tests.simulation.workload import make_asks
-from triptych.cli.bench.report import percentile
 from triptych.machine.router.others_work import OthersWork
 from triptych.policy.policies import PolicyNames
 from triptych.testing import virtual_time
+from triptych.workload.report import percentile
 
 UNTOLD = "untold"
 POLICIES = ("least-loaded", UNTOLD, "power-of-two")

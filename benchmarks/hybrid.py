@@ -32,10 +32,10 @@ from benchmarks.figures import add_before_options, add_json_option, write_figure
 from benchmarks.random_qwen import Shape, make
 from triptych.cli import ports
 from triptych.cli.bench import load
-from triptych.cli.bench.load import Endpoint, Record
+from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import percentile
-from triptych.cli.bench.workload import Distribution, Mix, Planned, Size, arrivals
+from triptych.workload.report import Record, percentile
+from triptych.workload.requests import Distribution, Mix, Planned, Size, arrivals
 
 HERE = Path(__file__).parents[1]
 APART = "apart"

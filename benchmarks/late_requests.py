@@ -26,7 +26,6 @@ from unittest.mock import patch
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import MIB, Engines, SimCluster, World, running
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.generation import TokenChunk
 from triptych.domain.media import Modality
@@ -49,6 +48,7 @@ from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily
 from triptych.testing.offload import spend
+from triptych.workload.report import percentile
 
 CAPACITY_PER_S = 2.33
 """Of ``vllm`` with this load, by ``results/versus_vllm-amd-epyc.json``."""

@@ -45,13 +45,13 @@ import uvloop
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.bench.payload import png
-from triptych.cli.bench.report import percentile
-from triptych.cli.bench.workload import Size
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.metrics import scrape
 from triptych.demo import MODEL_ID
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
+from triptych.workload.report import percentile
+from triptych.workload.requests import Size
 
 OPEN = 64
 """Requests that are open while the capacity is measured ..."""

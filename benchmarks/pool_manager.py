@@ -36,7 +36,6 @@ import uvloop
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
@@ -45,6 +44,7 @@ from triptych.rpc import limits
 from triptych.runtime.tasks import TaskScope
 from triptych.v1 import instance_pb2, pool_manager_pb2, pool_manager_pb2_grpc
 from triptych.wire import pool_manager
+from triptych.workload.report import percentile
 
 HOST = "127.0.0.1"
 _ATTEND = "/triptych.v1.PoolManager/Attend"

@@ -36,9 +36,9 @@ from benchmarks import ending, machine
 from benchmarks.figures import Quartiles, add_before_options, add_json_option, quartiles, shown, write_figures
 from benchmarks.refusing_router import SLOW
 from triptych.cli.bench.payload import png
-from triptych.cli.bench.workload import Size
 from triptych.services.gateway.shedding import RECENT_S
 from triptych.testing.fakes import FAKE_MODEL
+from triptych.workload.requests import Size
 
 HERE = Path(__file__).parents[1]
 HOST = "127.0.0.1"

@@ -34,13 +34,13 @@ from benchmarks import ending, machine, random_qwen
 from benchmarks.bursts import IMAGE, Delays, Served
 from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.bench import load
-from triptych.cli.bench.load import Endpoint, Record
+from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import Objectives, Report, goodput, summarize
-from triptych.cli.bench.workload import Distribution, Mix, Planned, Size
 from triptych.cli.cluster import LocalCluster
 from triptych.runtime.clock import monotonic
 from triptych.testing.delay_models import Attention
+from triptych.workload.report import Objectives, Record, Report, goodput, summarize
+from triptych.workload.requests import Distribution, Mix, Planned, Size
 
 ATTAINMENT = 0.9
 DELAY, REAL = "delay", "real"

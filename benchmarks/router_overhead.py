@@ -42,7 +42,6 @@ import uvloop
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
-from triptych.cli.bench.report import percentile
 from triptych.cli.child import child_command
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
@@ -60,6 +59,7 @@ from triptych.testing.media import png
 from triptych.v1 import encoder_pb2_grpc, router_pb2_grpc, text_pb2_grpc
 from triptych.wire import encoder as encode
 from triptych.wire import router, text
+from triptych.workload.report import percentile
 
 RELAY, PLAIN, ROUTER, GATEWAY, MOUNTED = "relay", "plain", "router", "gateway", "mounted"
 DIRECT = "direct"

@@ -36,8 +36,6 @@ from benchmarks.routing_models import MODELS, Mixed, Model
 from tests.simulation.cluster import MIB, SimCluster, SimMembership, World, running
 from tests.simulation.workload import Ask
 from triptych import ports
-from triptych.cli.bench.report import percentile
-from triptych.cli.bench.workload import Planned
 from triptych.domain.generation import ChatFinished, TokenChunk
 from triptych.errors import TriptychError
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
@@ -46,6 +44,8 @@ from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.admission import ServerBounds
 from triptych.policy.policies import PolicyNames
 from triptych.testing import virtual_time
+from triptych.workload.report import percentile
+from triptych.workload.requests import Planned
 
 _ENCODERS, _TEXTS = 2, 6
 _SLO_FACTOR = 5.0

@@ -20,8 +20,6 @@ from pathlib import Path
 
 from tests.simulation.cluster import Engines
 from tests.simulation.workload import Ask
-from triptych.cli.bench import traces, workload
-from triptych.cli.bench.workload import Planned, Size
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import DType, embedding_tokens
 from triptych.domain.media import MediaInfo, Modality
@@ -42,6 +40,8 @@ from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily
 from triptych.testing.offload import spend
+from triptych.workload import traces
+from triptych.workload.requests import Planned, Size, WorkloadError
 
 MAX_TOKENS = 2048
 """Limit of every answer; how long it gets is not known before."""
@@ -192,9 +192,7 @@ class Mixed:
         span = traces.Span(_FROM_S, _MARGIN * count / _TRACE_PER_S)
         of_trace = [one for one in traces.load(directory, span, None, rng).requests if one.images][: count - texts]
         if len(of_trace) < count - texts:
-            raise workload.WorkloadError(
-                f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on"
-            )
+            raise WorkloadError(f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on")
         with_images = [replace(one, images=one.images[:_MOST_IMAGES]) for one in _stretched(of_trace, count)]
         at_s = 0.0
         overlay = [_text_only(at_s := at_s + rng.expovariate(1.0), rng) for _ in range(texts)]

@@ -23,7 +23,6 @@ from benchmarks.figures import add_json_option, write_figures
 from benchmarks.routing_models import MODELS, Model
 from tests.simulation.cluster import MIB, Engines, SimCluster, World, running
 from tests.simulation.workload import Ask, play
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import ChatRequest, Message, TextPart
 from triptych.domain.profile import Profile, TransferRow
 from triptych.domain.sampling import SamplingParams
@@ -37,6 +36,7 @@ from triptych.testing import virtual_time
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import WORDS
 from triptych.testing.offload import spend
+from triptych.workload.report import percentile
 
 POLICIES = ("never", "by-cost")
 _MODEL: Model = MODELS["decoder-only"]

@@ -32,7 +32,6 @@ from PIL import Image
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.cli.bench.report import percentile
 from triptych.demo import MODEL_DIR
 from triptych.domain.encoding import EncodeRequest
 from triptych.domain.generation import TextRequest, TokenChunk
@@ -54,6 +53,7 @@ from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.text_part import open_text
 from triptych.transport.options import TransferOptions
+from triptych.workload.report import percentile
 
 transformers: Any = untyped_transformers
 MIB = 1 << 20

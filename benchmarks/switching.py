@@ -42,8 +42,6 @@ from tests.simulation.scaling import profile_of_decoder, profile_of_encoder
 from tests.simulation.workload import Ask, Reply, play
 from triptych.cli.bench import load as bench
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import percentile
-from triptych.cli.bench.workload import Planned, Size
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.media import Modality
@@ -61,6 +59,8 @@ from triptych.testing.delay_models import Attention, write_delay_model
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, FakeFamily
+from triptych.workload.report import Record, percentile
+from triptych.workload.requests import Planned, Size
 
 _SIDE_PX, _IMAGE_TOKENS = 56, 16
 _PROMPT_TOKENS = 25
@@ -351,7 +351,7 @@ class Sleeper:
 async def measured_processes(load: Load, row: str, seed: int, logs: Path | None) -> tuple[Row, dict[str, Any]]:
     """The row, and how busy the machine was; the processes' logs go to ``logs``. Raises AssertionError if a request failed."""
     roles = ",".join(f"{role.value}:{sum(one is role for one in _roles(row))}" for role in (Role.E, Role.P, Role.D))
-    records: list[bench.Record] = []
+    records: list[Record] = []
     switched: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         model, profiles = write_delay_model(Path(folder) / "model", Attention.DECODER_ONLY), Path(folder) / "profiles"

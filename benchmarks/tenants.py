@@ -23,12 +23,12 @@ import httpx
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
-from triptych.cli.bench.report import percentile
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.runtime.profiles import write_profile
 from triptych.services.gateway.keys import new_key
+from triptych.workload.report import percentile
 
 HOG = "hog"
 

@@ -41,10 +41,10 @@ from benchmarks.random_qwen import CONTEXT_TOKENS, Shape
 from benchmarks.versus_vllm_report import LEAST_ROUNDS, Run, Taken, Unloaded, document, ratios, rows, show, verdicts
 from benchmarks.vllm_servers import Vllm
 from triptych.cli.bench import load, payload
-from triptych.cli.bench.load import Endpoint, Record
-from triptych.cli.bench.report import percentile
-from triptych.cli.bench.workload import Distribution, Mix, Planned, Size, arrivals
+from triptych.cli.bench.load import Endpoint
 from triptych.cli.cluster import LocalCluster
+from triptych.workload.report import Record, percentile
+from triptych.workload.requests import Distribution, Mix, Planned, Size, arrivals
 
 MODEL_ID = "random"
 BASE = "vllm"

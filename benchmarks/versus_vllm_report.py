@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.cli.bench.load import Record
-from triptych.cli.bench.report import Objectives, percentile
+from triptych.workload.report import Objectives, Record, percentile
 
 FACTORS = ((5.0, 5.0), (5.0, 3.0), (3.0, 2.0))
 """Objectives: multiples of the base's TTFT for as many images, and of its TPOT, both without load."""

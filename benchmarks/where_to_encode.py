@@ -19,10 +19,10 @@ from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import Ask, make_asks, play
-from triptych.cli.bench.report import percentile
 from triptych.domain.timeline import Timeline
 from triptych.policy.policies import PolicyNames
 from triptych.testing import virtual_time
+from triptych.workload.report import percentile
 
 CLUSTERS = ("apart", "tokens", "predicted")
 _TOKEN_S = 0.002

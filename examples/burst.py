@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks import ending
 from benchmarks.burst import MANAGER
-from benchmarks.bursts import FIRST_S, SLO_FACTOR, Outcome, Sample, Served, Shape, System, replayed, synthetic
+from benchmarks.bursts import FIRST_S, SLO_FACTOR, Outcome, Sample, Served, Shape, System, poisson_burst, replayed
 from triptych.cli import show
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
@@ -49,7 +49,7 @@ def line(sample: Sample, outcome: Outcome) -> str:
 
 
 async def main(console: Console) -> int:
-    workload = synthetic(SHAPE, seed=1)
+    workload = poisson_burst(SHAPE, seed=1)
     with tempfile.TemporaryDirectory(prefix="triptych-burst-") as directory:
         served = Served.written(Path(directory), Attention.DECODER_ONLY)
         console.print(

@@ -19,7 +19,7 @@ import httpx
 from tests.e2e.client import REST_TIMEOUT_S, Refused, asked
 from tests.e2e.reference import answer, questions
 from tests.e2e.revisions import THIS, Processes, Service, settings_of
-from triptych.cli.bench.report import percentile
+from triptych.workload.report import percentile
 
 KINDS = ("encoder", "router", "text", "gateway", "pool_manager")
 PAIRED = KINDS[:-1]

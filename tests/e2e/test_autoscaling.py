@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.burst import MANAGER
-from benchmarks.bursts import FIRST_S, Outcome, Served, Shape, System, Workload, from_trace, replayed, synthetic
+from benchmarks.bursts import FIRST_S, Outcome, Served, Shape, System, Workload, from_trace, poisson_burst, replayed
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
@@ -35,7 +35,7 @@ SHAPE = Shape(before_s=8.0, burst_s=48.0, after_s=60.0)
 def burst() -> Workload:
     root = os.environ.get("TRIPTYCH_TEST_TRACES")  # noqa: TID251  # where a machine has them is not the project's to say
     if root is None or not (directory := Path(root) / "servegen-mm-image").is_dir():
-        return synthetic(SHAPE, seed=1)
+        return poisson_burst(SHAPE, seed=1)
     return from_trace(directory, SHAPE, seed=1)
 
 
@@ -70,7 +70,7 @@ async def test_a_burst_at_one_model_changes_no_pool_of_the_other_and_no_text_poo
     tmp_path: Path,
 ) -> None:
     served = Served.written(tmp_path, Attention.CROSS_ATTENTION)
-    burst = synthetic(Shape(before_s=6.0, burst_s=30.0, after_s=0.0), seed=2)
+    burst = poisson_burst(Shape(before_s=6.0, burst_s=30.0, after_s=0.0), seed=2)
     outcome = await replayed(
         served, System("two models", beside=True), burst, manager_options=MANAGER, log_dir=tmp_path / "logs"
     )

@@ -12,11 +12,11 @@ from tests.simulation.cluster import Scaled, SimCluster, World
 from tests.simulation.faults import ON_REQUESTS, Faults, Kind, plan, set_by_hand
 from tests.simulation.test_pool_manager import known, members, simulate
 from tests.simulation.workload import Ask, Reply, make_asks, make_bursts, make_replay, play
-from triptych.cli.bench.traces import Span, load
 from triptych.domain.decision import Bounds
 from triptych.domain.pool import MemberCondition
 from triptych.domain.scaling import ProcessPhase
 from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, Unavailable
+from triptych.workload.traces import Span, load
 
 MINUTE_S = 60.0
 SEEDS, SMALL_SEEDS = min(100, int(os.environ.get("SOAK_SEEDS", "60"))), 20  # noqa: TID251 - whoever runs the tests chooses how many

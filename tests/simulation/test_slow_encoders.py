@@ -9,12 +9,12 @@ import pytest
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import Ask, make_asks, play
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.media import Modality
 from triptych.domain.timeline import ItemTimeline
 from triptych.machine.router.cluster import ClusterLimits
 from triptych.testing.media import png
+from triptych.workload.report import percentile
 
 TOKEN_S = 0.005
 """Encoders take 50 ms for an image, so that three of them do 60 per second."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from triptych import ports
-from triptych.cli.bench.workload import Plan, Planned
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.media import Modality
@@ -19,6 +18,7 @@ from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import FAKE_MODEL, fake_embedding
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, fake_prompt_builder, fake_tokenizer
+from triptych.workload.requests import Plan, Planned
 
 _MAX_IMAGES, _MAX_SIDE_PX, _SHRINK = 8, 112, 1 / 8
 """Of a trace's request: what is replayed, and the factor of its images' sides."""

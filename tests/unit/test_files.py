@@ -14,7 +14,6 @@ from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from triptych.cli.authority import Authority
-from triptych.cli.bench.traces import Span, load
 from triptych.cli.files import local_file
 from triptych.cli.main import app
 from triptych.cli.outcome import CliError
@@ -29,6 +28,8 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.services.gateway.keys import read_key_file
 from triptych.services.gateway.settings import GatewaySettings
 from triptych.services.router.membership import read_members
+from triptych.workload.requests import WorkloadError
+from triptych.workload.traces import Span, load
 
 DIGITS = "9" * 5000
 """More than Python reads as one integer."""
@@ -63,13 +64,13 @@ TEXTS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "key of the authority": (lambda path: Authority.read(_as("ca.key", path)), CliError),
     "trace of ServeGen": (
         lambda path: load(_as("chunk-0-trace.csv", path), Span(0.0, 1.0), None, random.Random(0)),
-        CliError,
+        WorkloadError,
     ),
-    "data set of ServeGen": (_dataset, CliError),
-    "trace of Azure": (lambda path: load(path, Span(0.0, 1.0), None, random.Random(0)), CliError),
+    "data set of ServeGen": (_dataset, WorkloadError),
+    "trace of Azure": (lambda path: load(path, Span(0.0, 1.0), None, random.Random(0)), WorkloadError),
     "compressed trace": (
         lambda path: load(_as("trace.csv.gz", path) / "trace.csv.gz", Span(0.0, 1.0), None, random.Random(0)),
-        CliError,
+        WorkloadError,
     ),
     "JSON": (lambda path: read_json(path, 1 << 20), BadFile),
     "TOML": (lambda path: read_toml(path, 1 << 20), BadFile),

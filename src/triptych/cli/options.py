@@ -97,6 +97,11 @@ class failures:  # noqa: N801 - used as a statement
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, CliError):
             _fail(str(error), 2 if error.caller else 1)
+        if isinstance(error, ValueError):
+            from triptych.workload.requests import WorkloadError
+
+            if isinstance(error, WorkloadError):
+                _fail(str(error), 2)
         if isinstance(error, KeyboardInterrupt):
             raise typer.Exit(_INTERRUPTED) from None
 

@@ -13,12 +13,13 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from triptych.cli.bench import load, show, traces, workload
-from triptych.cli.bench.load import Endpoint, Record
+from triptych.cli.bench import load, show
+from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import Objectives, Run, goodput, summarize
-from triptych.cli.bench.workload import Plan, WorkloadError
 from triptych.cli.outcome import CliError
+from triptych.workload import traces
+from triptych.workload.report import Objectives, Record, Run, goodput, summarize
+from triptych.workload.requests import MAX_IMAGES, Distribution, Mix, Plan, Size, WorkloadError, synthetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class Bench:
 
     endpoint: Endpoint
     model: str | None
-    mix: workload.Mix
+    mix: Mix
     trace: Path | None
-    size: workload.Size | None
+    size: Size | None
     rates: tuple[float | None, ...]
     start_s: float
     duration_s: float
@@ -64,11 +65,11 @@ class Bench:
         if rate is None and sweep is None and trace is None:
             raise WorkloadError("a request rate is missing: --rate 2, or --sweep 1,2,4,8")
         images, text_tokens, output_tokens = mix
-        size = None if image_size is None else workload.Size.parse(image_size)
-        made_of = workload.Mix(
-            workload.Distribution.parse(images, most=workload.MAX_IMAGES),
-            workload.Distribution.parse(text_tokens),
-            workload.Distribution.parse(output_tokens, least=1),
+        size = None if image_size is None else Size.parse(image_size)
+        made_of = Mix(
+            Distribution.parse(images, most=MAX_IMAGES),
+            Distribution.parse(text_tokens),
+            Distribution.parse(output_tokens, least=1),
             size or traces.DEFAULT_SIZE,
         )
         ttft_ms, tpot_ms = slo_ms
@@ -96,7 +97,7 @@ class Bench:
             return traces.load(self.trace, span, self.size, rng)
         if rate is None:
             raise WorkloadError("only a trace has a rate of its own")
-        return workload.synthetic(self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, rng=rng)
+        return synthetic(self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, rng=rng)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,43 +9,17 @@ from dataclasses import dataclass, replace
 import httpx
 
 from triptych.cli.bench import payload
-from triptych.cli.bench.workload import Planned
 from triptych.cli.outcome import CliError
 from triptych.cli.rest import base_url, http_client, refusal
 from triptych.runtime.tasks import TaskScope
+from triptych.workload.report import NOT_SENT, TIMEOUT, Record
+from triptych.workload.requests import Planned
 
 _AHEAD = 32
 """Request bodies prepared ahead."""
 _NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MOST_NAMES = 8
 _MAX_ERROR_CHARS = 200
-NOT_SENT = "not sent: too many in flight"
-TIMEOUT = "timeout"
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The outcome of one request. Times count from when it was due, so that lag of server or sender is included."""
-
-    planned: Planned
-    sent_late_s: float = 0.0
-    ttft_s: float | None = None
-    end_s: float = 0.0
-    prompt_tokens: int = 0
-    tokens: int = 0
-    error: str = ""
-    """Kind of error, such as ``HTTP 429``; empty for a complete answer."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.error
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for a single token."""
-        if self.ttft_s is None or self.tokens < 2:
-            return None
-        return (self.end_s - self.ttft_s) / (self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.cli.bench.workload import Planned, Size
+from triptych.workload.requests import Planned, Size
 
 _WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "at")
 """Words of one token in nearly every tokenizer."""

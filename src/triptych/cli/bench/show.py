@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from triptych.cli.bench.load import NOT_SENT, Record
-from triptych.cli.bench.report import Latency, Objectives, Report, Run
+from triptych.workload.report import NOT_SENT, Latency, Objectives, Record, Report, Run
 
 
 def run_table(report: Report) -> Table:

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from triptych.cli.bench import load
-from triptych.cli.bench.load import Endpoint, EndpointError, Record
+from triptych.cli.bench.load import Endpoint, EndpointError
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.workload import Planned
+from triptych.workload.report import Record
+from triptych.workload.requests import Planned
 
 Handle = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"

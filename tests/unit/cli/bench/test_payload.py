@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from triptych.cli.bench.payload import Style, body, png
-from triptych.cli.bench.workload import Planned, Size
+from triptych.workload.requests import Planned, Size
 
 
 @pytest.mark.parametrize("size", [Size(1, 1), Size(16, 16), Size(37, 50), Size(336, 224)])

@@ -11,7 +11,6 @@ import pytest
 
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import BusyRouter, FakeRouter
-from triptych.cli.bench.report import percentile
 from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
 from triptych.domain.tenant import NOBODY, Tenant
@@ -20,6 +19,7 @@ from triptych.services.gateway import shedding
 from triptych.services.gateway.keys import new_key
 from triptych.services.gateway.shedding import Shedding
 from triptych.testing import virtual_time
+from triptych.workload.report import percentile
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 UNREAD = b"{ not read"

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.bench.workload import (
+from triptych.files import BadFile, check_regular, read_json, read_text
+from triptych.workload.requests import (
     MAX_IMAGES,
     MAX_SIDE_PIXELS,
     Distribution,
@@ -26,7 +27,6 @@ from triptych.cli.bench.workload import (
     gamma_arrivals,
     until,
 )
-from triptych.files import BadFile, check_regular, read_json, read_text
 
 PIXELS_PER_TOKEN_SIDE = 28
 """Pixels per side of a token of Qwen-VL, the models behind ServeGen's image workload."""

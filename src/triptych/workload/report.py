@@ -5,14 +5,41 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triptych.cli.bench.load import NOT_SENT, TIMEOUT, Record
+from triptych.workload.requests import Planned
 
 PERCENTILES = (50, 90, 99)
 LATE_S = 0.25
 """A generator whose 99th percentile send delay exceeds this has not kept up."""
 
+NOT_SENT = "not sent: too many in flight"
+TIMEOUT = "timeout"
 _RESULTS = frozenset({"HTTP 429", "HTTP 504", TIMEOUT})
 """Answers of an endpoint that has more load than it can serve. Any other error is a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The outcome of one request. Times count from when it was due, so that lag of server or sender is included."""
+
+    planned: Planned
+    sent_late_s: float = 0.0
+    ttft_s: float | None = None
+    end_s: float = 0.0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    error: str = ""
+    """Kind of error, such as ``HTTP 429``; empty for a complete answer."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for a single token."""
+        if self.ttft_s is None or self.tokens < 2:
+            return None
+        return (self.end_s - self.ttft_s) / (self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)

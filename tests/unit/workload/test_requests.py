@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.cli.bench.workload import Distribution, Mix, Size, WorkloadError, arrivals, synthetic
+from triptych.workload.requests import Distribution, Mix, Size, WorkloadError, arrivals, synthetic
 
 
 def rng(seed: int = 0) -> random.Random:

@@ -10,11 +10,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from triptych.cli.bench.load import NOT_SENT, Record
-from triptych.cli.bench.report import Objectives, Report, Run, goodput, percentile, summarize
 from triptych.cli.bench.show import not_kept_up, plot, run_table, sweep_table
-from triptych.cli.bench.workload import Planned
 from triptych.cli.show import plain_console
+from triptych.workload.report import NOT_SENT, Objectives, Record, Report, Run, goodput, percentile, summarize
+from triptych.workload.requests import Planned
 
 GOOD = Record(Planned(0, 8, (), 11), ttft_s=0.2, end_s=1.2, prompt_tokens=9, tokens=11)
 LATE = replace(GOOD, ttft_s=0.9, end_s=1.9)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
-from triptych.cli.outcome import CliError
-
 MAX_REQUESTS = 1_000_000
 """Most requests of one run; all are planned before the first is sent."""
 MAX_IMAGES = 1024
@@ -19,11 +17,8 @@ _MAX_WEIGHT = 1e12
 _SIZE = re.compile(r"([0-9]{1,5})[xX]([0-9]{1,5})")
 
 
-class WorkloadError(CliError):
-    """The options give no valid workload; the message says why."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, caller=True)
+class WorkloadError(ValueError):
+    """Options or a file that give no valid workload. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.cli.bench.traces import Span, load
-from triptych.cli.bench.workload import Size, WorkloadError
+from triptych.workload.requests import Size, WorkloadError
+from triptych.workload.traces import Span, load
 
 AZURE = """TIMESTAMP,NumImages,ContextTokens,GeneratedTokens
 2024-10-15T12:00:05.819Z,1,949,126
