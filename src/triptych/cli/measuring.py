@@ -10,6 +10,7 @@ from triptych.cli.outcome import CliError
 from triptych.domain.bounds import MAX_INT31
 from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
+from triptych.workload.requests import MAX_CLIP_S
 
 commands = typer.Typer()
 
@@ -47,6 +48,11 @@ def bench(
         str | None,
         typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or as in the trace.", show_default=False),
     ] = None,
+    videos: Annotated[str, typer.Option(help="Videos per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
+    video_size: Annotated[str, typer.Option(help="Pixels of a frame, `WIDTHxHEIGHT`.")] = "224x224",
+    video_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a video.")] = 4.0,
+    sounds: Annotated[str, typer.Option(help="Sounds per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
+    sound_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a sound.")] = 5.0,
     text_tokens: Annotated[str, typer.Option(help="Words of text per request, about a token each.")] = "32",
     output_tokens: Annotated[str, typer.Option(help="Longest answer, in tokens.")] = "32",
     ignore_eos: Annotated[
@@ -101,6 +107,8 @@ def bench(
             model=model,
             mix=(images, text_tokens, output_tokens),
             image_size=image_size,
+            clips=(videos, video_size, video_seconds),
+            sounds=(sounds, sound_seconds),
             trace=trace,
             rates=(rate, sweep),
             start_s=start,

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
-from triptych.workload.requests import Planned
+from triptych.workload.requests import KINDS, Kind, Planned
 
 PERCENTILES = (50, 90, 99)
 LATE_S = 0.25
@@ -70,10 +70,34 @@ class Latency:
     p99_s: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Latency":
+    def of(cls, values: Sequence[float]) -> Self:
         if not values:
             return cls(None, None, None, None)
         return cls(sum(values) / len(values), *(percentile(values, q) for q in PERCENTILES))
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """The part of a run that has requests of one kind."""
+
+    requests: int
+    answered: int
+    ttft: Latency
+    tpot: Latency
+    e2e: Latency
+    attainment: float | None
+
+    @classmethod
+    def of(cls, records: Sequence[Record], objectives: Objectives) -> Self:
+        good = [record for record in records if record.ok]
+        return cls(
+            requests=len(records),
+            answered=len(good),
+            ttft=Latency.of([record.ttft_s for record in good if record.ttft_s is not None]),
+            tpot=Latency.of([record.tpot_s for record in good if record.tpot_s is not None]),
+            e2e=Latency.of([record.end_s for record in good]),
+            attainment=sum(map(objectives.met, records)) / len(records) if records and objectives.any else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +124,8 @@ class Report:
     kept_up: bool
     """Whether the generator sent every request on time; if not, the load differed from ``rate``."""
     attainment: float | None
+    by_kind: dict[Kind, KindReport]
+    """Of runs with several kinds of requests; else empty."""
 
     @property
     def failed(self) -> int:
@@ -125,6 +151,8 @@ def summarize(records: Sequence[Record], objectives: Objectives, rate: float) ->
     late_s = percentile([record.sent_late_s for record in records], 99)
     duration_s = max([record.planned.arrival_s + record.end_s for record in records] + [1e-9])
     tokens = sum(record.tokens for record in good)
+    kinds = {record.planned.kind for record in records}
+    whole = KindReport.of(records, objectives)
     return Report(
         rate=rate,
         requests=len(records),
@@ -136,12 +164,17 @@ def summarize(records: Sequence[Record], objectives: Objectives, rate: float) ->
         prompt_tokens=sum(record.prompt_tokens for record in good),
         output_tokens=tokens,
         images=sum(len(record.planned.images) for record in good),
-        ttft=Latency.of([record.ttft_s for record in good if record.ttft_s is not None]),
-        tpot=Latency.of([record.tpot_s for record in good if record.tpot_s is not None]),
-        e2e=Latency.of([record.end_s for record in good]),
+        ttft=whole.ttft,
+        tpot=whole.tpot,
+        e2e=whole.e2e,
         sent_late_p99_s=late_s,
         kept_up=late_s <= LATE_S and not any(record.error == NOT_SENT for record in records),
-        attainment=sum(map(objectives.met, records)) / len(records) if objectives.any else None,
+        attainment=whole.attainment,
+        by_kind={
+            kind: KindReport.of([record for record in records if record.planned.kind == kind], objectives)
+            for kind in KINDS
+            if kind in kinds and len(kinds) > 1
+        },
     )
 
 

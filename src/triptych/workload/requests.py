@@ -1,4 +1,4 @@
-"""Workloads: requests and their arrival times. Pure: the same seed gives the same requests."""
+"""Requests of a workload and their arrival times. Pure: the same seed gives the same requests."""
 
 import random
 import re
@@ -6,13 +6,16 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
+from typing import Literal, Self, get_args
 
 MAX_REQUESTS = 1_000_000
 """Most requests of one run; all are planned before the first is sent."""
 MAX_IMAGES = 1024
 MAX_TOKENS = 10_000_000
 MAX_SIDE_PIXELS = 16_384
+MAX_CLIPS = 64
+"""Most videos, and most sounds, of one request."""
+MAX_CLIP_S = 3600.0
 _MAX_WEIGHT = 1e12
 _SIZE = re.compile(r"([0-9]{1,5})[xX]([0-9]{1,5})")
 
@@ -41,6 +44,19 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """A video."""
+
+    size: Size
+    seconds: float
+    frames_per_s: int = 8
+
+
+Kind = Literal["text", "image", "video", "audio"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A request, sent ``arrival_s`` seconds after the start regardless of earlier ones."""
 
@@ -48,6 +64,18 @@ class Planned:
     text_tokens: int
     images: tuple[Size, ...]
     output_tokens: int
+    videos: tuple[Clip, ...] = ()
+    sounds_s: tuple[float, ...] = ()
+    """Lengths of its sounds, seconds."""
+
+    @property
+    def kind(self) -> Kind:
+        """The costliest kind of its items: video before audio before image; ``text`` without items."""
+        if self.videos:
+            return "video"
+        if self.sounds_s:
+            return "audio"
+        return "image" if self.images else "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +141,19 @@ class Mix:
     text_tokens: Distribution
     output_tokens: Distribution
     size: Size
+    videos: Distribution | None = None
+    clip: Clip = Clip(Size(224, 224), 4.0)
+    """What each video is like."""
+    sounds: Distribution | None = None
+    sound_s: float = 5.0
+    """Length of each sound, seconds."""
 
     def request(self, arrival_s: float, rng: random.Random) -> Planned:
         images = (self.size,) * self.images.draw(rng)
-        return Planned(arrival_s, self.text_tokens.draw(rng), images, self.output_tokens.draw(rng))
+        text_tokens, output_tokens = self.text_tokens.draw(rng), self.output_tokens.draw(rng)
+        videos = () if self.videos is None else (self.clip,) * self.videos.draw(rng)
+        sounds_s = () if self.sounds is None else (self.sound_s,) * self.sounds.draw(rng)
+        return Planned(arrival_s, text_tokens, images, output_tokens, videos, sounds_s)
 
 
 def arrivals(rate: float, duration_s: float, burstiness: float, rng: random.Random) -> list[float]:

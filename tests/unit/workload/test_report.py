@@ -13,7 +13,7 @@ from rich.table import Table
 from triptych.cli.bench.show import not_kept_up, plot, run_table, sweep_table
 from triptych.cli.show import plain_console
 from triptych.workload.report import NOT_SENT, Objectives, Record, Report, Run, goodput, percentile, summarize
-from triptych.workload.requests import Planned
+from triptych.workload.requests import Planned, Size
 
 GOOD = Record(Planned(0, 8, (), 11), ttft_s=0.2, end_s=1.2, prompt_tokens=9, tokens=11)
 LATE = replace(GOOD, ttft_s=0.9, end_s=1.9)
@@ -123,3 +123,13 @@ def test_plots_are_png_files(tmp_path: Path, rates: tuple[float, ...]) -> None:
     plot(tmp_path / "a.png", runs, objectives)
     with Image.open(tmp_path / "a.png") as image:
         assert image.format == "PNG"
+
+
+def test_kinds_of_requests_are_reported_apart_where_there_are_several() -> None:
+    pictured = replace(LATE, planned=Planned(0, 8, (Size(9, 9),), 11))
+    report = summarize([GOOD, GOOD, pictured, replace(FAILED, planned=pictured.planned)], Objectives(0.5), rate=1.0)
+    assert list(report.by_kind) == ["text", "image"]
+    text, image = report.by_kind["text"], report.by_kind["image"]
+    assert (text.requests, text.answered, text.attainment, text.ttft.p50_s) == (2, 2, 1.0, 0.2)
+    assert (image.requests, image.answered, image.attainment, image.ttft.p50_s) == (2, 1, 0.0, 0.9)
+    assert not summarize([GOOD, LATE], Objectives(0.5), rate=1.0).by_kind

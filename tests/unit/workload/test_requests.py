@@ -2,12 +2,13 @@ import contextlib
 import itertools
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.workload.requests import Distribution, Mix, Size, WorkloadError, arrivals, synthetic
+from triptych.workload.requests import Clip, Distribution, Mix, Planned, Size, WorkloadError, arrivals, synthetic
 
 
 def rng(seed: int = 0) -> random.Random:
@@ -74,3 +75,26 @@ def test_a_request_is_never_empty() -> None:
     mix = Mix(one, one, one, Size(8, 8))
     plan = synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, rng=rng())
     assert (len(plan.requests), plan.rate) == (1, 10.0), "the rate is that of what is sent"
+
+
+@pytest.mark.parametrize(
+    ("planned", "kind"),
+    [
+        (Planned(0, 1, (), 1), "text"),
+        (Planned(0, 1, (Size(1, 1),), 1), "image"),
+        (Planned(0, 1, (Size(1, 1),), 1, sounds_s=(1.0,)), "audio"),
+        (Planned(0, 1, (), 1, videos=(Clip(Size(2, 2), 1.0),), sounds_s=(1.0,)), "video"),
+    ],
+)
+def test_a_request_is_of_the_kind_of_its_costliest_items(planned: Planned, kind: str) -> None:
+    assert planned.kind == kind
+
+
+def test_videos_and_sounds_leave_the_other_draws_as_they_are() -> None:
+    """So that workloads with and without them can be compared."""
+    plain = Mix(Distribution.parse("0,1,2"), Distribution.parse("3,4"), Distribution.parse("5,6"), Size(8, 8))
+    richer = replace(plain, videos=Distribution.parse("1"), sounds=Distribution.parse("2"), sound_s=1.5)
+    one, other = plain.request(0.0, rng()), richer.request(0.0, rng())
+    assert (one.images, one.text_tokens, one.output_tokens) == (other.images, other.text_tokens, other.output_tokens)
+    assert other.videos == (richer.clip,)
+    assert other.sounds_s == (1.5, 1.5)

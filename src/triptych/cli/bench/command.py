@@ -19,7 +19,17 @@ from triptych.cli.bench.payload import Style
 from triptych.cli.outcome import CliError
 from triptych.workload import traces
 from triptych.workload.report import Objectives, Record, Run, goodput, summarize
-from triptych.workload.requests import MAX_IMAGES, Distribution, Mix, Plan, Size, WorkloadError, synthetic
+from triptych.workload.requests import (
+    MAX_CLIPS,
+    MAX_IMAGES,
+    Clip,
+    Distribution,
+    Mix,
+    Plan,
+    Size,
+    WorkloadError,
+    synthetic,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class Bench:
         model: str | None,
         mix: tuple[str, str, str],
         image_size: str | None,
+        clips: tuple[str, str, float],
+        sounds: tuple[str, float],
         trace: Path | None,
         rates: tuple[float | None, str | None],
         start_s: float,
@@ -58,7 +70,9 @@ class Bench:
         attainment: float,
         seed: int,
     ) -> Self:
-        """Make a load from the command line; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
+        """Make a load from the command line; ``mix`` is images, text tokens, output tokens; ``clips`` videos, their size and
+        seconds; ``sounds`` sounds and their seconds. Raises WorkloadError.
+        """
         rate, sweep = rates
         if rate is not None and sweep is not None:
             raise WorkloadError("--rate and --sweep exclude each other")
@@ -71,6 +85,10 @@ class Bench:
             Distribution.parse(text_tokens),
             Distribution.parse(output_tokens, least=1),
             size or traces.DEFAULT_SIZE,
+            videos=_counts(clips[0]),
+            clip=Clip(Size.parse(clips[1]), clips[2]),
+            sounds=_counts(sounds[0]),
+            sound_s=sounds[1],
         )
         ttft_ms, tpot_ms = slo_ms
         return cls(
@@ -218,6 +236,12 @@ def _rates(text: str) -> tuple[float, ...]:
     return rates
 
 
+def _counts(text: str) -> Distribution | None:
+    """None for none."""
+    counts = Distribution.parse(text, most=MAX_CLIPS)
+    return counts if any(counts.values) else None
+
+
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
@@ -274,6 +298,8 @@ def _entry(record: Record) -> dict[str, object]:
     return {
         "arrival_s": round(record.planned.arrival_s, 6),
         "images": len(record.planned.images),
+        "videos": len(record.planned.videos),
+        "sounds": len(record.planned.sounds_s),
         "sent_late_s": round(record.sent_late_s, 6),
         "ttft_s": record.ttft_s,
         "tpot_s": record.tpot_s,

@@ -26,10 +26,14 @@ def run_table(report: Report) -> Table:
     table.add_row("", "mean", "p50", "p90", "p99")
     for name, latency in (("TTFT", report.ttft), ("TPOT", report.tpot), ("end to end", report.e2e)):
         table.add_row(name, *_latencies(latency))
+    for kind, part in report.by_kind.items():
+        table.add_row(f"{kind}: TTFT", *_latencies(part.ttft))
     if report.sent_late_p99_s > 0.05:
         table.add_row("sent late", "", "", "", _ms(report.sent_late_p99_s))
     if report.attainment is not None:
         table.add_row("attainment", f"{report.attainment:.1%}", "", "", "")
+        for kind, part in report.by_kind.items():
+            table.add_row("", f"{part.attainment:.1%}", f"{kind}, {part.requests} requests", "", "")
     return table
 
 

@@ -1,13 +1,15 @@
 import json
 import random
+import wave
 from base64 import b64decode
 from io import BytesIO
 
+import av
 import pytest
 from PIL import Image
 
-from triptych.cli.bench.payload import Style, body, png
-from triptych.workload.requests import Planned, Size
+from triptych.cli.bench.payload import Style, body, mp4, png, wav
+from triptych.workload.requests import Clip, Planned, Size
 
 
 @pytest.mark.parametrize("size", [Size(1, 1), Size(16, 16), Size(37, 50), Size(336, 224)])
@@ -36,3 +38,31 @@ def test_a_request_body_matches_its_plan() -> None:
         with Image.open(BytesIO(data)) as image:
             assert image.size == (size.width, size.height)
     assert "ignore_eos" not in json.loads(body(planned, Style("m"), random.Random(0)))
+
+
+@pytest.mark.parametrize("clip", [Clip(Size(64, 48), 1.5), Clip(Size(33, 17), 0.1), Clip(Size(224, 224), 1.0, 25)])
+def test_videos_have_the_requested_size_and_length(clip: Clip) -> None:
+    with av.open(BytesIO(mp4(clip, random.Random(0))), "r") as container:
+        frames = list(container.decode(video=0))
+    assert len(frames) == max(1, round(clip.seconds * clip.frames_per_s))
+    assert frames[0].width - clip.size.width in (0, 1)
+    assert frames[0].height - clip.size.height in (0, 1)
+
+
+def test_videos_and_sounds_differ() -> None:
+    rng = random.Random(0)
+    assert len({mp4(Clip(Size(64, 64), 0.5), rng) for _ in range(5)}) == 5
+    assert len({wav(0.1, rng) for _ in range(5)}) == 5
+
+
+def test_sounds_have_the_requested_length() -> None:
+    with wave.open(BytesIO(wav(0.25, random.Random(0)))) as file:
+        assert (file.getnframes(), file.getframerate(), file.getnchannels()) == (4000, 16_000, 1)
+
+
+def test_a_body_has_the_videos_and_sounds_of_its_plan() -> None:
+    planned = Planned(0, 2, (), 3, videos=(Clip(Size(32, 32), 0.5),), sounds_s=(0.1, 0.2))
+    content = json.loads(body(planned, Style("m"), random.Random(0)))["messages"][0]["content"]
+    assert [part["type"] for part in content] == ["video_url", "audio_url", "audio_url", "text"]
+    assert content[0]["video_url"]["url"].startswith("data:video/mp4;base64,")
+    assert content[1]["audio_url"]["url"].startswith("data:audio/wav;base64,")
