@@ -145,8 +145,8 @@ def picture(rng: random.Random) -> bytes:
 @asynccontextmanager
 async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
     async with text_app(settings) as running:
-        assert running.encoder is not None
-        yield running.text, running.encoder.service
+        assert running.instance.encoder is not None
+        yield running.instance.text, running.instance.encoder.service
 
 
 @asynccontextmanager

@@ -51,9 +51,10 @@ class MemoryDataPlane:
     ) -> TransportSet:
         """All arenas are on the network, those of ``own`` too."""
         del preferred, own
-        return TransportSet([self._transport(arena, check)], connect_timeout_s=connect_timeout_s)
+        return TransportSet([self.transport(arena, check)], connect_timeout_s=connect_timeout_s)
 
-    def _transport(self, arena: Arena, check: LeaseCheck) -> Transport:
+    def transport(self, arena: Arena, check: LeaseCheck) -> Transport:
+        """The only transport of an arena."""
         return MemoryTransport(self._network, arena, host="", check=check)
 
 
