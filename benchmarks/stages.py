@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers as untyped_transformers
 from PIL import Image
+from triptych.services.text.text_part import open_text
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
@@ -52,7 +53,6 @@ from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.app import app as text_app
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
-from triptych.services.text.text_part import open_text
 from triptych.transport.options import TransferOptions
 
 transformers: Any = untyped_transformers
