@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers as untyped_transformers
 from PIL import Image
+from triptych.services.text.text_part import open_text
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
@@ -51,7 +52,6 @@ from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.app import app as text_app
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
-from triptych.services.text.text_part import open_text
 from triptych.transport.options import TransferOptions
 from triptych.workload.report import percentile
 
@@ -145,8 +145,8 @@ def picture(rng: random.Random) -> bytes:
 @asynccontextmanager
 async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
     async with text_app(settings) as running:
-        assert running.encoder is not None
-        yield running.text, running.encoder.service
+        assert running.instance.encoder is not None
+        yield running.instance.text, running.instance.encoder.service
 
 
 @asynccontextmanager

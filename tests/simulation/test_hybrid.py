@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.cluster import HybridNode, SimCluster, World, running
+from tests.simulation.cluster import SimCluster, TextNode, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.sampling import SamplingParams
 from triptych.policy.iteration import ImageBudget
@@ -47,7 +47,7 @@ class Batch:
 class Watched:
     """A record of what an instance's thread runs."""
 
-    def __init__(self, node: HybridNode) -> None:
+    def __init__(self, node: TextNode) -> None:
         self.steps: list[float] = []
         """When each step of the text engine began."""
         self.batches: list[Batch] = []
@@ -123,7 +123,7 @@ def test_a_killed_hybrid_instance_loses_no_request_and_returns_with_both_service
             await asyncio.sleep(0.5)
             await cluster.hybrids[0].kill()
             await asyncio.sleep(0.5)
-            cluster.hybrids[0].start()
+            await cluster.hybrids[0].start()
         for reply in playing.result():
             reply.check_right()
         await asyncio.sleep(5)

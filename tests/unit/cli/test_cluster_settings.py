@@ -138,7 +138,7 @@ def test_settings_of_encoders_are_those_of_mounted_ones_too(tmp_path: Path) -> N
 
 def test_settings_of_the_environment_are_validated_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_TEXT_KV_ARENA_BYTES", "5")
-    with pytest.raises(CliError, match="text: kv_arena_bytes: an arena has at least 1048576 bytes, or 0 for none"):
+    with pytest.raises(CliError, match="text: kv_arena_bytes: an arena has more than 4096 bytes, or 0 for none"):
         flags_of()
 
 
