@@ -123,6 +123,10 @@ class DecoderArchitecture:
     hidden_size: int
     context_length: int
     norm_parameters: int
+    heads: int
+    kv_heads: int
+    row_values: int
+    """Most values that a row has at once between two products."""
     cross: CrossLayers | None = None
 
     @property
@@ -137,11 +141,6 @@ class DecoderArchitecture:
     def depth(self) -> int:
         """Layers with self-attention."""
         return sum(layers.count for layers in self.layers)
-
-    @property
-    def kv_heads_width(self) -> int:
-        """Key heads times head size, of the widest layer."""
-        return max(layers.kv_width for layers in self.layers)
 
     def kv_token_nbytes(self, dtype: DType) -> int:
         """Bytes of keys and values of one position in all layers, also those with a window."""
@@ -190,6 +189,8 @@ class EncoderItem:
     work: Work
     pixels: int
     """Samples of a sound."""
+    rows: int
+    """Rows of the encoder, about: as many as its products would be for if each used all parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +201,6 @@ class EncoderArchitecture:
     depth: int
     """Layers that follow each other in a pass."""
     hidden_size: int
+    row_values: int
+    """Most values that a row has at once between two products."""
     items: Sequence[EncoderItem] = ()

@@ -58,12 +58,13 @@ class Architecture:
         for info in infos:
             outputs = self.family.outputs(info, dtype)
             tokens = embedding_tokens(outputs)
-            item = EncoderItem(
-                tokens, sum(spec.nbytes for spec in outputs), self._encoder.work(info), info.pixels + info.samples
-            )
-            items.setdefault(tokens, item)
+            work = self._encoder.work(info)
+            rows = work.products // (2 * self._encoder.parameters)
+            nbytes = sum(spec.nbytes for spec in outputs)
+            items.setdefault(tokens, EncoderItem(tokens, nbytes, work, info.pixels + info.samples, rows))
         by_size = tuple(items[tokens] for tokens in sorted(items))
-        return EncoderArchitecture(self._encoder.parameters, self._encoder.depth, self.family.hidden_size, by_size)
+        encoder = self._encoder
+        return EncoderArchitecture(encoder.parameters, encoder.depth, encoder.width, encoder.row_values, by_size)
 
 
 def _decoder(files: ModelFiles) -> DecoderArchitecture:

@@ -34,8 +34,15 @@ class Encoder:
     parameters: int
     depth: int
     """Layers that follow each other."""
+    width: int
+    """Of its rows."""
     work: Callable[[MediaInfo], Work]
     """Operations of one item. Raises InvalidMedia."""
+
+    @property
+    def row_values(self) -> int:
+        """Most values that a row has at once: its own, those of the layer before, and usually four times as many inside."""
+        return 6 * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ def _in_tiles(
     """``rows`` of a tile go through the projector."""
     tile = tower.tile + work_of(rows, projector)
     parameters = tower.parameters + projector.stored + more_parameters
-    return Encoder(parameters, tower.depth, lambda info: tile * tiles(info))
+    return Encoder(parameters, tower.depth, tower.hidden_size, lambda info: tile * tiles(info))
 
 
 def _llava(family: Family, config: Json) -> Encoder:
@@ -203,7 +210,7 @@ def _mllama(family: Mllama, config: Json) -> Encoder:
     rows = tiles * ceil(states / _ROW_MULTIPLE) * _ROW_MULTIPLE
     work = work_of(tiles * (states - 1), patch) + work_of(tiles * states, projector)
     work += _whole(layers, rows) + _whole(over_all, rows) + Work(2 * rows * rows)  # the last is the mask's
-    return Encoder(parameters, layers.count + over_all.count, lambda _: work)
+    return Encoder(parameters, layers.count + over_all.count, hidden, lambda _: work)
 
 
 # --- images and videos of any shape -----------------------------------------------------------------------------------
@@ -248,7 +255,7 @@ def _qwen(family: QwenVision, config: Json) -> Encoder:
         done += every.work(rows, grid.frames * (grid.rows * grid.columns) ** 2)
         return done + (in_windows.work(rows, _pairs_in_windows(grid, merge, window)) if window else Work())
 
-    return Encoder(parameters, depth, work)
+    return Encoder(parameters, depth, hidden, work)
 
 
 def _pairs_in_windows(grid: Grid, merge: int, window: int) -> int:
@@ -283,7 +290,7 @@ def _qwen2_audio(family: Family, config: Json) -> Encoder:
     )
     projector = linear(width, family.hidden_size)
     window = work + work_of(positions // 2, projector)
-    return Encoder(parameters + projector.stored, count, lambda _: window)
+    return Encoder(parameters + projector.stored, count, width, lambda _: window)
 
 
 def _voxtral(family: Voxtral, config: Json) -> Encoder:
@@ -295,7 +302,7 @@ def _voxtral(family: Voxtral, config: Json) -> Encoder:
         family.hidden_size, family.hidden_size, bias=False
     )
     window = work + work_of(family.tokens_per_window, projector)
-    return Encoder(parameters + projector.stored, count, lambda info: window * len(family.units(info)))
+    return Encoder(parameters + projector.stored, count, width, lambda info: window * len(family.units(info)))
 
 
 def _granite_speech(family: GraniteSpeech, config: Json) -> Encoder:
@@ -324,7 +331,7 @@ def _granite_speech(family: GraniteSpeech, config: Json) -> Encoder:
         return done + queries.window * ceil(frames / family.window_frames) + queries.once
 
     parameters = first.stored + middle.stored + count * (row.stored + inputs.stored) + queries.parameters
-    return Encoder(parameters, count + queries.depth, work)
+    return Encoder(parameters, count + queries.depth, hidden, work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,18 @@ def language_model(text: Json, *, tied: bool) -> DecoderArchitecture:
     hidden, vocabulary = integer(text, "hidden_size"), integer(text, "vocab_size")
     count = integer(text, "num_hidden_layers")
     crossing = set(text["cross_attention_layers"]) if kind == "mllama_text_model" else set()
-    layers = _layers(text, [number for number in range(count) if number not in crossing])
+    layers = tuple(_layers(text, [number for number in range(count) if number not in crossing]))
     head = linear(hidden, vocabulary, bias=False)
     return DecoderArchitecture(
-        layers=tuple(layers),
+        layers=layers,
         embedding=Weights((vocabulary + (_MLLAMA_ITEM_TOKENS if crossing else 0)) * hidden),
         head=Weights(0, head.used) if tied else head,
         hidden_size=hidden,
         context_length=integer(text, "max_position_embeddings"),
         norm_parameters=hidden,
+        heads=integer(text, "num_attention_heads"),
+        kv_heads=_kv_heads(text),
+        row_values=2 * hidden + max(layer.width + 2 * layer.kv_width for layer in layers) + 2 * _inner(text),
         cross=_cross(text, len(crossing)) if crossing else None,
     )
 
@@ -52,9 +55,19 @@ def _layers(text: Json, numbers: Iterable[int]) -> Iterable[Layers]:
 
 
 def _widths(text: Json) -> tuple[int, int]:
-    heads = integer(text, "num_attention_heads")
     size = _head_size(text)
-    return heads * size, integer({"num_key_value_heads": heads, **_given(text)}, "num_key_value_heads") * size
+    return integer(text, "num_attention_heads") * size, _kv_heads(text) * size
+
+
+def _kv_heads(text: Json) -> int:
+    return integer({"num_key_value_heads": text["num_attention_heads"], **_given(text)}, "num_key_value_heads")
+
+
+def _inner(text: Json) -> int:
+    """Width of the feed-forward products of a row."""
+    if text["model_type"] == "qwen3_moe":
+        return integer(text, "moe_intermediate_size") * integer(text, "num_experts_per_tok")
+    return integer(text, "intermediate_size")
 
 
 def _head_size(text: Json) -> int:

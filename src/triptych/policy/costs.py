@@ -4,7 +4,7 @@ The one reader of profiles for scaling and scheduling. Predictions are monotone:
 the measured range they continue the last slope and say so; no input is an error.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,6 +49,8 @@ class Costs:
         self.profile = profile
         self.warnings = frozenset(warnings) | _faults(profile)
         self._surfaces = {name: Surface(rows) for name, rows in table_rows(profile).items()}
+        passes_s = [row.seconds for row in (*profile.prefill, *profile.decode)]
+        self._least_pass_s = min(passes_s, default=0.0)
         self._inaccurate = {row.table for row in profile.errors if row.median > MAX_ERROR}
         self._transfers = {
             backend: Line((row.nbytes, row.seconds) for row in profile.transfer if row.backend == backend)
@@ -70,6 +72,18 @@ class Costs:
     def decode_s(self, batch: float, mean_context: float) -> Estimate:
         """One decode step of ``batch`` sequences: the time between two tokens (TBT) when nothing else runs."""
         return self._at("decode", mean_context, batch)
+
+    def step_s(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> Estimate:
+        """One step that decodes ``decodes`` sequences and computes prompts beside them, each new and cached tokens.
+
+        An engine makes one pass for all. So what the least pass takes, to read the weights and to start, counts once: it is
+        the sum of the parts less that time for each part after the first. Nothing to do takes no time.
+        """
+        parts = [self.decode_s(decodes, mean_context)] if decodes else []
+        parts += [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
+        shared_s = self._least_pass_s * max(0, len(parts) - 1)
+        warnings = self.warnings.union(*(part.warnings for part in parts))
+        return Estimate(max(0.0, sum(part.value for part in parts) - shared_s), warnings)
 
     def decode_line(self, mean_context: float) -> Line:
         """``decode_s`` over the batch, for searches. Raises KeyError if decoding was not measured."""

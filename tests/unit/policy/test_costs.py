@@ -128,3 +128,33 @@ def test_a_disturbed_measurement_shows() -> None:
     assert disturbances(drifted) == ("the same work took 20% less time later",)
     rows = (ErrorRow("encode", 1, 0.4, 0.9), ErrorRow("prepare", 2, 0.6, 0.7))
     assert disturbances(replace(ENCODER, errors=rows)) == ("a row of table prepare is 60% from what the others say",)
+
+
+@given(
+    st.integers(0, 64),
+    st.integers(1, 9000),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 2000)), max_size=3),
+)
+def test_a_step_costs_at_least_its_dearest_part_and_at_most_all_of_them(
+    decodes: int, context: int, prompts: list[tuple[float, float]]
+) -> None:
+    parts = [TEXT.decode_s(decodes, context).value] if decodes else []
+    parts += [TEXT.prefill_s(new, cached).value for new, cached in prompts]
+    step_s = TEXT.step_s(decodes, context, prompts).value
+    assert max(parts, default=0.0) <= step_s + 1e-12
+    assert step_s <= sum(parts) + 1e-12
+
+
+def test_the_fixed_time_of_a_pass_counts_once_in_a_step() -> None:
+    """The least pass of the profile is a step of one sequence: 11 ms and its context."""
+    least_s = 0.01 + 0.001 + 64e-6
+    parts_s = (0.01 + 0.008 + 8 * 1024e-6) + (0.01 + 0.0256) + (0.01 + 0.2048)
+    assert TEXT.step_s(8, 1024, [(256, 0), (2048, 0)]).value == pytest.approx(parts_s - 2 * least_s)
+    assert TEXT.step_s(8, 1024) == TEXT.decode_s(8, 1024)
+    assert TEXT.step_s(0, 0, [(256, 512)]) == TEXT.prefill_s(256, 512)
+    assert TEXT.step_s(0, 0) == Estimate(0.0)
+
+
+def test_a_step_has_the_warnings_of_its_parts() -> None:
+    assert TEXT.step_s(64, 100, [(256, 0)]).warnings == {CostWarning.OUTSIDE_RANGE}
+    assert ENCODE.step_s(1, 1, [(5, 0)]) == Estimate(0.0, frozenset({CostWarning.NOT_MEASURED}))
