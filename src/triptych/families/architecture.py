@@ -40,7 +40,6 @@ _TEXT_TYPES: Mapping[str, str] = {
 class Architecture:
     """What a model's parts consist of."""
 
-    files: ModelFiles
     family: Family
     decoder: DecoderArchitecture
     _encoder: Encoder
@@ -48,9 +47,8 @@ class Architecture:
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         """Raises BadModel. Where there is only ``config.json``, processors are taken to be those that fit the encoder."""
-        files = with_usual_processors(files)
-        family = load_family(files)
-        return cls(files, family, _decoder(files), encoder_of(family, files.config))
+        family = load_family(with_usual_processors(files))
+        return cls(family, _decoder(files), encoder_of(family, files.config))
 
     def encoder(self, infos: Iterable[MediaInfo], dtype: DType) -> EncoderArchitecture:
         """The encoder, and what these items cost it; of several with as many tokens the first. Raises InvalidMedia."""

@@ -49,8 +49,6 @@ class Costs:
         self.profile = profile
         self.warnings = frozenset(warnings) | _faults(profile)
         self._surfaces = {name: Surface(rows) for name, rows in table_rows(profile).items()}
-        passes_s = [row.seconds for row in (*profile.prefill, *profile.decode)]
-        self._least_pass_s = min(passes_s, default=0.0)
         self._inaccurate = {row.table for row in profile.errors if row.median > MAX_ERROR}
         self._transfers = {
             backend: Line((row.nbytes, row.seconds) for row in profile.transfer if row.backend == backend)
@@ -76,14 +74,25 @@ class Costs:
     def step_s(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> Estimate:
         """One step that decodes ``decodes`` sequences and computes prompts beside them, each new and cached tokens.
 
-        An engine makes one pass for all. So what the least pass takes, to read the weights and to start, counts once: it is
-        the sum of the parts less that time for each part after the first. Nothing to do takes no time.
+        An engine makes one pass for all, which reads the weights once. So it takes as long as one prompt with as many rows
+        as all have together, and what is beyond products: attention to cached tokens, and what decode steps take more than
+        a prompt of as many rows, or than with the least context. It is never longer than the parts one after the other.
         """
-        parts = [self.decode_s(decodes, mean_context)] if decodes else []
-        parts += [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
-        shared_s = self._least_pass_s * max(0, len(parts) - 1)
-        warnings = self.warnings.union(*(part.warnings for part in parts))
-        return Estimate(max(0.0, sum(part.value for part in parts) - shared_s), warnings)
+        if not prompts:
+            return self.decode_s(decodes, mean_context) if decodes else Estimate(0.0, self.warnings)
+        parts = [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
+        together = self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts))
+        seconds = together.value
+        for part, (new_tokens, _) in zip(parts, prompts, strict=True):
+            seconds += part.value - self.prefill_s(new_tokens).value
+        if decodes:
+            decode = self.decode_s(decodes, mean_context)
+            products_s = min(self.decode_s(decodes, 0).value, self.prefill_s(decodes).value)
+            seconds += decode.value - products_s
+            parts.append(decode)
+        return Estimate(
+            min(seconds, sum(part.value for part in parts)), together.warnings.union(*(part.warnings for part in parts))
+        )
 
     def decode_line(self, mean_context: float) -> Line:
         """``decode_s`` over the batch, for searches. Raises KeyError if decoding was not measured."""

@@ -34,14 +34,19 @@ from triptych.policy.transport import NIXL, SHM, TCP
 MOST_SEQUENCES = 512
 """Largest batch of decode steps in a profile."""
 MOST_ITEMS = 32
+RECORDED_ROWS = 512
+"""Rows up to which a step with a prompt is replayed as a graph, on devices that start kernels one by one."""
 _STEP_TOKENS = 2048
 """Tokens of the largest step, for which activations take memory."""
 _SMALLEST_PROMPT = 16
+_LEAST_CACHED = 512
+"""Smallest number of cached tokens, and the largest prompt after the largest number."""
 _QUARTERS = 4
 """Sizes of prompts for each doubling: attention grows with their square, which lines between sizes follow to 1 %."""
 _BYTES_PER_PIXEL = (0.05, 3.0)
 _TRANSFERS = tuple(kib << 10 for kib in (16, 64, 256, 1024, 4096, 16384, 65536))
 _REDUCES_PER_LAYER = 2
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class DoesNotFit(ValueError):
@@ -151,7 +156,7 @@ def step_pass(
         depth=decoder.depth,
         row_nbytes=decoder.hidden_size * dtype.itemsize,
         sequences=decodes + bool(new),
-        recorded=not new,
+        recorded=rows <= RECORDED_ROWS or not new,
     )
 
 
@@ -191,6 +196,19 @@ def decoder_memory(decoder: DecoderArchitecture, target: Target) -> Memory:
     kv_nbytes = decoder.kv_token_nbytes(target.dtype) // min(target.degree, decoder.kv_heads)
     what = f"the activations, keys and values of {tokens} tokens"
     return _memory(target, decoder.parameters, activations, kv_nbytes, tokens, what=what)
+
+
+def least_degree(decoder: DecoderArchitecture, target: Target) -> int | None:
+    """The least tensor-parallel degree at which the decoder fits such devices; None if there is none up to 64."""
+
+    def fits(degree: int) -> bool:
+        try:
+            decoder_memory(decoder, replace(target, degree=degree))
+        except DoesNotFit:
+            return False
+        return True
+
+    return next(filter(fits, _DEGREES), None)
 
 
 def _activations(rows: int, row_values: int, target: Target) -> int:
@@ -259,7 +277,7 @@ def decoder_profile(decoder: DecoderArchitecture, target: Target, host: Host, or
     longest = min(decoder.context_length, kv_tokens)
     prefill = tuple(
         PrefillRow(new, cached, target.pass_s(step_pass(decoder, dtype, new=new, cached=cached)))
-        for cached in (0, *_sizes(512, longest - _SMALLEST_PROMPT, 1))
+        for cached in (0, *_sizes(_LEAST_CACHED, longest - _LEAST_CACHED, 1))
         for new in _sizes(_SMALLEST_PROMPT, longest - cached, _QUARTERS)
     )
     decode = tuple(

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,17 +84,7 @@ def test_a_family_is_the_same_from_its_configuration_alone(made: tuple[TinyFamil
     """Where the processor is the usual one for the encoder; the others of the tiny families have own sizes."""
     _, checkpoint = made
     whole = Architecture.load(checkpoint.files)
-    alone = Architecture.load(
-        ModelFiles(
-            directory=Path(),
-            config=checkpoint.files.config,
-            processor={},
-            image_processor={},
-            tokenizer_config={},
-            generation_config={},
-            chat_template=None,
-        )
-    )
+    alone = Architecture.load(ModelFiles.of_config(checkpoint.directory / "config.json"))
     assert alone.decoder == whole.decoder
     assert alone.encoder([], DType.F32) == replace(whole.encoder([], DType.F32), items=())
     assert type(alone.family) is type(whole.family)

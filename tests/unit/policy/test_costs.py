@@ -145,11 +145,11 @@ def test_a_step_costs_at_least_its_dearest_part_and_at_most_all_of_them(
     assert step_s <= sum(parts) + 1e-12
 
 
-def test_the_fixed_time_of_a_pass_counts_once_in_a_step() -> None:
-    """The least pass of the profile is a step of one sequence: 11 ms and its context."""
-    least_s = 0.01 + 0.001 + 64e-6
-    parts_s = (0.01 + 0.008 + 8 * 1024e-6) + (0.01 + 0.0256) + (0.01 + 0.2048)
-    assert TEXT.step_s(8, 1024, [(256, 0), (2048, 0)]).value == pytest.approx(parts_s - 2 * least_s)
+def test_a_step_is_one_pass_over_all_rows_with_what_each_adds_to_it() -> None:
+    """Of 10 ms and 0.1 ms a row; cached tokens, and decodes beyond what the least context or as many rows of a prompt take."""
+    rows_s = 0.01 + 1e-4 * (8 + 256 + 1000)
+    cached_s, decodes_s = 1e-5 * 512, (0.01 + 0.008 + 8e-6 * 1024) - (0.01 + 1e-4 * 16)
+    assert TEXT.step_s(8, 1024, [(256, 512), (1000, 0)]).value == pytest.approx(rows_s + cached_s + decodes_s)
     assert TEXT.step_s(8, 1024) == TEXT.decode_s(8, 1024)
     assert TEXT.step_s(0, 0, [(256, 512)]) == TEXT.prefill_s(256, 512)
     assert TEXT.step_s(0, 0) == Estimate(0.0)
