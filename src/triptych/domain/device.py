@@ -113,7 +113,7 @@ class Device:
 
     def speedup(self, degree: int) -> float:
         """Of ``degree`` devices over one, without the all-reduces."""
-        return degree * self.efficiency.tensor_parallel ** log2(degree)
+        return degree * float(self.efficiency.tensor_parallel ** log2(degree))
 
 
 @dataclass(frozen=True, slots=True)

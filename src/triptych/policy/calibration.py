@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
+from typing import Any
 
 from triptych.domain.architecture import DecoderArchitecture, EncoderArchitecture
 from triptych.domain.device import Efficiency
@@ -94,7 +95,8 @@ def _fit(samples: Sequence[Sample], target: Target) -> Efficiency:
     first = [log(getattr(start, name)) for name in names]
 
     def efficiency(point: Sequence[float]) -> Efficiency:
-        return replace(start, **{name: exp(value) for name, value in zip(names, point, strict=True)})
+        found: dict[str, Any] = {name: exp(value) for name, value in zip(names, point, strict=True)}
+        return replace(start, **found)
 
     def distance(point: Sequence[float]) -> float:
         reaching = target.reaching(efficiency(point))
