@@ -4,10 +4,10 @@ import sys
 
 from rich.console import Console
 
-from benchmarks.papers import epd_serve, heteroserve
+from benchmarks.papers import epd_serve, heteroserve, hydrainfer, modserve
 from benchmarks.papers.rows import show
 
-PAPERS = (epd_serve, heteroserve)
+PAPERS = (epd_serve, heteroserve, hydrainfer, modserve)
 
 
 def main() -> int:
