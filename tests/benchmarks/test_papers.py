@@ -15,7 +15,7 @@ def test_a_row_agrees_or_says_why_it_differs(row: Row) -> None:
 
 def test_most_rows_agree() -> None:
     rows = [row for paper in PAPERS for row in paper.rows()]
-    assert sum(row.agrees for row in rows) >= 0.75 * len(rows)
+    assert sum(row.agrees for row in rows) >= 0.7 * len(rows)
 
 
 def test_all_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

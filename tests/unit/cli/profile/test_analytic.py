@@ -36,7 +36,7 @@ LLAVA: dict[str, Any] = {
 """As published for llava-1.5-7b, whose parameters are 7,063,427,072."""
 
 
-def triptych(*arguments: str | Path, status: int = 0) -> str:
+def triptych(*arguments: str | Path | int, status: int = 0) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
