@@ -111,6 +111,18 @@ class CrossLayers:
     states: Weights
     """Keys and values of one layer, computed once of each state."""
 
+    @property
+    def parameters(self) -> int:
+        return self.layers.count * (self.layers.weights.stored + self.states.stored)
+
+    def work(self, rows: int, states: int, *, new_states: int = 0) -> Work:
+        """``rows`` rows that attend to ``states`` states, and the keys and values of ``new_states`` states."""
+        return self.layers.work(rows, rows * states) + work_of(new_states * self.layers.count, self.states)
+
+    def state_nbytes(self, dtype: DType) -> int:
+        """Bytes of keys and values of one state in all layers."""
+        return 2 * dtype.itemsize * self.layers.count * self.layers.kv_width
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderArchitecture:
@@ -134,7 +146,7 @@ class DecoderArchitecture:
         count = self.embedding.stored + self.head.stored + self.norm_parameters
         count += sum(layers.count * layers.weights.stored for layers in self.layers)
         if self.cross is not None:
-            count += self.cross.layers.count * (self.cross.layers.weights.stored + self.cross.states.stored)
+            count += self.cross.parameters
         return count
 
     @property
@@ -159,13 +171,6 @@ class DecoderArchitecture:
         for layers in self.layers:
             work += layers.work(batch, batch * layers.seen(context))
         return work
-
-    def cross_attention(self, rows: int, states: int, *, new_states: int = 0) -> Work:
-        """What ``rows`` positions add that attend to ``states`` states of items, of which ``new_states`` are new."""
-        if self.cross is None:
-            return Work()
-        layers = self.cross.layers
-        return layers.work(rows, rows * states) + work_of(new_states * layers.count, self.cross.states)
 
     def read_parameters(self, rows: int) -> float:
         """Parameters that a pass over ``rows`` rows of text reads; of the embedding it is as many rows."""

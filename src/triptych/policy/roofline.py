@@ -137,20 +137,34 @@ def encode_pass(encoder: EncoderArchitecture, item: EncoderItem, items: int, dty
 
 
 def step_pass(
-    decoder: DecoderArchitecture, dtype: DType, *, decodes: int = 0, context: int = 0, new: int = 0, cached: int = 0
+    decoder: DecoderArchitecture,
+    dtype: DType,
+    *,
+    decodes: int = 0,
+    context: int = 0,
+    new: int = 0,
+    cached: int = 0,
+    states: int = 0,
+    new_states: int = 0,
 ) -> Pass:
     """A step that decodes ``decodes`` sequences of ``context`` tokens and computes ``new`` tokens of a prompt.
 
-    The weights are read once for both.
+    The weights are read once for both. With cross-attention all attend to ``states`` states of items each, and ``new_states``
+    states of the prompt's items are new.
     """
     work = decoder.decode(decodes, context) if decodes else Work()
     if new:
         work += decoder.prefill(new, cached)
     rows = decodes + new
     kv_nbytes = decodes * decoder.read_kv_nbytes(context, dtype) + (decoder.read_kv_nbytes(cached, dtype) if new else 0)
+    parameters = decoder.read_parameters(rows)
+    if decoder.cross is not None and states:
+        work += decoder.cross.work(rows, states, new_states=new_states)
+        parameters += decoder.cross.parameters
+        kv_nbytes += (decodes + bool(new)) * states * decoder.cross.state_nbytes(dtype)
     return Pass(
         work=work,
-        weights_nbytes=decoder.read_parameters(rows) * dtype.itemsize,
+        weights_nbytes=parameters * dtype.itemsize,
         kv_nbytes=kv_nbytes,
         rows=rows,
         depth=decoder.depth,

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,22 @@ def test_a_decoder_has_these_parameters_operations_and_kv_bytes(made: tuple[Tiny
         run = lambda: whole.lm_head(language(input_ids=token_ids, use_cache=False)[0][:, -1:])  # noqa: B023, E731
         masked = sum(layers.work(0, tokens**2 - layers.pairs(tokens)).flops for layers in decoder.layers)
         assert decoder.prefill(tokens).flops + masked == counted(run)
+
+
+def test_cross_attention_adds_its_layers_to_prompts_with_items(tmp_path: Path) -> None:
+    TINIES["mllama"].make(tmp_path)
+    decoder = Architecture.load(ModelFiles.load(tmp_path)).decoder
+    assert decoder.cross is not None
+    whole = transformers.MllamaForConditionalGeneration.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    token_ids, states = torch.full((1, 7), 100), torch.zeros(1, 12, decoder.hidden_size)
+    language = whole.model.language_model
+    without, added = (
+        counted(lambda: language(input_ids=token_ids, use_cache=False, **more))  # noqa: B023  # called at once
+        for more in ({}, {"cross_attention_states": states})
+    )
+    assert decoder.cross.work(7, 12, new_states=12).flops == added - without
 
 
 def test_a_family_is_the_same_from_its_configuration_alone(made: tuple[TinyFamily, Checkpoint]) -> None:

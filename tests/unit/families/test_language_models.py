@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.domain.architecture import Experts, Layers, Weights
+from triptych.domain.embedding import DType
 from triptych.families.defaults import AUDIO_DEFAULTS, QFORMER_DEFAULTS, TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.language_models import language_model
 from triptych.families.model_files import BadModel
@@ -58,6 +59,14 @@ def test_layers_with_a_window_are_those_of_the_configuration() -> None:
     assert [layers.window for layers in language_model(qwen, tied=False).layers] == [None]
     slides = language_model(qwen | {"use_sliding_window": True}, tied=False)
     assert [(layers.count, layers.window) for layers in slides.layers] == [(4, 100), (28, None)]
+
+
+def test_states_of_llama_3_2_take_what_the_docs_say() -> None:
+    """210 MB for the four tiles of an image, in bfloat16."""
+    llama = language_model({**TEXT_DEFAULTS["mllama_text_model"], "model_type": "mllama_text_model"}, tied=False)
+    assert llama.cross is not None
+    assert 4 * 1601 * llama.cross.state_nbytes(DType.BF16) == pytest.approx(210e6, rel=0.01)
+    assert (llama.depth, llama.cross.layers.count) == (32, 8)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9])

@@ -1,11 +1,13 @@
 """The roofline: passes by hand, memory with its limits, and profiles that predict the passes between their rows."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.domain.test_device import DOCUMENT
 from triptych.domain.architecture import (
+    CrossLayers,
     DecoderArchitecture,
     EncoderArchitecture,
     EncoderItem,
@@ -17,6 +19,7 @@ from triptych.domain.architecture import (
 from triptych.domain.device import read_catalogue
 from triptych.domain.embedding import DType
 from triptych.domain.profile import Origin, dump_profile, parse_profile
+from triptych.policy.capacity import Capacity, ItemClass, RequestClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs, CostWarning
 from triptych.policy.roofline import (
     DoesNotFit,
@@ -30,6 +33,7 @@ from triptych.policy.roofline import (
     least_degree,
     step_pass,
 )
+from triptych.policy.sizing import choose_size
 
 BF16 = DType.BF16
 CATALOGUE = read_catalogue(DOCUMENT)
@@ -84,6 +88,20 @@ def test_a_step_with_both_reads_the_weights_once() -> None:
     assert both.weights_nbytes < 1.01 * alone[0].weights_nbytes
     sum_s = sum(TARGET.pass_s(each) for each in alone)
     assert TARGET.pass_s(both) < 0.6 * sum_s
+
+
+def test_cross_attention_adds_layers_and_states_of_items() -> None:
+    cross = CrossLayers(Layers(8, linear(2048, 2048) * 10, 2048, 512), linear(2048, 1024))
+    crossing = replace(DECODER, cross=cross)
+    without = step_pass(crossing, BF16, decodes=4, context=1000)
+    step = step_pass(crossing, BF16, decodes=4, context=1000, states=6404)
+    assert without == step_pass(DECODER, BF16, decodes=4, context=1000)
+    assert step.weights_nbytes - without.weights_nbytes == 2 * cross.parameters
+    assert step.kv_nbytes - without.kv_nbytes == 4 * 6404 * 2 * 2 * 8 * 512
+    assert step.work.attention - without.work.attention == 4 * 8 * 2048 * 4 * 6404
+    first = step_pass(crossing, BF16, new=10, states=6404, new_states=6404)
+    again = step_pass(crossing, BF16, new=10, states=6404)
+    assert first.work.products - again.work.products == 2 * 6404 * 8 * 2048 * 1024
 
 
 @pytest.mark.parametrize("new", [16, 64, 256, 1024, 2048])
@@ -183,3 +201,28 @@ def test_an_encoders_profile_has_passes_preparation_and_pulls() -> None:
     assert costs.transfer_s("shm", 8_000_000).value == pytest.approx(0.0001 + 0.001, rel=0.01)
     assert costs.transfer_s("tcp", 8_000_000).value == pytest.approx(0.0001 + 0.004, rel=0.01)
     assert profile.measured.output_token_nbytes == 2048
+
+
+def test_capacities_and_sizes_come_from_computed_profiles_as_from_measured_ones() -> None:
+    """Of a model that needs two of these devices."""
+    large, dtype = decoder(layers=100), BF16
+
+    def capacity_of(degree: int) -> Callable[[int], Capacity]:
+        target = Target(ONE, dtype, degree)
+        costs = Costs(decoder_profile(large, target, CATALOGUE.host, ORIGINS))
+        kv_tokens = decoder_memory(large, target).kv_tokens
+        mix = [RequestClass(500, 100)]
+        return lambda batch: text_capacity(
+            costs, mix, ttft_slo_s=2, tbt_slo_s=0.1, limits=TextLimits(batch, 2048, kv_tokens)
+        )
+
+    least = least_degree(large, TARGET)
+    assert least == 2
+    chosen = choose_size({degree: capacity_of(degree) for degree in (least, 4)}, most=256)
+    assert chosen.capacity.per_s > 1
+    assert chosen.max_batch > 8
+    assert chosen.capacity.warnings >= {CostWarning.SYNTHETIC}
+    encode = encode_capacity(
+        Costs(encoder_profile(ENCODER, TARGET, CATALOGUE.host, ORIGINS)), [ItemClass(256)], 1.0, max_items=8
+    )
+    assert 0.5 < encode.per_s * TARGET.pass_s(encode_pass(ENCODER, ITEMS[1], 8, BF16)) / 8 < 1
