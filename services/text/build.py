@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from triptych.domain.instance import ServedPart
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import ModelPart, Stage
-from triptych.engine.arenas import open_arena
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
@@ -20,7 +19,6 @@ from triptych.runtime.metrics import Read
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
 from triptych.tokens.answer_text import Detokenizer
-from triptych.transport.arena import HostArena
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.receiver import TensorReceiver, open_receiver
@@ -97,16 +95,18 @@ async def build(
         checks = world.threads(settings.check_threads, name="text-check")
         own_store = None
         if built is None and settings.kv_arena_bytes and handing_engine(engine) is not None:
-            own_store = await _own_store(settings, world, loaded.thread)
+            own_store = await _own_store(settings, world, data_plane, loaded.thread)
         is_holder = built is not None or own_store is not None
         opening = partial(
-            open_arena,
+            data_plane.arena,
+            settings.transfers.arena,
+            settings.image_cache_bytes,
             instance_id=world.name,
             epoch=world.epoch,
             device=settings.compute.device,
             part="pulled" if is_holder else "",
         )
-        arena = await loaded.thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
+        arena = await loaded.thread.run(opening)
         offering = None
         if own_store is not None:
             offering = await data_plane.open(own_store.arena, own_store.may_read)
@@ -197,9 +197,11 @@ def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
         )
 
 
-async def _own_store(settings: TextSettings, world: World, thread: Offload) -> ArenaStore:
+async def _own_store(settings: TextSettings, world: World, data_plane: DataPlane, thread: Offload) -> ArenaStore:
     """For keys and values, as there is no encoder whose arena can have them."""
-    opening = partial(HostArena, settings.kv_arena_bytes, instance_id=world.name, epoch=world.epoch)
+    opening = partial(
+        data_plane.arena, "host", settings.kv_arena_bytes, instance_id=world.name, epoch=world.epoch, device="cpu"
+    )
     return ArenaStore(
         await thread.run(opening),
         settings.leases,
@@ -245,7 +247,7 @@ def _kv_store(
     store = own if encoder is None or not settings.kv_arena_bytes else encoder.store
     if kv_engine is None or kv_engine.kv_kind is None or store is None:
         return None
-    if not isinstance(store.arena, HostArena):
+    if store.arena.window(store.arena.base, 0) is None:
         logger.warning(
             "keys and values are not handed over: the arena lies on a device, and they are copied by way of the host"
         )

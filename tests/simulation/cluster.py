@@ -52,6 +52,7 @@ from triptych.services.pool_manager import build as managers
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router import build as routers
 from triptych.services.router.build import managed_membership
+from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text import build as texts
@@ -839,8 +840,9 @@ class SimCluster:
             virtual_world(name, rng=self.rng(name), scope=scope or self.scope, clock=clock or self.clock),
             membership=membership,
             connect=connect,
-            prompts=fake_prompt_builder(self.engines.family),
-            grammars=Grammars(fake_tokenizer()),
+            prepare=ModelPrepare(
+                fake_prompt_builder(self.engines.family), self.router_settings.media, Grammars(fake_tokenizer())
+            ),
             profiles=self.profiles if self.world.profiled else None,
         )
 

@@ -25,6 +25,7 @@ from triptych.domain.timeline import Outcome
 from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
+from triptych.media.sniff import MediaLimits
 from triptych.ports import ScoredToken, Scores
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
@@ -35,6 +36,7 @@ from triptych.services.gateway.service import Gateway
 from triptych.services.gateway.settings import GatewaySettings
 from triptych.services.router.build import build
 from triptych.services.router.membership import FixedMembership
+from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.answer import Answer
@@ -179,8 +181,7 @@ async def site(
                 virtual_world(f"router-{number}", scope=scope, clock=now_s),
                 membership=FixedMembership(instances),
                 connect=instances.__getitem__,
-                prompts=builder,
-                grammars=Grammars(builder.tokenizer),
+                prepare=ModelPrepare(builder, MediaLimits(), Grammars(builder.tokenizer)),
             )
             made.clients.append(Breaking(service, made))
         await asyncio.sleep(0.1)
