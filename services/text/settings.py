@@ -10,7 +10,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.policy.transport import BETWEEN_PROCESSES
+from triptych.policy.transport import between_processes
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.settings import service_config
 
@@ -65,7 +65,7 @@ class TextSettings(InstanceSettings):
     """Requests that wait for their embeddings, and what is held for those that run."""
     pulls: PullLimits = PullLimits()
     """Pulls of embeddings."""
-    prefer_transport: str = Field(default="", pattern=f"^({'|'.join(BETWEEN_PROCESSES)})?$")
+    prefer_transport: str = Field(default="", pattern=f"^({'|'.join(between_processes())})?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""

@@ -22,8 +22,7 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
-from triptych.transport.nixl import NixlTransport
-from triptych.transport.shm import ShmTransport
+from triptych.transport.start import STARTERS, Surroundings
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
@@ -108,9 +107,6 @@ class Kit:
         transport: Transport
         if self.backend == "memory":
             transport = MemoryTransport(self.network, arena, host=MACHINE, check=check)
-        elif self.backend == "shm":
-            assert isinstance(arena, HostArena)
-            transport = await ShmTransport.listen(arena, machine=MACHINE, max_pull_s=max_pull_s)
         elif self.backend == "tcp":
             transport = await TcpTransport.listen(
                 arena,
@@ -120,7 +116,8 @@ class Kit:
                 tls=self.tls,
             )
         else:
-            transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=max_pull_s)
+            near = Surroundings(arena, MACHINE, "", "", check, max_pull_s, self.tls, lambda *_: None, lambda _: None)
+            transport = await STARTERS[self.backend](near)
         try:
             yield Site(arena, machine, transport)
         finally:

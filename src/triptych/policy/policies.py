@@ -28,8 +28,8 @@ class Sharding(Protocol):
 class Ordering(Protocol):
     """The position of a request in every queue: for encoders here, and of its calls at the instances.
 
-    ``due_s`` is when its first token is due by the TTFT objective of its class, and ``needs_s`` what it takes from here
-    to its first token with the system to itself; without them the objective or the latency is unknown.
+    ``due_s`` is when its first token is due by the TTFT objective of its class. ``needs_s`` is what it takes from here to
+    its first token with the system to itself. Without them the objective or the latency is unknown.
     """
 
     def __call__(

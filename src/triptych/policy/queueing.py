@@ -24,10 +24,10 @@ class Turn(NamedTuple):
     """A queue position; the smallest goes first.
 
     The lower priority number goes first, as in vLLM, regardless of what is due: a higher number may starve until its
-    own deadline. Within a priority what is due earlier goes first, but nothing counts as due later than ``AGEING_S``
-    after arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order of arrival.
+    own deadline. Within a priority what is due earlier goes first. Nothing counts as due later than ``AGEING_S`` after
+    arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order of arrival.
 
-    What cannot be served in time any more goes behind what still can (``at``), else every request of an overloaded
+    What cannot be served in time any more goes behind what still can (``at``). Else every request of an overloaded
     queue would be served just too late.
     """
 

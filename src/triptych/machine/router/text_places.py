@@ -44,7 +44,7 @@ class TextPlaces:
 
     Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
 
-    A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it, so that
+    A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it. So
     nothing is computed that nobody can take. Until then it waits here, and what holds it up holds up those behind it.
     """
 

@@ -7,7 +7,7 @@
 A sequence starts when there are blocks for its tokens so far and one more; until then it holds none. The callers' turns
 (``policy.queueing``) order the queue. A sequence gets blocks as it grows. When none is free, the last running sequence
 in that order is preempted: it keeps its tokens and frees its blocks. Its keys and values are copied to host memory and
-back when its turn comes; where there is no room for a copy, they are recomputed (ADR 42). The first is never preempted,
+back when its turn comes; where there is no room for a copy, they are recomputed (docs/engine.md). The first is never preempted,
 so it runs to its end. Waiting sequences never take blocks from running ones.
 
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
