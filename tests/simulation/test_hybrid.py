@@ -143,7 +143,7 @@ def test_prompts_are_prefilled_before_items_are_encoded() -> None:
         assert len(watched.batches) > 20
         assert not any(batch.prompts for batch in watched.batches)
 
-    simulate(alone(3, text={"encode_patience_s": 1e6}), scenario)
+    simulate(alone(3, text={"encode_patience_s": 1e6, "encode_share": 1.0}), scenario)
 
 
 def test_the_encoder_keeps_its_budget_and_decodes_run_between_its_batches() -> None:
@@ -196,5 +196,5 @@ def test_endless_prompts_do_not_starve_items(patience_s: float) -> None:
         else:
             assert max(waited_s) > 0.5
 
-    settings = {"encode_patience_s": patience_s}
+    settings = {"encode_patience_s": patience_s, "encode_share": 1.0}
     simulate(alone(6, text=settings), scenario)
