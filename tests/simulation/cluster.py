@@ -271,8 +271,8 @@ class EncoderNode(_Node):
     built: BuiltEncoder
 
     async def _build(self, process: ProcessWorld, data_plane: DataPlane) -> None:
-        part = self._cluster.encoder_part(self.name, InlineOffload())
-        self.engine = part.loaded.engine
+        self.engine = self._cluster.engines.encoder(self.name)
+        part = self._cluster.encoder_part(self.name, self.engine, InlineOffload())
         building = encoders.build(part.settings, process, data_plane, part.loaded)
         self.built = await self._life.enter_async_context(building)
         self.instance = self.service
@@ -319,8 +319,8 @@ class TextNode(_Node):
         )
         encoder = None
         if settings.widest.serves(Stage.ENCODE):
-            encoder = cluster.encoder_part(self.name, thread)
-            self.encoder.engine = encoder.loaded.engine
+            self.encoder.engine = cluster.engines.encoder(self.name)
+            encoder = cluster.encoder_part(self.name, self.encoder.engine, thread)
         building = texts.build(settings, process, data_plane, loaded, encoder)
         self.built = await self._life.enter_async_context(building)
         self.instance = self.built.service
@@ -693,7 +693,7 @@ class SimCluster:
     def router_settings(self) -> RouterSettings:
         return RouterSettings(managers=self.access, **self.world.router)
 
-    def encoder_part(self, name: str, compute: InlineOffload) -> EncoderPart:
+    def encoder_part(self, name: str, engine: ports.EncoderEngine[Any], compute: InlineOffload) -> EncoderPart:
         """The encoder of a process, loaded."""
         world, workers = self.world, self.engines.prepare_workers
         settings = EncoderSettings(model=Path(), arena_bytes=HEADER_NBYTES + world.encoder_arena_bytes, **world.encoder)
@@ -701,7 +701,6 @@ class SimCluster:
         if settings.embedding_files is not None:
             files = EmbeddingFiles(settings.embedding_files, settings.embedding_files_bytes)
         identity = self.profile_of(name, ModelPart.ENCODER).identity
-        engine = self.engines.encoder(name)
         loaded = LoadedEncoder(engine, identity, compute, InlineOffload(workers), workers, files)
         return EncoderPart(settings, loaded, world.image_budget)
 
@@ -938,8 +937,8 @@ class SimCluster:
             await node.kill()
         self.router.close()
         await self.scope.close()
-        for node in self.processes.values():
-            await node.end()
+        for process in self.processes.values():
+            await process.end()
 
 
 @asynccontextmanager

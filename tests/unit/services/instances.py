@@ -169,9 +169,8 @@ def encoder_settings(slots: int = 64, max_pull_s: float = 1.0, **settings: Any) 
 
 
 def loaded_encoder(
-    engine: FakeEncoderEngine | None, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
+    engine: FakeEncoderEngine, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
 ) -> LoadedEncoder:
-    engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     return LoadedEncoder(engine, ENCODER_IDENTITY, thread or InlineOffload(1), InlineOffload(2), 2, files)
 
 
@@ -188,10 +187,11 @@ async def encoder_instance(
 ) -> AsyncIterator[EncoderInstance]:
     """Checks at the end that nothing leaked. ``settings``: as ``encoder_settings``."""
     counts, world = FilesCount(), virtual_world(instance_id, epoch)
+    engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     loaded = loaded_encoder(engine, files=files)
     plane = DamagingDataPlane(network or MemoryNetwork(), _nobody)
     async with encoders.build(encoder_settings(**settings), world, plane, loaded, record=counts) as built:
-        instance = EncoderInstance(built.service, loaded.engine, built.store, world.scope, files=counts)
+        instance = EncoderInstance(built.service, engine, built.store, world.scope, files=counts)
         yield instance
         if settle:
             await instance.settled()
@@ -411,6 +411,7 @@ async def hybrid_instances(
 ) -> AsyncIterator[HybridInstances]:
     """One instance, which encodes with batches of ``budget`` in the thread of its text engine, or ``at_once`` in its own."""
     thread, network = InlineOffload(1), MemoryNetwork()
+    vision = vision or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     loaded = loaded_encoder(vision, None if at_once else thread)
     made = _instance(
         network,
@@ -423,11 +424,11 @@ async def hybrid_instances(
         role=role,
         **text,
     )
-    async with made as (texts, whole):
+    async with made as (made_text, whole):
         assert whole.encoder is not None
         built = whole.encoder
-        both = EncoderInstance(built.service, loaded.engine, built.store, texts.scope, texts.lasting_tasks)
-        yield HybridInstances(both, texts, whole)
+        both = EncoderInstance(built.service, vision, built.store, made_text.scope, made_text.lasting_tasks)
+        yield HybridInstances(both, made_text, whole)
         await both.settled()
 
 
