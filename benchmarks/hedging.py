@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
-from tests.simulation.cluster import EncoderNode, SimCluster, World, running
+from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.cli.bench.report import percentile
 from triptych.machine.router.cluster import ClusterLimits
@@ -136,7 +136,7 @@ async def _pause(cluster: SimCluster, seed: int) -> None:
     rng = Random(f"{seed}/pauses")
     while True:
         await asyncio.sleep(rng.uniform(0.5, 1.5) * _BETWEEN_PAUSES_S)
-        node = rng.choice([node for node in cluster.encoders if isinstance(node, EncoderNode)])
+        node = rng.choice(cluster.encoders)
         node.hang()
         await asyncio.sleep(_PAUSE_S)
         node.go_on()

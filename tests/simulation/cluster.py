@@ -655,10 +655,8 @@ class SimCluster:
         self.hybrids = [TextNode(f"h{number}", self, world.hybrid_role) for number in range(world.hybrids)]
         first_roles = (Role.PD,) * world.switching + world.switching_from
         self.switching = [TextNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
-        self.encoders: list[EncoderNode | MountedEncoder] = [
-            *(EncoderNode(f"e{number}", self) for number in range(world.encoders)),
-            *(node.encoder for node in (*self.hybrids, *self.switching)),
-        ]
+        self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
+        """Those of role E."""
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
@@ -667,8 +665,7 @@ class SimCluster:
         """By address, where a test gives them other addresses."""
         self.processes: dict[str, EncoderNode | TextNode] = {}
         """All instances by name."""
-        encoders_alone = [node for node in self.encoders if isinstance(node, EncoderNode)]
-        everyone: list[EncoderNode | TextNode] = [*encoders_alone, *self.texts]
+        everyone: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
         self.processes.update((node.name, node) for node in everyone)
         if self.scaled is not None:
             for role, nodes in ((Role.E, self.encoders), (Role.PD, self.texts)):
@@ -688,6 +685,11 @@ class SimCluster:
         """The one that is always there, once the cluster has started."""
         self.routers: list[RouterNode] = []
         """Those that can fail."""
+
+    @property
+    def encoding(self) -> list[EncoderNode | MountedEncoder]:
+        """Whatever encodes, in a process of its own or of other stages too."""
+        return [*self.encoders, *(node.encoder for node in (*self.hybrids, *self.switching))]
 
     @property
     def router_settings(self) -> RouterSettings:
@@ -743,7 +745,6 @@ class SimCluster:
             self.texts.append(node)
             if role.serves(Stage.ENCODE):
                 self.hybrids.append(node)
-                self.encoders.append(node.encoder)
         self.processes[name] = node
         await node.start()
 
@@ -893,7 +894,7 @@ class SimCluster:
             held[f"{name} credits"] = router.cluster.machine.outstanding
             held[f"{name} leases"] = router.cluster.machine.leases
             held[f"{name} media bytes"] = router.media_bytes
-        for node in filter(lambda node: node.is_up, self.encoders):
+        for node in filter(lambda node: node.is_up, self.encoding):
             load = node.service.load().at(Stage.ENCODE)
             held[f"{node.name} leases"] = node.store.memory.leases
             held[f"{node.name} leased bytes"] = load.leased_bytes
@@ -921,7 +922,7 @@ class SimCluster:
             router.cluster.validate()
         for holds in (self.holds, *(router.holds for router in self.routers)):
             assert not holds.forgotten, holds.forgotten
-        for node in self.encoders:
+        for node in self.encoding:
             node.service.validate()
         for text in self.texts:
             text.service.validate()

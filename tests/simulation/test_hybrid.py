@@ -95,7 +95,7 @@ def test_hybrid_and_other_instances_work_together(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for reply in await play(cluster.router, make_asks(seed, 150)):
             reply.check_right()
-        assert all(node.engine.encoded_items > 0 for node in cluster.encoders)
+        assert all(node.engine.encoded_items > 0 for node in cluster.encoding)
 
     simulate(World(seed=seed, encoders=1, texts=1, hybrids=2), scenario)
 
