@@ -103,7 +103,7 @@ def run(pool: str, load: float, policy: str, settings: Settings) -> Row:
                 replies = await play(cluster.router, asks)
                 if pausing is not None:
                     pausing.cancel()
-            for node in cluster.encoders:
+            for node in cluster.processes.values():
                 node.go_on()
             for reply in replies:
                 reply.check_right()

@@ -226,7 +226,6 @@ async def _front(cluster: SimCluster, step: Step) -> _Front:
     routers = []
     for node in cluster.hybrids:
         router = cluster.make_router(SimMembership([node.name]), cluster.connect, name=f"router of {node.name}")
-        router.start()
         while not (await router.readiness()).instances:  # noqa: ASYNC110  # virtual time
             await asyncio.sleep(0.01)
         routers.append(router)

@@ -40,8 +40,6 @@ async def play_through(
         return connect
 
     routers = [cluster.make_router(cluster.source, connecting(name), name=name) for name in names]
-    for router in routers:
-        router.start()
     await asyncio.sleep(1.0)
     rng = Random(f"{seed}/routers")
     shares: list[list[Ask]] = [[] for _ in routers]

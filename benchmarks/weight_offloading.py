@@ -103,11 +103,12 @@ class Driven:
 
     async def switch(self, role: Role) -> float:
         """Until all its stages are open and no others; the seconds until all were open."""
-        if self._running.set_stages is None:
+        switching = self._running.instance.switching
+        if switching is None:
             raise RuntimeError("the instance cannot switch")
         self._version += 1
         began_s, opened_s = time.perf_counter(), None
-        self._running.set_stages(role.stages, self._version)
+        switching.set_stages(role.stages, self._version)
         while (stages := self._open()) != role.stages:
             if opened_s is None and stages >= role.stages:
                 opened_s = time.perf_counter()
@@ -122,7 +123,7 @@ class Driven:
         sampling = SamplingParams(max_tokens=200, temperature=0.0, seed=1, ignore_eos=True)
         while True:
             request = TextRequest(f"a{number}", "m", tuple(range(30, 46)), (), sampling, _LIMIT_S)
-            async with aclosing(self._running.text.generate(request)) as stream:
+            async with aclosing(self._running.instance.text.generate(request)) as stream:
                 async for events in stream:
                     if any(isinstance(event, TokenChunk) for event in events):
                         gaps.token(number)

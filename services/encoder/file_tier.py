@@ -16,7 +16,7 @@ from triptych.runtime.tasks import TaskScope
 from triptych.transport.arena_store import ArenaStore
 
 from .embedding_files import DamagedFile, EmbeddingFiles, StoredEmbedding
-from .record import NO_RECORD, Record
+from .record import Record
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class FileTier:
         reads: Offload,
         writes: Offload,
         clock: Clock,
-        record: Record = NO_RECORD,
+        record: Record,
     ) -> None:
         self._files = files
         self._store = store

@@ -29,7 +29,7 @@ from triptych.transport.arena_store import ArenaStore, checked_lease_s
 
 from .batcher import Batcher, too_many_tokens
 from .file_tier import FileTier
-from .record import NO_RECORD, Record
+from .record import Record
 from .settings import EncoderSettings
 
 
@@ -49,10 +49,10 @@ class EncoderService(Generic[PreparedT]):
         copy: Offload,
         clock: Clock,
         max_preparing: int,
-        record: Record = NO_RECORD,
-        part: ServedPart | None = None,
-        files: FileTier | None = None,
-        states: StageStates | None = None,
+        record: Record,
+        part: ServedPart,
+        files: FileTier | None,
+        states: StageStates | None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
 
@@ -97,7 +97,7 @@ class EncoderService(Generic[PreparedT]):
         """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.turn``."""
         if runs_batches:
             self._scope.spawn(self._batcher.run(), name="batches", vital=True)
-        self._scope.spawn(self._sweep(), name="sweep", vital=True)
+        self._scope.spawn(self._sweep(), name="sweep of embeddings", vital=True)
 
     @property
     def batcher(self) -> Batcher[PreparedT]:
@@ -115,7 +115,7 @@ class EncoderService(Generic[PreparedT]):
             offers=self._offers(),
             encoder_version=self._engine.version,
             max_items=self._settings.batches.max_waiting_items,
-            parts=() if self._part is None else (self._part,),
+            parts=(self._part,),
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:

@@ -1,5 +1,6 @@
 """Settings of an encoder."""
 
+import shlex
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +11,8 @@ from triptych.engine.media.decoders import DecodeLimits
 from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.rpc.settings import InstanceSettings
-from triptych.runtime.settings import service_config
+from triptych.runtime.settings import SettingsError, service_config
+from triptych.transport.arena import HEADER_NBYTES
 
 MIB = 1 << 20
 
@@ -24,7 +26,7 @@ class EncoderSettings(InstanceSettings):
     engine: EncoderOptions = EncoderOptions()
     """What encodes."""
 
-    arena_bytes: int = Field(default=256 * MIB, ge=MIB)
+    arena_bytes: int = Field(default=256 * MIB, gt=HEADER_NBYTES)
     """Registered memory for embeddings: leased ones, and a cache in the rest."""
     leases: LeaseLimits = LeaseLimits()
     """Limits of leases."""
@@ -47,6 +49,23 @@ class EncoderSettings(InstanceSettings):
     two. Each is pinned to one NUMA node."""
     decoding: DecodeLimits = DecodeLimits()
     """Limits of decoding one item."""
+
+    @classmethod
+    def mounted(cls, command_line: str, instance: InstanceSettings) -> Self:
+        """The settings of an encoder within another instance: those of ``command_line``, with those of the whole instance taken from
+        ``instance``. Environment and file are read as usual. Raises SettingsError.
+        """
+        whole = instance.flat(InstanceSettings)
+        try:
+            settings = cls.load(shlex.split(command_line), below=whole)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        if settings.engine.engine == "vllm":
+            raise SettingsError("engine vllm is for encoders that are processes of their own")
+        for name, value in settings.flat(InstanceSettings).items():
+            if value != whole[name]:
+                raise SettingsError(f"{name} belongs to the whole instance; set it outside --mount-encoder")
+        return settings
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -1,4 +1,4 @@
-"""Wires up the pool manager."""
+"""The process of a pool manager: its store, its scaler, gRPC."""
 
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,15 +7,15 @@ from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.ports import Scaler, Store
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import ScalerStub
-from triptych.runtime.clock import monotonic
+from triptych.runtime.clock import hours
 from triptych.runtime.host import machine_name, new_epoch
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import REDIS, TlsIdentity
-from triptych.store.memory import MemoryStore
+from triptych.runtime.world import real_world
 from triptych.wire.documents import manager_document
 
+from .build import build
 from .gauges import watch
 from .record import ManagerRecord
 from .service import PoolManagerService
@@ -30,29 +30,26 @@ async def app(
     """Listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings, telemetry)
-    incarnation = new_epoch()
+    epoch = new_epoch()
     async with AsyncExitStack() as stack:
         try:
-            store = _store(settings, incarnation, tls)
-            stack.push_async_callback(store.close)
+            store = _store(settings, tls, stack)
             scaler, run = _scaler(settings, tls, stack)
         except ValueError as error:
             raise CannotStart(str(error)) from None
         except ImportError as error:
             needs = "redis" if settings.store.redis and error.name == "redis" else "kubernetes"
             raise CannotStart(f"{error.name} is not installed: install Triptych's extra '{needs}'") from None
-        scope = await stack.enter_async_context(TaskScope("pool_manager"))
+        name = f"{machine_name()[:8]}-{epoch}"
+        world = await stack.enter_async_context(real_world("pool_manager", name, epoch))
         if run is not None:
-            scope.spawn(run, name="scaler's own work", vital=True)
-        owner = f"{machine_name()[:8]}-{incarnation}"
-        service = PoolManagerService(
+            world.scope.spawn(run, name="scaler's own work", vital=True)
+        service = build(
             settings,
-            incarnation=incarnation,
-            clock=monotonic,
-            scope=scope,
+            world,
+            hour=hours,
             store=store,
             scaler=scaler,
-            owner=owner,
             profiles=known_profiles(settings.profiles),
             record=ManagerRecord(telemetry.metrics),
         )
@@ -62,21 +59,22 @@ async def app(
             return manager_document(await service.status())
 
         telemetry.show("/pools", pools)
-        service.start()
         register = PoolManagerServicer(service, tls).register
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
-        yield RpcApp(service, server, scope)
+        yield RpcApp(service, server, world.scope)
 
 
-def _store(settings: PoolManagerSettings, incarnation: int, tls: TlsIdentity | None) -> Store:
-    """Raises ValueError."""
-    if settings.store.redis:
-        from triptych.store.redis import RedisStore
+def _store(settings: PoolManagerSettings, tls: TlsIdentity | None, stack: AsyncExitStack) -> Store | None:
+    """The store that managers share, if they do. Raises ValueError."""
+    if not settings.store.redis:
+        return None
+    from triptych.store.redis import RedisStore
 
-        return RedisStore(settings.store, tls=None if tls is None else tls.calling(REDIS))
-    return MemoryStore(clock=monotonic, first_revision=incarnation // 1000)
+    store = RedisStore(settings.store, tls=None if tls is None else tls.calling(REDIS))
+    stack.push_async_callback(store.close)
+    return store
 
 
 def _scaler(

@@ -1,34 +1,22 @@
 """Metrics of orders to switch, as they end."""
 
-from typing import Protocol
-
 from triptych.machine.pool_manager.member_events import SwitchEnded, SwitchOutcome, SwitchServed
 from triptych.runtime.metrics import Metrics
 
 
-class Record(Protocol):
-    """Receives what becomes of orders to switch."""
+class Record:
+    """Receives what becomes of orders to switch. This one does nothing with it."""
 
     def switch_ended(self, switch: SwitchEnded) -> None: ...
 
     def switch_served(self, switch: SwitchServed) -> None: ...
 
 
-class NoRecord:
-    """A ``Record`` that does nothing."""
-
-    def switch_ended(self, switch: SwitchEnded) -> None:
-        del switch
-
-    def switch_served(self, switch: SwitchServed) -> None:
-        del switch
+NO_RECORD = Record()
 
 
-NO_RECORD = NoRecord()
-
-
-class ManagerRecord:
-    """A ``Record`` that writes to metrics."""
+class ManagerRecord(Record):
+    """Writes to metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._switches = metrics.counter(

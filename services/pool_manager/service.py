@@ -48,16 +48,14 @@ from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
 from triptych.policy.consequences import loss
 from triptych.ports import Clock, Scaler, Store
-from triptych.runtime.clock import hours
 from triptych.runtime.profiles import KnownProfiles
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
+from triptych.runtime.world import World
 from triptych.scaling.none import NoScaler
-from triptych.store.memory import MemoryStore
 
 from .capacity import Capacities
 from .control import Control
-from .record import NO_RECORD, Record
+from .record import Record
 from .settings import PoolManagerSettings
 from .sharing import SharedProfiles
 
@@ -109,37 +107,27 @@ class _Session:
 
 
 class PoolManagerService:
-    """``ports.PoolManager``. ``scope`` owns its tasks. ``incarnation`` differs from that of every earlier process."""
+    """``ports.PoolManager``. Its incarnation is the world's epoch, its name among those that share the store the world's."""
 
     def __init__(
         self,
         settings: PoolManagerSettings,
+        world: World,
         *,
-        incarnation: int,
-        clock: Clock,
-        scope: TaskScope,
-        store: Store | None = None,
-        scaler: Scaler | None = None,
-        owner: str = "",
-        profiles: KnownProfiles | None = None,
-        hour: Clock = hours,
-        record: Record = NO_RECORD,
+        store: Store,
+        scaler: Scaler | None,
+        profiles: KnownProfiles,
+        hour: Clock,
+        record: Record,
     ) -> None:
-        """Make a pool manager. Without a store it always leads, and forgets sizes when it ends; without a scaler it
-        only advises.
-
-        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts.
-        ``hour`` is the time in hours since the beginning of 1970.
-        """
+        """Without a scaler it only advises. ``profiles``: of the models' parts. ``hour``: the time in hours since the beginning of 1970."""
         self._settings = settings
         self._record = record
-        self._clock = clock
-        self._scope = scope
+        self._clock = clock = world.clock
+        self._scope = scope = world.scope
         self._began_s = clock()
-        self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
+        self._machine = MembersMachine(settings.members, incarnation=world.epoch, now_s=self._began_s)
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS, most_per_s=_MOST_DELTAS_PER_S)
-        profiles = KnownProfiles() if profiles is None else profiles
-        store = MemoryStore(clock=clock, first_revision=incarnation << 20) if store is None else store
         self._shared_profiles = SharedProfiles(profiles, store)
         self._capacities = Capacities(profiles, host_devices=settings.host_devices)
         self.control = Control(
@@ -147,7 +135,7 @@ class PoolManagerService:
             scaling=settings.scaling,
             pool_limits=settings.pools,
             lease=settings.lease,
-            owner=owner or f"manager-{incarnation}",
+            owner=world.name,
             store=store,
             scaler=NoScaler(max_size=MAX_POOL_SIZE) if scaler is None else scaler,
             scaler_at=settings.scaler,

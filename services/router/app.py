@@ -1,10 +1,8 @@
-"""Wires up the router: stubs, threads, and the model's tokenizer and template."""
+"""The process of a router: the model's tokenizer and template, stubs of instances and managers, gRPC."""
 
 import logging
-import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
@@ -13,22 +11,19 @@ from triptych.ports import Membership, Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.registered import registered
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub
-from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
-from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.metrics import Metrics
-from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
+from triptych.runtime.world import World, real_world
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
+from .build import build, managed_membership
 from .gauges import watch
 from .membership import FileMembership, FixedMembership, read_members
-from .prepare import ModelPrepare, SmallInline
 from .record import RouterRecord
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
@@ -50,31 +45,26 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         return Registration(MemberKind.ROUTER, instance_id, epoch, address, model, slo=settings.slo)
 
     async with AsyncExitStack() as stack:
-        offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
-        stack.callback(offload.close)
-        prepare = await offload.run(partial(_prepare, settings))
-        profiles = await offload.run(known_profiles, settings.profiles)
-        scope = await stack.enter_async_context(TaskScope("router"))
-        service = RouterService(
-            await _membership(settings, offload, instance_id, model, tls, telemetry.metrics),
-            lambda address: InstanceStub(address, tls),
-            settings=settings,
-            prepare=prepare,
-            offload=SmallInline(offload, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
-            clock=monotonic,
-            scope=scope,
-            rng=random.SystemRandom(),
+        world = await stack.enter_async_context(real_world("router", instance_id, epoch))
+        reading = world.threads(1, name="router-files")
+        prompts = await reading.run(_prompts, settings)
+        service = build(
+            settings,
+            world,
+            membership=await _membership(settings, world, reading, model, tls, telemetry.metrics),
+            connect=lambda address: InstanceStub(address, tls),
+            prompts=prompts,
+            grammars=await reading.run(Grammars, prompts.tokenizer),
+            profiles=await reading.run(known_profiles, settings.profiles),
             record=RouterRecord(telemetry.metrics),
-            profiles=profiles,
         )
-        watch(telemetry.metrics, service)
-        service.start()
         stack.callback(service.close)
+        watch(telemetry.metrics, service)
         register = RouterServicer(service).register
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
-        running = RpcApp(service, server, scope)
+        running = RpcApp(service, server, world.scope)
         async with registered(
             settings, service, introduce, running, telemetry=telemetry, tls=tls, windows=service.attainment
         ):
@@ -82,24 +72,11 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
 
 
 async def _membership(
-    settings: RouterSettings,
-    offload: Offload,
-    instance_id: str,
-    model: str,
-    tls: TlsIdentity | None,
-    metrics: Metrics,
+    settings: RouterSettings, world: World, reading: Offload, model: str, tls: TlsIdentity | None, metrics: Metrics
 ) -> Membership:
     """An invalid file is an error at startup; later the last valid snapshot is kept."""
     if settings.managers.pool_manager:
-        managed = ManagedMembership(
-            lambda address: PoolManagerStub(address, tls),
-            settings.managers,
-            settings.lost_members,
-            clock=monotonic,
-            name=instance_id,
-            model=model,
-            kinds=(MemberKind.INSTANCE,),
-        )
+        managed = managed_membership(settings, world, model, lambda address: PoolManagerStub(address, tls))
         metrics.watch(managed.metrics)
         return managed
     path = settings.instances_file
@@ -108,15 +85,14 @@ async def _membership(
             logger.warning("no instance can join: give --pool-manager, --instances or --instances-file")
         return FixedMembership(settings.instances)
     try:
-        await offload.run(read_members, path)
+        await reading.run(read_members, path)
     except ValueError as error:
         raise CannotStart(f"--instances-file: {error}") from None
-    return FileMembership(path, poll_s=settings.instances_poll_s, offload=offload)
+    return FileMembership(path, poll_s=settings.instances_poll_s, offload=reading)
 
 
-def _prepare(settings: RouterSettings) -> ModelPrepare:
+def _prompts(settings: RouterSettings) -> PromptBuilder:
     try:
-        builder = PromptBuilder.load(ModelFiles.load(model_directory(settings.model, weights=False)))
-        return ModelPrepare(builder, settings.media, Grammars(builder.tokenizer))
+        return PromptBuilder.load(ModelFiles.load(model_directory(settings.model, weights=False)))
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -23,8 +23,26 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_0
 _MODEL = ("model_name",)
 
 
-class RouterRecord:
-    """Writes what became of requests to metrics, log and trace."""
+class Record:
+    """Receives what became of requests. This one does nothing with it."""
+
+    def refused(self, error: TriptychError) -> None: ...
+
+    def over(self, timeline: Timeline, finish_reason: str) -> None:
+        """A chat has ended. ``finish_reason`` is empty if it failed or was cancelled."""
+
+    def resolved(self, timeline: Timeline) -> None:
+        """A request that resolved media has ended."""
+
+    def keys_resolved(self, keys: int, code: str) -> None:
+        """A request that resolved keys has ended; ``code`` is that of its error, or empty."""
+
+
+NO_RECORD = Record()
+
+
+class RouterRecord(Record):
+    """Writes to metrics, log and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
         counter, histogram = metrics.counter, metrics.histogram
@@ -74,7 +92,6 @@ class RouterRecord:
         logger.info("refused: %s", error.code)
 
     def over(self, timeline: Timeline, finish_reason: str) -> None:
-        """Record a chat that has ended. ``finish_reason`` is empty if it failed or was cancelled."""
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)
         self._count(self._success, timeline.model, ended_as)
@@ -93,7 +110,6 @@ class RouterRecord:
         self._trace(timeline)
 
     def resolved(self, timeline: Timeline) -> None:
-        """Record the end of a request that resolved media."""
         self._count(self._resolves, timeline.outcome.value, timeline.error)
         self._count_encodes(timeline)
         if timeline.outcome is Outcome.DONE:
@@ -104,7 +120,6 @@ class RouterRecord:
         self._trace(timeline)
 
     def keys_resolved(self, keys: int, code: str) -> None:
-        """Record the end of a request that resolved keys; ``code`` is that of its error, or empty."""
         self._count(self._keys, code, by=keys)
 
     def _count_encodes(self, timeline: Timeline) -> None:

@@ -47,7 +47,7 @@ from .history import History
 from .late import LateRefusals
 from .leases import KeyLeases
 from .prepare import Prepare
-from .record import RouterRecord
+from .record import Record
 from .request_task import Admitted, RequestTask
 from .resolve_task import ResolveTask
 from .settings import RouterSettings
@@ -70,15 +70,14 @@ class RouterService:
         clock: Clock,
         scope: Scope,
         rng: Rng,
-        record: RouterRecord | None = None,
-        policies: Policies | None = None,
-        profiles: KnownProfiles | None = None,
+        record: Record,
+        profiles: KnownProfiles,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets, so it must be unpredictable. ``policies`` override the settings'."""
-        self._policies = policies or Policies.named(settings.policies)
+        """``rng`` makes lease ids, which are secrets, so it must be unpredictable."""
+        self._policies = Policies.named(settings.policies)
         self._rng = rng
         self._record = record
-        self._profiles = profiles or KnownProfiles()
+        self._profiles = profiles
         self._settings = settings
         self._prepare = prepare
         self._offload = offload
@@ -248,8 +247,7 @@ class RouterService:
         finally:
             self._reading -= 1
             self._rest()
-            if self._record is not None:
-                self._record.keys_resolved(len(request.keys), code)
+            self._record.keys_resolved(len(request.keys), code)
 
     @contextmanager
     def _recording_refusals(self) -> Generator[None]:
@@ -438,16 +436,12 @@ class RouterService:
             return
         if isinstance(task, ChatTask):
             self.attainment.over(task.number, timeline)
-        if self._record is None:
-            return
-        if isinstance(task, ChatTask):
             self._record.over(timeline, task.finish_reason)
         else:
             self._record.resolved(timeline)
 
     def _refused(self, error: TriptychError, *, is_chat: bool) -> None:
-        if self._record is not None:
-            self._record.refused(error)
+        self._record.refused(error)
         if is_chat:
             self.attainment.refused(error)
 

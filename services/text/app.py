@@ -1,58 +1,37 @@
-"""Builds an instance of any role but E from its settings: a text part, an encoder part where it encodes, and one port for both."""
+"""The process of an instance of any role but E: engines, services over one checkpoint, gRPC on one port."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING
 
 from triptych.domain.stage import Stage
-from triptych.engine.checkpoint import open_checkpoint
-from triptych.families.model_files import BadModel
-from triptych.machine.stage_states import StageStates
 from triptych.rpc import encoder as encoder_rpc
 from triptych.rpc import instance as instance_rpc
 from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import EncoderServicer
-from triptych.rpc.identity import InstanceIdentity
+from triptych.rpc.identity import InstanceIdentity, checkpoint_of
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.registered import instance_registered
 from triptych.rpc.server import RpcServer
-from triptych.runtime.clock import monotonic
-from triptych.runtime.hub import model_directory
-from triptych.runtime.process import CannotStart
-from triptych.runtime.registrar import SetStages
+from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.world import real_world
 
-from .engines import engine_threads
-from .gauges import watch_stages
+from .build import Instance, build
+from .engines import engine_threads, loaded
+from .gauges import watch
 from .hybrid import HybridInstance
-from .record import MeteredSwitches
+from .record import NO_SWITCH_RECORD, MeteredSwitches, TextRecord
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
-from .switching import Switching, SwitchingService
-from .text_part import TextPart, open_text
-
-if TYPE_CHECKING:
-    from .encoder_part import EncoderPart
 
 
 class InstanceApp(RpcApp[TextService | HybridInstance]):
     """A running instance. Its parts drain together; when either fails, the process ends."""
 
-    def __init__(
-        self,
-        service: TextService | HybridInstance,
-        server: RpcServer,
-        text: TextPart,
-        encoder: "EncoderPart | None",
-        set_stages: SetStages | None,
-    ) -> None:
-        """``service``: over all stages. ``set_stages``: switches it, if it can."""
-        super().__init__(service, server, text.scope, *(() if encoder is None else (encoder.scope,)))
-        self.text = text.service
-        self.encoder = encoder
-        self.set_stages = set_stages
+    def __init__(self, instance: Instance, server: RpcServer, scope: TaskScope) -> None:
+        super().__init__(instance.service, server, scope)
+        self.instance = instance
 
 
 @asynccontextmanager
@@ -61,56 +40,53 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     port is in use.
     """
     identity = InstanceIdentity.new("text", settings, telemetry)
-    open_encoder = None
-    if settings.widest.serves(Stage.ENCODE):
-        from . import encoder_part  # imports the encoder service, which other roles do without
-
-        own_settings = encoder_part.settings_of_encoder(settings)
-        open_encoder = partial(encoder_part.open_encoder, settings, own_settings, identity)
-    states = None if settings.switchable is None else StageStates(settings.role, settings.switchable)
+    metrics = identity.telemetry.metrics
     async with AsyncExitStack() as stack:
-        threads = engine_threads(settings, stack)
-        try:
-            checkpoint = await threads.text.run(lambda: open_checkpoint(model_directory(settings.model)))
-        except BadModel as error:
-            raise CannotStart(str(error)) from None
+        world = await stack.enter_async_context(real_world("text", identity.instance_id, identity.epoch))
+        threads = engine_threads(settings, world)
+        checkpoint = await threads.text.run(checkpoint_of, settings)
         encoder = None
-        if open_encoder is not None:
-            encoder = await stack.enter_async_context(open_encoder(checkpoint, threads=threads, states=states))
-        text = await stack.enter_async_context(
-            open_text(settings, identity, checkpoint, thread=threads.text, states=states, encoder=encoder)
-        )
-        service: TextService | HybridInstance = text.service
+        if settings.widest.serves(Stage.ENCODE):
+            from . import encoder_part  # imports the encoder service, which other roles do without
+
+            encoder = await stack.enter_async_context(
+                encoder_part.loaded_part(settings, world, checkpoint, threads, metrics)
+            )
+        can_unload = encoder is not None and encoder.offloading is not None
+        text = await stack.enter_async_context(loaded(settings, checkpoint, thread=threads.text, can_unload=can_unload))
         if encoder is not None:
-            await encoder.complete(text.service, text.engine)
-            service = HybridInstance(text.service, encoder.service, settings)
+            encoder = await encoder_part.beside(encoder, settings, text.engine, threads)
+        record = TextRecord(metrics, text.engine.model, counts_tokens=text.metrics is None)
+        instance = await stack.enter_async_context(
+            build(
+                settings,
+                world,
+                identity.data_plane(settings, world.scope, record.transport_reset),
+                text,
+                encoder,
+                record=record,
+                switch_record=NO_SWITCH_RECORD if settings.switchable is None else MeteredSwitches(metrics),
+            )
+        )
+        watch(metrics, instance, text, world.clock)
+        if encoder is not None and instance.encoder is not None:
+            encoder.watch(metrics, instance.encoder)
         servicers = {
-            SERVICE_NAME: TextServicer(service).register,
-            instance_rpc.SERVICE_NAME: InstanceServicer(service).register,
+            SERVICE_NAME: TextServicer(instance.service).register,
+            instance_rpc.SERVICE_NAME: InstanceServicer(instance.service).register,
         }
-        if encoder is not None or text.own_store is not None:  # others read from its arena
-            servicers[encoder_rpc.SERVICE_NAME] = EncoderServicer(service).register
+        if instance.encoder is not None or instance.store is not None:  # others read from its arena
+            servicers[encoder_rpc.SERVICE_NAME] = EncoderServicer(instance.service).register
         server = await stack.enter_async_context(identity.server(settings, servicers))
-        set_stages = None if states is None else _switching(states, identity, text, encoder)
-        running = InstanceApp(service, server, text, encoder, set_stages)
+        running = InstanceApp(instance, server, world.scope)
         await stack.enter_async_context(
             instance_registered(
-                settings, service, running, telemetry=identity.telemetry, tls=identity.tls, set_stages=set_stages
+                settings,
+                instance.service,
+                running,
+                telemetry=identity.telemetry,
+                tls=identity.tls,
+                set_stages=None if instance.switching is None else instance.switching.set_stages,
             )
         )
         yield running
-
-
-def _switching(
-    states: StageStates, identity: InstanceIdentity, text: TextPart, encoder: "EncoderPart | None"
-) -> SetStages:
-    """What switches the instance."""
-    metrics = identity.telemetry.metrics
-    watch_stages(metrics, states, monotonic)
-    services: list[SwitchingService] = [text.service]
-    offloading = None
-    if encoder is not None:
-        services.append(encoder.service)
-        offloading = encoder.offloading
-    switching = Switching(states, services, clock=monotonic, record=MeteredSwitches(metrics), offloading=offloading)
-    return switching.set_stages

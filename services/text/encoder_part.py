@@ -6,211 +6,142 @@ encoder's, from ``mount_encoder``. It is imported only for these roles.
 """
 
 import logging
-import shlex
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
-from triptych.domain.embedding import LeaseId
-from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import Checkpoint
-from triptych.errors import TriptychError
 from triptych.machine.stage_states import StageStates
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Encoder, ObservedTextEngine, UnloadableEngine, UnloadableTextEngine, UnloadableWeights
-from triptych.rpc.identity import InstanceIdentity
-from triptych.rpc.settings import InstanceSettings
-from triptych.runtime.clock import monotonic
-from triptych.runtime.host import machine_name
-from triptych.runtime.offload import ThreadOffload
+from triptych.ports import ObservedTextEngine, Offload
+from triptych.runtime.metrics import Metrics
 from triptych.runtime.process import CannotStart
-from triptych.runtime.settings import SettingsError
-from triptych.transport.memory import MemoryNetwork, MemoryTransport
+from triptych.runtime.world import World
+from triptych.transport.data_plane import DataPlane
 
-from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
+from ..encoder import build as encoders  # noqa: TID252 - in the wheel the services lie within triptych
+from ..encoder.build import BuiltEncoder as BuiltEncoder  # noqa: PLC0414, TID252
+from ..encoder.build import LoadedEncoder  # noqa: TID252
+from ..encoder.engines import loaded as loaded_encoder  # noqa: TID252
+from ..encoder.gauges import watch  # noqa: TID252
+from ..encoder.record import NO_RECORD, EncoderRecord, Record  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
-from .device_scheduler import VisionEncoder
 from .engines import EngineThreads
-from .service import TextService
 from .settings import TextSettings
-from .weight_offloading import Unloadable, WeightOffloading, parts_of
-
-if TYPE_CHECKING:
-    from triptych.engine.shared_threads import SharedThreads
+from .weight_offloading import Unloadable, WeightOffloading, weights_of
 
 logger = logging.getLogger(__name__)
 
 
-class OwnEncoder:
-    """This process's encoder as its own text service uses it: read from memory to memory only."""
-
-    def __init__(self, encoder: Encoder, memory: MemoryTransport) -> None:
-        self._encoder = encoder
-        self._memory = memory
-
-    async def describe(self) -> InstanceInfo:
-        return replace(await self._encoder.describe(), offers=(self._memory.offer(),))
-
-    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        await self._encoder.release(lease_ids)
-
-    async def close(self) -> None:
-        """The service owns the encoder."""
-
-
+@dataclass(frozen=True, slots=True)
 class EncoderPart:
-    """The encoder in this process, as the other part of the instance uses it."""
+    """The encoder of an instance of other stages, loaded."""
 
-    def __init__(
-        self,
-        opened: encoders.OpenEncoder,
-        settings: TextSettings,
-        *,
-        most_items: int,
-        shared: "SharedThreads | None",
-        offloading: WeightOffloading | None,
-    ) -> None:
-        """``most_items``: of a batch. ``shared``: divides torch's threads, where both engines compute at the same time. ``offloading``:
-        of an instance that has only those weights in memory that its open stages need.
-        """
-        self.service = opened.service
-        self.store = opened.store
-        """Its arena, which also holds keys and values."""
-        self.scope = opened.scope
-        self.network = MemoryNetwork()
-        """Of both memory transports."""
-        memory = MemoryTransport(self.network, opened.store.arena, host=machine_name(), check=opened.store.may_read)
-        self.own = OwnEncoder(opened.service, memory)
-        self.offloading = offloading
-        self._engine = opened.engine
-        self._settings = settings
-        self._most_items = most_items
-        self._shared = shared
+    settings: EncoderSettings
+    loaded: LoadedEncoder
+    budget: ImageBudget | None = None
+    """Of a turn in the text engine's thread; None for only the encoder's own limits."""
+    offloading: WeightOffloading | None = None
+    """Of an instance that has only those weights in memory that its open stages need."""
+    record: Record = NO_RECORD
 
-    @property
-    def vision_encoder(self) -> VisionEncoder | None:
-        """Computes in the text engine's thread, in turns with it; None if it computes in its own, at the same time."""
-        return self.service.batcher if self._shared is None else None
+    def in_turns(self, text_thread: Offload) -> bool:
+        """Whether it computes in the text engine's thread, in turns with it; else in its own, at the same time."""
+        return self.loaded.compute is text_thread
 
-    def image_budget(self, text: ObservedTextEngine) -> ImageBudget | None:
-        """Of a turn, measured with this engine; None for only the encoder's own limits. Runs in the engine's thread, before anything
-        else.
-        """
-        tpot_slo_s = self._settings.engine_options.tpot_slo_s
-        if tpot_slo_s is None:
-            return None
-        from triptych.engine.decoder.text_engine import TransformersTextEngine
-        from triptych.engine.encoder import TransformersEncoderEngine
-        from triptych.engine.image_budget import measured_image_budget
-
-        vision = self._engine
-        if not isinstance(text, TransformersTextEngine) or not isinstance(vision, TransformersEncoderEngine):
-            raise CannotStart("tpot_slo_s is measured: it needs engines that compute, without delay_profile")
-        if vision.weights is not None:
-            vision.weights.load()
-        budget, iteration_s = measured_image_budget(
-            vision,
-            decode_s=text.full_decode_s(),
-            tpot_slo_s=MEASURED_SHARE * tpot_slo_s,
-            most_items=self._most_items,
+    def build(
+        self, world: World, data_plane: DataPlane, states: StageStates | None, text_thread: Offload
+    ) -> AbstractAsyncContextManager[BuiltEncoder]:
+        """The encoder, started."""
+        return encoders.build(
+            self.settings,
+            world,
+            data_plane,
+            self.loaded,
+            record=self.record,
+            states=states,
+            runs_batches=not self.in_turns(text_thread),
         )
-        if iteration_s > tpot_slo_s:
-            logger.warning(
-                "decodes beside one encoded item take %.3g s, the objective is %.3g s: it is missed while items are encoded",
-                iteration_s,
-                tpot_slo_s,
-            )
-        logger.info("the encoder computes up to %d tokens between two decode steps", budget.tokens)
-        return budget
 
-    async def complete(self, text: TextService, engine: ObservedTextEngine) -> None:
-        """Before the instance listens, with its text part. Raises CannotStart."""
-        if self._shared is not None:
-            from triptych.engine.decoder.text_engine import TransformersTextEngine
-            from triptych.engine.encoder import TransformersEncoderEngine
-
-            for computing in (self._engine, engine):
-                if isinstance(computing, TransformersEncoderEngine | TransformersTextEngine):
-                    self._shared.adjust_between_layers(computing.module)
+    def watch(self, metrics: Metrics, built: BuiltEncoder) -> None:
+        """Read it at every scrape."""
+        watch(metrics, built)
         if self.offloading is not None:
-            await self._settle(self.offloading, text, engine)
-
-    async def _settle(self, offloading: WeightOffloading, text: TextService, engine: ObservedTextEngine) -> None:
-        """Add the decoder, and have in memory what the role needs, from now on."""
-        between, weights = text.between_steps, _weights_of(engine)
-        if not isinstance(engine, UnloadableTextEngine):
-            raise CannotStart("resident=role needs a text engine whose weights can be unloaded")
-        decoder = Unloadable(
-            weights,
-            before_unload=lambda: between(engine.before_unload),
-            after_load=lambda: between(engine.after_load),
-        )
-        offloading.add(ModelPart.DECODER, decoder)
-        offloading.need(parts_of(self._settings.role.stages))
-        try:
-            await offloading.settle()
-        except TriptychError as error:
-            raise CannotStart(error.message) from None
-        self.scope.spawn(offloading.run(), name="weight-offloading", vital=True)
+            metrics.watch(self.offloading.metrics)
 
 
 @asynccontextmanager
-async def open_encoder(
-    settings: TextSettings,
-    own_settings: EncoderSettings,
-    identity: InstanceIdentity,
-    checkpoint: Checkpoint,
-    *,
-    threads: EngineThreads,
-    states: StageStates | None,
+async def loaded_part(
+    settings: TextSettings, world: World, checkpoint: Checkpoint, threads: EngineThreads, metrics: Metrics
 ) -> AsyncGenerator[EncoderPart]:
-    """Load the encoder and start its service. ``own_settings``: the encoder's. ``states``: of an instance that switches. Raises
-    CannotStart.
-    """
+    """The encoder, loaded. Its weights have left the memory if they can: the decoder may need it. Raises CannotStart."""
+    own_settings = settings_of_encoder(settings)
     offloading = None
+    if settings.switchable is not None and await threads.text.run(_unloads, settings, own_settings, checkpoint):
+        offloading = WeightOffloading(thread=world.threads(1, name="weights"), clock=world.clock)
     async with AsyncExitStack() as stack:
-        if states is not None and await threads.text.run(_unloads, settings, own_settings, checkpoint):
-            stack.callback((weights := ThreadOffload(1, name="weights")).close)
-            offloading = WeightOffloading(thread=weights, clock=monotonic)
-            identity.telemetry.metrics.watch(offloading.metrics)
-        opened = await stack.enter_async_context(
-            encoders.opened(
-                own_settings,
-                identity,
-                checkpoint,
-                compute=threads.encoder,
-                states=states,
-                unloads=offloading is not None,
-            )
+        own_settings, loaded = await stack.enter_async_context(
+            loaded_encoder(own_settings, world, checkpoint, compute=threads.encoder, can_unload=offloading is not None)
         )
-        opened.service.start(runs_batches=threads.shared is not None)
         if offloading is not None:
-            vision = _weights_of(opened.engine)
+            vision = weights_of(loaded.engine)
             offloading.add(ModelPart.ENCODER, Unloadable(vision))
-            await threads.encoder.run(vision.unload)  # before the decoder is loaded, which may need its memory
-        most_items = own_settings.batches.max_batch_items
-        yield EncoderPart(opened, settings, most_items=most_items, shared=threads.shared, offloading=offloading)
+            await threads.encoder.run(vision.unload)
+        yield EncoderPart(own_settings, loaded, offloading=offloading, record=EncoderRecord(metrics))
+
+
+async def beside(
+    part: EncoderPart, settings: TextSettings, engine: ObservedTextEngine, threads: EngineThreads
+) -> EncoderPart:
+    """The part, as it computes beside the loaded text engine. Raises CannotStart."""
+    if threads.shared is None:
+        return replace(part, budget=await threads.text.run(_image_budget, part, settings, engine))
+    from triptych.engine.decoder.text_engine import TransformersTextEngine
+    from triptych.engine.encoder import TransformersEncoderEngine
+
+    for computing in (part.loaded.engine, engine):
+        if isinstance(computing, TransformersEncoderEngine | TransformersTextEngine):
+            threads.shared.adjust_between_layers(computing.module)
+    return part
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
-    """The settings in ``mount_encoder``, with those of the whole instance taken from ``settings``. Raises CannotStart.
-
-    The encoder reads its environment and file as usual.
-    """
+    """The settings in ``mount_encoder``. Raises CannotStart."""
     try:
-        whole = settings.flat(InstanceSettings)
-        loaded = EncoderSettings.load(shlex.split(settings.mount_encoder), below=whole)
-    except (SettingsError, ValueError) as error:
+        return EncoderSettings.mounted(settings.mount_encoder, settings)
+    except ValueError as error:
         raise CannotStart(f"--mount-encoder: {error}") from None
-    if loaded.engine.engine == "vllm":
-        raise CannotStart("--mount-encoder: engine vllm is for encoders that are processes of their own")
-    for name, value in loaded.flat(InstanceSettings).items():
-        if value != whole[name]:
-            raise CannotStart(f"--mount-encoder: {name} belongs to the whole instance; set it outside --mount-encoder")
-    return loaded
+
+
+def _image_budget(part: EncoderPart, settings: TextSettings, text: ObservedTextEngine) -> ImageBudget | None:
+    """Of a turn, measured with these engines; None for only the encoder's own limits. Runs in their thread."""
+    vision, tpot_slo_s = part.loaded.engine, settings.engine_options.tpot_slo_s
+    if tpot_slo_s is None:
+        return None
+    from triptych.engine.decoder.text_engine import TransformersTextEngine
+    from triptych.engine.encoder import TransformersEncoderEngine
+    from triptych.engine.image_budget import measured_image_budget
+
+    if not isinstance(text, TransformersTextEngine) or not isinstance(vision, TransformersEncoderEngine):
+        raise CannotStart("tpot_slo_s is measured: it needs engines that compute, without delay_profile")
+    if vision.weights is not None:
+        vision.weights.load()
+    budget, iteration_s = measured_image_budget(
+        vision,
+        decode_s=text.full_decode_s(),
+        tpot_slo_s=MEASURED_SHARE * tpot_slo_s,
+        most_items=part.settings.batches.max_batch_items,
+    )
+    if iteration_s > tpot_slo_s:
+        logger.warning(
+            "decodes beside one encoded item take %.3g s, the objective is %.3g s: it is missed while items are encoded",
+            iteration_s,
+            tpot_slo_s,
+        )
+    logger.info("the encoder computes up to %d tokens between two decode steps", budget.tokens)
+    return budget
 
 
 def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Checkpoint) -> bool:
@@ -224,9 +155,3 @@ def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Check
     fits = free is None or needed <= free
     logger.info("all weights %s: %d bytes are needed, %s are free", "stay" if fits else "do not fit", needed, free)
     return not fits
-
-
-def _weights_of(engine: object) -> UnloadableWeights:
-    if not isinstance(engine, UnloadableEngine) or engine.weights is None:
-        raise CannotStart("resident=role needs engines whose weights can be unloaded")
-    return engine.weights

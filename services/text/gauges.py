@@ -6,31 +6,18 @@ from prometheus_client.core import Metric
 
 from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
-from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Clock, ObservedTextEngine
+from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
-from triptych.transport.receiver import TensorReceiver
 
-from .service import TextService
+from .build import Instance, LoadedText
 
 
-def watch(
-    metrics: Metrics,
-    service: TextService,
-    receiver: TensorReceiver,
-    engine: ObservedTextEngine,
-    *,
-    engine_has_metrics: bool,
-    preferred: str | None,
-    held: ArenaMachine | None,
-) -> None:
-    """Read the instance's state at every scrape.
-
-    ``engine_has_metrics``: of its own, of its queue and its memory. ``preferred`` is the backend that the operator wants tried first.
-    ``held``: the arena of keys and values, if it has one of its own.
-    """
+def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock) -> None:
+    """Read the text part of an instance, and which stages are open, at every scrape."""
+    service, receiver, engine = instance.text, instance.receiver, loaded.engine
+    preferred = receiver.transports.preferred
     of_model = ("model_name",)
 
     def per_model(value: float) -> dict[tuple[str, ...], float]:
@@ -53,7 +40,7 @@ def watch(
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
-        if not engine_has_metrics:
+        if loaded.metrics is None:
             yield from of_engine(running=decode.pending, waiting=prefill.pending)
         yield longest_wait(
             "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", service.longest_waits_s()
@@ -82,8 +69,8 @@ def watch(
             ARENA,
         )
         yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), ARENA)
-        if held is not None:
-            yield from arena_gauges(held, "kv", "keys and values")
+        if instance.store is not None:
+            yield from arena_gauges(instance.store.memory, "kv", "keys and values")
         yield gauge("triptych_requests_waiting_for_memory", "Requests waiting for room in it", memory.waiting)
         yield gauge("triptych_pulls_waiting", "Pulls waiting", pulls.waiting)
         yield gauge("triptych_pulls_running", "Pulls running", pulls.under_way)
@@ -93,6 +80,10 @@ def watch(
         yield gauge("triptych_transport_preferred", "The backend that the settings prefer", chosen, ("backend",))
 
     metrics.watch(read)
+    if loaded.metrics is not None:
+        metrics.watch(loaded.metrics)
+    if instance.switching is not None:
+        watch_stages(metrics, instance.switching.states, clock)
 
 
 def watch_stages(metrics: Metrics, states: StageStates, clock: Clock) -> None:

@@ -12,7 +12,6 @@ from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
 from triptych.machine.arena.published import HintReader
-from triptych.rpc.app import Serves
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.watched_value import WatchedValue
@@ -20,8 +19,12 @@ from triptych.runtime.watched_value import WatchedValue
 from .service import TextService
 
 
-class ReportingEncoder(ports.Encoder, Serves, Protocol):
+class ReportingEncoder(ports.Encoder, Protocol):
     """The encoder service."""
+
+    async def missing(self) -> Sequence[str]: ...
+
+    async def drain(self) -> None: ...
 
     def load(self) -> InstanceLoad: ...
 

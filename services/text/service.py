@@ -30,7 +30,7 @@ from .imports import Importer
 from .jobs import Jobs
 from .kv_store import KvStore
 from .open_stages import BOTH, DECODE, PREFILL, OpenStages
-from .record import NO_RECORD, Record
+from .record import Record
 from .settings import TextSettings
 
 logger = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ class TextService:
         engine_thread: Offload,
         rng: Rng,
         clock: Clock,
-        record: Record = NO_RECORD,
-        part: ServedPart | None = None,
-        scheduler: DeviceScheduler | None = None,
-        kv: KvStore | None = None,
-        states: StageStates | None = None,
+        record: Record,
+        part: ServedPart,
+        scheduler: DeviceScheduler | None,
+        kv: KvStore | None,
+        states: StageStates | None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
@@ -141,7 +141,7 @@ class TextService:
             offers=self._offers(),
             kv_tokens=self._engine.kv_tokens,
             kv_block_tokens=self._engine.kv_block_tokens,
-            parts=() if self._part is None else (self._part,),
+            parts=(self._part,),
             continues=True,
             prefills_early=self._engine.finds_prefixes,
             kv_kind="" if self._kv_kind is None else self._kv_kind.digest,

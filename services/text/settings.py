@@ -13,6 +13,7 @@ from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.transport import between_processes
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.settings import service_config
+from triptych.transport.arena import HEADER_NBYTES
 
 MIB = 1 << 20
 
@@ -67,7 +68,7 @@ class TextSettings(InstanceSettings):
     """Pulls of embeddings."""
     prefer_transport: str = Field(default="", pattern=f"^({'|'.join(between_processes())})?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
-    image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
+    image_cache_bytes: int = Field(default=256 * MIB, gt=HEADER_NBYTES)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
     kv_arena_bytes: int = Field(default=64 * MIB, ge=0)
     """Registered memory for keys and values that this instance hands over: those that others pull, and a cache in the rest. An
@@ -99,8 +100,8 @@ class TextSettings(InstanceSettings):
     @field_validator("kv_arena_bytes")
     @classmethod
     def _the_arena_has_room(cls, nbytes: int) -> int:
-        if 0 < nbytes < MIB:
-            raise ValueError(f"an arena has at least {MIB} bytes, or 0 for none")
+        if 0 < nbytes <= HEADER_NBYTES:
+            raise ValueError(f"an arena has more than {HEADER_NBYTES} bytes, or 0 for none")
         return nbytes
 
     @model_validator(mode="after")

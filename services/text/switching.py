@@ -23,7 +23,7 @@ from triptych.machine.stage_states import (
 )
 from triptych.ports import Clock
 
-from .record import NO_SWITCH_RECORD, SwitchRecord
+from .record import SwitchRecord
 from .weight_offloading import PART_OF, WeightOffloading, parts_of
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,13 @@ class Switching:
         services: Sequence[SwitchingService],
         *,
         clock: Clock,
-        record: SwitchRecord = NO_SWITCH_RECORD,
-        offloading: WeightOffloading | None = None,
+        record: SwitchRecord,
+        offloading: WeightOffloading | None,
     ) -> None:
         """Without ``offloading`` all that the stages need is in memory."""
         self._record = record
-        self._states = states
+        self.states = states
+        """Read only for others."""
         self._services = services
         self._clock = clock
         self._offloading = offloading
@@ -83,14 +84,14 @@ class Switching:
         self._look()
 
     def _look(self) -> None:
-        for stage in self._states.closing:
+        for stage in self.states.closing:
             if all(service.is_idle(stage) for service in self._services):
                 self._feed(Emptied(stage))
 
     def _feed(self, event: SwitchEvent) -> None:
-        effects = self._states.handle(event, self._clock())
+        effects = self.states.handle(event, self._clock())
         if self._offloading is not None:
-            self._offloading.need(parts_of(self._states.in_use))
+            self._offloading.need(parts_of(self.states.in_use))
         for effect in effects:
             match effect:
                 case Open(stage):
@@ -115,7 +116,7 @@ class Switching:
         if self._offloading is None:
             return
         self._tell_times(self._offloading)
-        for stage in self._states.opening:
+        for stage in self.states.opening:
             if PART_OF[stage] is not part:
                 continue
             if error is not None:
@@ -125,9 +126,9 @@ class Switching:
         self._changed()
 
     def _tell_times(self, offloading: WeightOffloading) -> None:
-        for stage in self._states.widest.stages:
-            self._states.handle(OpensIn(stage, offloading.opens_s(stage)), self._clock())
+        for stage in self.states.widest.stages:
+            self.states.handle(OpensIn(stage, offloading.opens_s(stage)), self._clock())
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
-        self._states.validate()
+        self.states.validate()

@@ -13,8 +13,9 @@ from prometheus_client.core import Metric
 
 from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
-from triptych.ports import Clock, Offload, UnloadableWeights
+from triptych.ports import Clock, Offload, UnloadableEngine, UnloadableWeights
 from triptych.runtime.metrics import gauge
+from triptych.runtime.process import CannotStart
 
 logger = logging.getLogger(__name__)
 
@@ -155,3 +156,10 @@ class WeightOffloading:
             for part, unloadable in self._parts.items()
         }
         yield gauge("triptych_resident_weight_bytes", "Weights of the part in memory", resident, ("part",))
+
+
+def weights_of(engine: object) -> UnloadableWeights:
+    """Raises CannotStart."""
+    if not isinstance(engine, UnloadableEngine) or engine.weights is None:
+        raise CannotStart("resident=role needs engines whose weights can be unloaded")
+    return engine.weights

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,50 +34,45 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TriptychError
 from triptych.families.base import Family
-from triptych.machine.arena.published import PublishedContents
-from triptych.machine.membership_view import ViewLimits
 from triptych.machine.process_pools import RestartRules
-from triptych.machine.stage_states import StageStates
-from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.rpc.routers import Routers
-from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.registrar import Registrar, SetStages
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.world import World as ProcessWorld
 from triptych.scaling.processes import ProcessScaler
+from triptych.services.encoder import build as encoders
+from triptych.services.encoder.build import BuiltEncoder, LoadedEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
-from triptych.services.encoder.file_tier import FileTier
 from triptych.services.encoder.service import EncoderService
 from triptych.services.encoder.settings import EncoderSettings
-from triptych.services.pool_manager.service import PoolManagerService
+from triptych.services.pool_manager import build as managers
 from triptych.services.pool_manager.settings import PoolManagerSettings
-from triptych.services.router.prepare import ModelPrepare
+from triptych.services.router import build as routers
+from triptych.services.router.build import managed_membership
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
-from triptych.services.text.device_scheduler import DeviceScheduler
-from triptych.services.text.encoder_part import OwnEncoder
-from triptych.services.text.engine_loop import handing_engine
-from triptych.services.text.hybrid import HybridInstance
-from triptych.services.text.kv_store import KvStore
+from triptych.services.text import build as texts
+from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
-from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance, LinkedPoolManager
+from triptych.testing.links import DamagingDataPlane, Fault, Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.testing.store import StoreLink
+from triptych.testing.world import virtual_world
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
-from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.arena import HEADER_NBYTES
 from triptych.transport.arena_store import ArenaStore
-from triptych.transport.memory import MemoryNetwork, MemoryTransport
-from triptych.transport.peer_pool import PeerPool
+from triptych.transport.data_plane import DataPlane
+from triptych.transport.memory import MemoryNetwork
 from triptych.transport.receiver import TensorReceiver
-from triptych.transport.releases import Releases
-from triptych.transport.transport_set import TransportSet
 
 MIB = 1 << 20
 
@@ -165,41 +160,61 @@ class World:
 class _Node:
     """One instance: a process that can be killed and started again."""
 
+    instance: Any
+    """The servicer of this incarnation."""
+    set_stages: SetStages | None = None
+    """How it obeys an order to switch, if it can."""
+
     def __init__(self, name: str, cluster: "SimCluster") -> None:
         self.name = name
         self.epoch = 0
         self.is_up = False
         self.drained = False
-        self._cluster = cluster
-        self._scope: TaskScope | None = None
-        self._registrar: Registrar | None = None
         self.clock_ahead_s = 0.0
         """How far its clock is ahead of the others'."""
-        self.instance: Any = None
-        """The servicer of this incarnation."""
-        self.set_stages: SetStages | None = None
-        """How it obeys an order to switch, if it can."""
-        self.links: list[Link[Any]] = []
-        """Ways that end when this instance does: from others to it, and from it to others."""
+        self._cluster = cluster
+        self._life = AsyncExitStack()
+        """What ends with this incarnation."""
+        self._registrar: Registrar | None = None
+        self._inbound: list[Link[Any]] = []
+        self._outbound: dict[str, Link[Any]] = {}
 
     def clock(self) -> float:
         """Of this process."""
         return self._cluster.clock() + self.clock_ahead_s
 
-    def register(self) -> None:
-        """Register with the pool managers of the cluster, if it has any."""
-        if self._scope is None or not self._cluster.managers:
-            return
+    async def start(self) -> None:
+        """Start another incarnation, with empty memory."""
+        self.epoch += 1
+        self.is_up, self.drained = True, False
+        self._outbound = {}
+        cluster = self._cluster
+        process = virtual_world(self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"), clock=self.clock)
+        await self._build(process, DamagingDataPlane(cluster.network, self._holder, cluster.world.damage))
+        for link in self._inbound:
+            link.restart(self.instance)
+        if cluster.managers:
+            self._register(process.scope)
+
+    async def _build(self, process: ProcessWorld, data_plane: DataPlane) -> None:
+        """Build the services, until ``_life`` ends."""
+        raise NotImplementedError
+
+    def _holder(self, address: str) -> LinkedInstance:
+        if address not in self._outbound:
+            name = self._cluster.name_at(address)
+            self._outbound[address] = self._cluster.link(f"{self.name}->{address}", self._cluster.processes[name])
+        return LinkedInstance(self._outbound[address])
+
+    def _register(self, scope: TaskScope) -> None:
         instance, address = self.instance, f"{self.name}:1"
 
         async def introduce() -> Registration:
             return Registration.of_instance(await instance.describe(), address=address)
 
-        access = ManagerAccess(tuple(self._cluster.managers))
         way = partial(self._cluster.way_to_manager, self.name)
-        self._registrar = Registrar(
-            instance, introduce, self.drain, way, access, self._scope, set_stages=self.set_stages
-        )
+        access = self._cluster.access
+        self._registrar = Registrar(instance, introduce, self.drain, way, access, scope, set_stages=self.set_stages)
         self._registrar.start()
 
     async def drain(self) -> None:
@@ -207,15 +222,14 @@ class _Node:
         await self.instance.drain()
         self.drained = True
 
-    def _boot(self) -> TaskScope:
-        self.epoch += 1
-        self.is_up, self.drained = True, False
-        self._scope = TaskScope(f"{self.name}.{self.epoch}")
-        return self._scope
+    @property
+    def links(self) -> list[Link[Any]]:
+        """Ways that end when this instance does: from others to it, and from it to others."""
+        return [*self._inbound, *self._outbound.values()]
 
     def reached_by(self, link: Link[Any]) -> None:
         """Add a way to it."""
-        self.links.append(link)
+        self._inbound.append(link)
 
     def hang(self) -> None:
         """Nothing answers any more, as after SIGSTOP, but what runs inside goes on."""
@@ -247,270 +261,115 @@ class _Node:
 
     async def end(self) -> None:
         self.is_up = False
-        if self._scope is not None:
-            await self._scope.close()
+        await self._life.aclose()
 
 
 class EncoderNode(_Node):
     """An encoder process."""
 
-    service: EncoderService[FakePrepared]
-    store: ArenaStore
     engine: FakeEncoderEngine
-    transport: MemoryTransport
+    built: BuiltEncoder
 
-    def __init__(self, name: str, cluster: "SimCluster") -> None:
-        super().__init__(name, cluster)
-        self.start()
-
-    def start(self) -> None:
-        """Starts another incarnation with empty memory."""
-        self.open(self._boot(), self.epoch, InlineOffload())
-        self.service.start()
+    async def _build(self, process: ProcessWorld, data_plane: DataPlane) -> None:
+        self.engine = self._cluster.engines.encoder(self.name)
+        part = self._cluster.encoder_part(self.name, self.engine, InlineOffload())
+        building = encoders.build(part.settings, process, data_plane, part.loaded)
+        self.built = await self._life.enter_async_context(building)
         self.instance = self.service
-        for link in self.links:
-            link.restart(self.instance)
-        self.register()
 
-    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload, states: StageStates | None = None) -> None:
-        """Everything except starting the service."""
-        cluster, world = self._cluster, self._cluster.world
-        settings = EncoderSettings(model=Path(), **world.encoder)
-        arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        self.engine = cluster.engines.encoder(self.name)
-        workers = cluster.engines.prepare_workers
-        copy = InlineOffload()
-        self.store = ArenaStore(
-            arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=self.clock, copy=copy
-        )
-        self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
-        files = None
-        if settings.embedding_files is not None:
-            files = FileTier(
-                EmbeddingFiles(settings.embedding_files, settings.embedding_files_bytes),
-                self.store,
-                scope=scope,
-                reads=InlineOffload(2),
-                writes=InlineOffload(),
-                clock=self.clock,
-            )
-        self.service = EncoderService(
-            self.engine,
-            self.store,
-            settings,
-            offers=lambda: (self.transport.offer(),),
-            scope=scope,
-            prepare=InlineOffload(workers),
-            max_preparing=workers,
-            compute=compute,
-            copy=copy,
-            clock=self.clock,
-            part=ServedPart(
-                cluster.profile_of(self.name, ModelPart.ENCODER).identity,
-                settings.batches.max_batch_items,
-                prepare_cores=workers,
-            ),
-            files=files,
-            states=states,
-        )
+    @property
+    def service(self) -> EncoderService[FakePrepared]:
+        return self.built.service
 
-    async def end(self) -> None:
-        self._cluster.network.leave(self.transport)
-        await super().end()
+    @property
+    def store(self) -> ArenaStore:
+        return self.built.store
 
 
 class TextNode(_Node):
-    """A text process with its own links to the encoders named by tickets."""
+    """A process of any other role, with its own links to the holders named by tickets."""
 
-    service: TextService
-    receiver: TensorReceiver
     engine: FakeTextEngine
-    store: ArenaStore | None
-    """Of what it hands over, if it does not encode."""
+    built: Instance
 
     def __init__(self, name: str, cluster: "SimCluster", role: Role = Role.PD, switchable: Role | None = None) -> None:
         super().__init__(name, cluster)
         self.role = role
         self.switchable = switchable
-        self._inbound: list[Link[Any]] = []
-        self.thread = InlineOffload()
-        self.start()
+        self.encoder = MountedEncoder(self)
+        """Of a role with E."""
 
-    def start(self) -> None:
-        """Starts another incarnation with empty memory."""
-        self.open(self._boot(), self.epoch)
-        self.instance = self.service
-        for link in self._inbound:
-            link.restart(self.instance)
-        self.register()
-
-    def open(
-        self,
-        scope: TaskScope,
-        epoch: int,
-        encoder: EncoderNode | None = None,
-        states: StageStates | None = None,
-    ) -> None:
-        """All of it, started. ``encoder`` is in the same process; its batches run in the engine's thread."""
+    async def _build(self, process: ProcessWorld, data_plane: DataPlane) -> None:
         cluster, world = self._cluster, self._cluster.world
-        settings = TextSettings(model=Path(), role=self.role, switchable=self.switchable, **world.text)
-        self.engine = cluster.engines.text(self.name)
-        handing = handing_engine(self.engine)
-        kind = None if handing is None else handing.kv_kind
-        is_holder = encoder is None and kind is not None and world.kv_arena_bytes > 0
-        self.store = self._own_store(settings, epoch) if is_holder else None
-        holds = encoder is not None or self.store is not None
-        part = "pulled" if holds else ""
-        arena = HostArena(world.text_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch, part=part)
-        memory = MemoryTransport(cluster.network, arena, host="sim", check=lambda *_: False)
-        transports = TransportSet(
-            [DamagingTransport(memory, world.damage)], connect_timeout_s=settings.connect_timeout_s
+        settings = TextSettings(
+            model=Path(),
+            role=self.role,
+            switchable=self.switchable,
+            image_cache_bytes=HEADER_NBYTES + world.text_arena_bytes,
+            kv_arena_bytes=HEADER_NBYTES + world.kv_arena_bytes if world.kv_arena_bytes else 0,
+            **world.text,
         )
-        offering = None
-        if self.store is not None:
-            offering = MemoryTransport(cluster.network, self.store.arena, host="sim", check=self.store.may_read)
-        self._offering = offering
-        self.links = [*self._inbound]
-        self._outbound = dict[str, Link[Any]]()
-        peers = PeerPool(
-            self._stub,
-            transports.connect,
-            limit=64,
-            clock=self.clock,
-            own=None if encoder is None else (self.name, epoch, OwnEncoder(encoder.service, encoder.transport)),
-        )
-        self.receiver = TensorReceiver(
-            arena=arena,
-            transport=transports,
-            peers=peers,
-            releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-            limits=settings.tensor_cache,
-            pulls=settings.pulls,
-            max_pull_s=settings.transfers.max_pull_s,
-            scope=scope,
-            offload=InlineOffload(settings.check_threads),
-            clock=self.clock,
-        )
-        kv_store = self.store if encoder is None else encoder.store
-        kv = None
-        if kv_store is not None and kind is not None:
-            rng = cluster.rng(f"segments of {self.name}.{epoch}")
-            published = None
-            if settings.kv_prefixes:
-                published = PublishedContents(64) if encoder is None else encoder.service.published
-            kv = KvStore(kv_store, kind, shared=encoder is not None, rng=rng, clock=self.clock, published=published)
-        tokenizer = fake_tokenizer()
-        scheduler = None
-        if encoder is not None:
-            vision_encoder = encoder.service.batcher
-            scheduler = DeviceScheduler(
-                self.engine,
-                vision_encoder,
-                world.image_budget,
-                settings.encode_patience_s,
-                self.clock,
-                encode_first=settings.encode_first,
-            )
-        self.service = TextService(
+        self.engine, thread, tokenizer = cluster.engines.text(self.name), InlineOffload(), fake_tokenizer()
+        loaded = LoadedText(
             self.engine,
-            self.receiver,
-            settings,
-            offers=transports.offers if offering is None else lambda: (offering.offer(),),
-            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
-            new_grammar=Grammars(tokenizer).start,
-            scope=scope,
-            offload=InlineOffload(settings.check_threads),
-            engine_thread=self.thread,
-            rng=cluster.rng(self.name),
-            clock=self.clock,
-            scheduler=scheduler,
-            part=ServedPart(
-                cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096
-            ),
-            kv=kv,
-            states=states,
+            ServedPart(cluster.profile_of(self.name, ModelPart.DECODER).identity, world.max_running, token_budget=4096),
+            thread,
+            partial(IncrementalDetokenizer, tokenizer),
+            Grammars(tokenizer).start,
         )
-        self.service.start()
+        encoder = None
+        if settings.widest.serves(Stage.ENCODE):
+            self.encoder.engine = cluster.engines.encoder(self.name)
+            encoder = cluster.encoder_part(self.name, self.encoder.engine, thread)
+        building = texts.build(settings, process, data_plane, loaded, encoder)
+        self.built = await self._life.enter_async_context(building)
+        self.instance = self.built.service
+        self.set_stages = None if self.built.switching is None else self.switching.set_stages
 
-    def _stub(self, address: str) -> LinkedInstance:
-        if address not in self._outbound:
-            name = self._cluster.name_at(address)
-            encoder = next((node for node in self._cluster.encoders if node.name == name), None)
-            node = encoder or self._cluster.processes[name]
-            self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
-            self.links.append(self._outbound[address])
-        return LinkedInstance(self._outbound[address])
+    @property
+    def service(self) -> TextService:
+        return self.built.text
 
-    def _own_store(self, settings: TextSettings, epoch: int) -> ArenaStore:
-        """For keys and values that it hands over."""
-        arena = HostArena(self._cluster.world.kv_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        max_pull_s = settings.transfers.max_pull_s
-        return ArenaStore(arena, settings.leases, max_pull_s=max_pull_s, clock=self.clock, copy=InlineOffload())
+    @property
+    def receiver(self) -> TensorReceiver:
+        return self.built.receiver
 
-    def reached_by(self, link: Link[Any]) -> None:
-        self._inbound.append(link)
-        self.links.append(link)
+    @property
+    def store(self) -> ArenaStore | None:
+        """Of what it hands over, if it does not encode."""
+        return self.built.store
 
-    async def end(self) -> None:
-        if self._offering is not None:
-            self._cluster.network.leave(self._offering)
-        await super().end()
-
-
-class _MountedEncoder(EncoderNode):
-    """The encoder of a hybrid instance, which opens and closes it."""
-
-    def start(self) -> None:
-        """Does nothing: the hybrid instance starts it."""
+    @property
+    def switching(self) -> Switching:
+        assert self.built.switching is not None
+        return self.built.switching
 
 
-class HybridNode(TextNode):
-    """A text process that also encodes: one scope, one thread, one loop; killed as a whole."""
+class MountedEncoder:
+    """The encoder of a process of other stages too."""
 
-    switching: Switching
-    """If it can switch."""
+    engine: FakeEncoderEngine
 
-    def __init__(self, name: str, cluster: "SimCluster", role: Role, switchable: Role | None = None) -> None:
-        self.encoder = _MountedEncoder(name, cluster)
-        super().__init__(name, cluster, role, switchable)
+    def __init__(self, node: TextNode) -> None:
+        self.node = node
+        self.name = node.name
 
-    def start(self) -> None:
-        """Starts another incarnation with empty memory."""
-        self.thread = InlineOffload()
-        scope = self._boot()
-        states = None if self.switchable is None else StageStates(self.role, self.switchable)
-        self.encoder.epoch, self.encoder.is_up = self.epoch, True
-        self.encoder.open(scope, self.epoch, self.thread, states)
-        self.encoder.service.start(runs_batches=False)
-        self.encoder.instance = self.encoder.service
-        for link in self.encoder.links:
-            link.restart(self.encoder.instance)
-        self.open(scope, self.epoch, self.encoder, states)
-        if states is not None:
-            self.switching = Switching(states, (self.service, self.encoder.service), clock=self.clock)
-            self.set_stages = self.switching.set_stages
-        settings = TextSettings(model=Path(), **self._cluster.world.text)
-        self.instance = HybridInstance(self.service, self.encoder.service, settings)
-        for link in self._inbound:
-            link.restart(self.instance)
-        self.register()
+    @property
+    def is_up(self) -> bool:
+        return self.node.is_up
 
-    def hang(self) -> None:
-        super().hang()
-        self.encoder.hang()
+    @property
+    def _built(self) -> BuiltEncoder:
+        assert self.node.built.encoder is not None
+        return self.node.built.encoder
 
-    def go_on(self) -> None:
-        super().go_on()
-        self.encoder.go_on()
+    @property
+    def service(self) -> EncoderService[FakePrepared]:
+        return self._built.service
 
-    async def kill(self) -> None:
-        for link in self.encoder.links:
-            link.kill()
-        await super().kill()
-
-    async def end(self) -> None:
-        await super().end()
-        await self.encoder.end()
+    @property
+    def store(self) -> ArenaStore:
+        return self._built.store
 
 
 def _fake_engines(world: World) -> Engines:
@@ -578,16 +437,18 @@ class ManagerNode:
         """Another incarnation, which knows nobody."""
         self._incarnation += 1
         self.is_up = True
-        self._scope = TaskScope(f"{self.name}.{self._incarnation}")
-        own: dict[str, Any] = {}
-        if self._scaled is not None or self._cluster.world.profiled:
-            own["profiles"] = KnownProfiles((self._cluster.encoder_profile, self._cluster.decoder_profile))
-        if self._scaled is not None:
-            own |= {"store": self.store, "scaler": self.scaler, "owner": f"{self.name}.{self._incarnation}"}
-        self.service = PoolManagerService(
-            self._settings, incarnation=self._incarnation, clock=self._cluster.clock, scope=self._scope, **own
+        cluster, scaled, clock = self._cluster, self._scaled, self._cluster.clock
+        process = virtual_world(f"{self.name}.{self._incarnation}", self._incarnation)
+        self._scope = process.scope
+        profiles = KnownProfiles((cluster.encoder_profile, cluster.decoder_profile))
+        self.service = managers.build(
+            self._settings,
+            process,
+            hour=lambda: clock() / 3600,
+            store=None if scaled is None else self.store,
+            scaler=None if scaled is None else self.scaler,
+            profiles=profiles if scaled is not None or cluster.world.profiled else None,
         )
-        self.service.start()
         for link in self.links.values():
             link.restart(self.service)
 
@@ -669,7 +530,6 @@ class RouterNode(LocalRouter):
         self.service = self._cluster.make_router(
             self._cluster.source, self._connect, name=f"{self.name}.{self._epoch}", scope=self._scope, clock=self.clock
         )
-        self.service.start()
 
     def clock(self) -> float:
         """Of this process."""
@@ -685,7 +545,7 @@ class RouterNode(LocalRouter):
         """From its callers to it, and from it to instances."""
         return [self._link, *self._outbound]
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts another incarnation, which knows nothing."""
         self._start()
         self._link.restart(self.service)
@@ -791,12 +651,12 @@ class SimCluster:
         """By address."""
         for number in range(world.managers):
             self.managers[f"m{number}:1"] = ManagerNode(f"m{number}", self, self.scaled)
-        self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
-        text_role = Role.of(world.hybrid_role.stages - {Stage.ENCODE})
-        self.hybrids = [HybridNode(f"h{number}", self, text_role) for number in range(world.hybrids)]
+        self.access = ManagerAccess(tuple(self.managers)) if self.managers else ManagerAccess()
+        self.hybrids = [TextNode(f"h{number}", self, world.hybrid_role) for number in range(world.hybrids)]
         first_roles = (Role.PD,) * world.switching + world.switching_from
-        self.switching = [HybridNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
-        self.encoders += [node.encoder for node in (*self.hybrids, *self.switching)]
+        self.switching = [TextNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
+        self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
+        """Those of role E."""
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
@@ -806,7 +666,7 @@ class SimCluster:
         self.processes: dict[str, EncoderNode | TextNode] = {}
         """All instances by name."""
         everyone: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
-        self.processes.update((node.name, node) for node in everyone if not isinstance(node, _MountedEncoder))
+        self.processes.update((node.name, node) for node in everyone)
         if self.scaled is not None:
             for role, nodes in ((Role.E, self.encoders), (Role.PD, self.texts)):
                 names = tuple(node.name for node in nodes)
@@ -817,30 +677,44 @@ class SimCluster:
         self.membership = SimMembership(self.processes, self.lose)
         source: ports.Membership = self.membership
         if self.managers:
-            source = ManagedMembership(
-                partial(self.way_to_manager, "router"),
-                ManagerAccess(tuple(self.managers)),
-                ViewLimits(),
-                clock=self.clock,
-                name="router",
-                kinds=(MemberKind.INSTANCE,),
-            )
+            settings, process = self.router_settings, virtual_world("router", clock=self.clock)
+            way = partial(self.way_to_manager, "router")
+            source = managed_membership(settings, process, FAKE_MODEL.model_id, way)
         self.source = source
-        self.router = self.make_router(source, self.connect)
-        self.routers = [RouterNode(f"router-{number}", self) for number in range(world.routers)]
+        self.router: RouterService
+        """The one that is always there, once the cluster has started."""
+        self.routers: list[RouterNode] = []
         """Those that can fail."""
-        if self.managers:
-            self._register_router()
+
+    @property
+    def encoding(self) -> list[EncoderNode | MountedEncoder]:
+        """Whatever encodes, in a process of its own or of other stages too."""
+        return [*self.encoders, *(node.encoder for node in (*self.hybrids, *self.switching))]
+
+    @property
+    def router_settings(self) -> RouterSettings:
+        return RouterSettings(managers=self.access, **self.world.router)
+
+    def encoder_part(self, name: str, engine: ports.EncoderEngine[Any], compute: InlineOffload) -> EncoderPart:
+        """The encoder of a process, loaded."""
+        world, workers = self.world, self.engines.prepare_workers
+        settings = EncoderSettings(model=Path(), arena_bytes=HEADER_NBYTES + world.encoder_arena_bytes, **world.encoder)
+        files = None
+        if settings.embedding_files is not None:
+            files = EmbeddingFiles(settings.embedding_files, settings.embedding_files_bytes)
+        identity = self.profile_of(name, ModelPart.ENCODER).identity
+        loaded = LoadedEncoder(engine, identity, compute, InlineOffload(workers), workers, files)
+        return EncoderPart(settings, loaded, world.image_budget)
 
     def _register_router(self) -> None:
-        slo = RouterSettings(**self.world.router).slo
+        slo = self.router_settings.slo
 
         async def introduce() -> Registration:
             return Registration(MemberKind.ROUTER, "router", 1, "router:1", FAKE_MODEL.model_id, slo=slo)
 
-        access, way = ManagerAccess(tuple(self.managers)), partial(self.way_to_manager, "router")
+        way = partial(self.way_to_manager, "router")
         Registrar(
-            self.router, introduce, self.router.drain, way, access, self.scope, windows=self.router.attainment
+            self.router, introduce, self.router.drain, way, self.access, self.scope, windows=self.router.attainment
         ).start()
 
     async def _before_pull(self, reader: str, ticket: Ticket) -> None:
@@ -860,21 +734,19 @@ class SimCluster:
                 made = profile_of_decoder(slower * self.world.text_step_s, slower * self.world.text_prefill_token_s)
         return made if slower == 1.0 else replace(made, identity=replace(made.identity, hardware=f"sim-{slower:g}"))
 
-    def boot(self, role: Role, name: str) -> None:
+    async def boot(self, role: Role, name: str) -> None:
         """Start an instance, or another incarnation of one that has ended."""
-        if (known := self.processes.get(name)) is not None:
-            known.start()
-        elif role is Role.E:
-            self.processes[name] = encoder = EncoderNode(name, self)
-            self.encoders.append(encoder)
-        elif role is Role.EPD:
-            self.processes[name] = hybrid = HybridNode(name, self, Role.PD)
-            self.hybrids.append(hybrid)
-            self.encoders.append(hybrid.encoder)
-            self.texts.append(hybrid)
-        else:
-            self.processes[name] = text = TextNode(name, self, role)
-            self.texts.append(text)
+        node = self.processes.get(name)
+        if node is None and role is Role.E:
+            node = EncoderNode(name, self)
+            self.encoders.append(node)
+        elif node is None:
+            node = TextNode(name, self, role)
+            self.texts.append(node)
+            if role.serves(Stage.ENCODE):
+                self.hybrids.append(node)
+        self.processes[name] = node
+        await node.start()
 
     def _make_scaled(self) -> Scaled:
         world, boot_s = self.world, self.rng("boot")
@@ -962,24 +834,29 @@ class SimCluster:
         """The cluster's router, or another with a name of its own, with the given links to its instances. With a ``scope``
         of its own it can be killed, and it may have a ``clock`` of its own.
         """
-        return RouterService(
-            membership,
-            connect,
-            settings=RouterSettings(**self.world.router),
-            prepare=ModelPrepare(fake_prompt_builder(self.engines.family), MediaLimits(), Grammars(fake_tokenizer())),
-            offload=InlineOffload(2),
-            clock=clock or self.clock,
-            scope=scope or self.scope,
-            rng=self.rng(name),
+        return routers.build(
+            self.router_settings,
+            virtual_world(name, rng=self.rng(name), scope=scope or self.scope, clock=clock or self.clock),
+            membership=membership,
+            connect=connect,
+            prompts=fake_prompt_builder(self.engines.family),
+            grammars=Grammars(fake_tokenizer()),
             profiles=self.profiles if self.world.profiled else None,
         )
 
-    async def start(self) -> None:
-        """Returns when the routers have seen every instance."""
-        self.router.start()
-        for router in (self.router, *(node.service for node in self.routers)):
+    async def start_instances(self) -> None:
+        for node in self.processes.values():
+            await node.start()
+
+    async def start(self, router: RouterService | None = None) -> None:
+        """Returns when the routers have seen every instance. ``router``: in place of the one that is always there."""
+        self.router = router or self.make_router(self.source, self.connect)
+        self.routers += [RouterNode(f"router-{number}", self) for number in range(self.world.routers)]
+        if self.managers:
+            self._register_router()
+        for service in (self.router, *(node.service for node in self.routers)):
             async with asyncio.timeout(10):
-                while len((await router.readiness()).instances) < len(self.processes):  # noqa: ASYNC110  # virtual time
+                while len((await service.readiness()).instances) < len(self.processes):  # noqa: ASYNC110  # virtual time
                     await asyncio.sleep(0.01)
 
     @asynccontextmanager
@@ -1017,7 +894,7 @@ class SimCluster:
             held[f"{name} credits"] = router.cluster.machine.outstanding
             held[f"{name} leases"] = router.cluster.machine.leases
             held[f"{name} media bytes"] = router.media_bytes
-        for node in filter(lambda node: node.is_up, self.encoders):
+        for node in filter(lambda node: node.is_up, self.encoding):
             load = node.service.load().at(Stage.ENCODE)
             held[f"{node.name} leases"] = node.store.memory.leases
             held[f"{node.name} leased bytes"] = load.leased_bytes
@@ -1045,7 +922,7 @@ class SimCluster:
             router.cluster.validate()
         for holds in (self.holds, *(router.holds for router in self.routers)):
             assert not holds.forgotten, holds.forgotten
-        for node in self.encoders:
+        for node in self.encoding:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
@@ -1061,8 +938,8 @@ class SimCluster:
             await node.kill()
         self.router.close()
         await self.scope.close()
-        for instance in (*self.texts, *self.encoders):
-            await instance.end()
+        for process in self.processes.values():
+            await process.end()
 
 
 @asynccontextmanager
@@ -1076,6 +953,7 @@ async def running(world: World) -> AsyncIterator[SimCluster]:
             cluster.validate()
 
     try:
+        await cluster.start_instances()
         await cluster.start()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(), name="watch-invariants")

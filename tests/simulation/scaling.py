@@ -94,7 +94,7 @@ class SimProcesses:
 
     def __init__(
         self,
-        boot: Callable[[Role, str], None],
+        boot: Callable[[Role, str], Awaitable[None]],
         find: Callable[[str], Node | None],
         *,
         boot_s: Callable[[], float],
@@ -162,7 +162,7 @@ class SimProcesses:
         if stopped.is_set() or self.crashes:
             self.ended(process, "signal 15" if stopped.is_set() else "exit status 1")
         else:
-            self._boot(role, process)
+            await self._boot(role, process)
 
     async def _stop(self, process: str) -> None:
         node = self._find(process)

@@ -169,7 +169,7 @@ def test_an_encoder_killed_during_100_requests_loses_no_answer(seed: int, back_a
             await victim.kill()
             if back_after_s is not None:
                 await asyncio.sleep(back_after_s)
-                victim.start()
+                await victim.start()
 
         check_right(await play_while(cluster, make_asks(seed, 100, rate_per_s=200, distinct_images=400), kill()))
 
@@ -194,7 +194,7 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
         assert max(reply.ended_s for reply in running_then) <= killed_s + 2
         later = (await play(cluster.router, make_asks(99, 5)))[-1]
         assert isinstance(later.error, Unavailable)
-        victim.start()
+        await victim.start()
         await asyncio.sleep(2)
         check_right(await play(cluster.router, make_asks(100, 20)))
 
@@ -230,7 +230,7 @@ def test_streams_that_break_again_and_again_are_answered_right(seed: int) -> Non
                 victim = cluster.texts[number % 3]
                 await victim.kill()
                 await asyncio.sleep(rng.uniform(0, 0.1))
-                victim.start()
+                await victim.start()
 
         asks = make_asks(seed, 120, rate_per_s=100, distinct_images=400)
         replies = await play_while(cluster, asks, crash_in_turn())
@@ -254,7 +254,7 @@ def test_the_only_text_instance_that_returns_in_time_loses_no_stream() -> None:
             assert began
             await text.kill()
             await asyncio.sleep(0.2)
-            text.start()
+            await text.start()
             streams.extend(began)
 
         streams: list[Reply] = []

@@ -88,7 +88,7 @@ def test_leases_of_a_router_that_died_hold_up_a_drain_for_a_bounded_time() -> No
                 await router.kill()
             await asyncio.sleep(0.2)
             for router in cluster.routers:
-                router.start()
+                await router.start()
         check_right(playing.result())
         assert ENDS_S < draining.result() < 10 + ENDS_S, "what it has handed over is waited for, not to its leases' end"
 
@@ -124,7 +124,7 @@ def test_an_instance_that_dies_while_it_leaves_is_forgotten_whatever_is_held_the
             async with asyncio.timeout(LOST_S):
                 await gone(cluster, "e0")
             assert not cluster.held().keys() & {"router credits", "router leases"}
-            node.start()
+            await node.start()
             cluster.membership.set("e0", MemberState.ACTIVE)
             await asyncio.sleep(1.0)
         assert (await known(cluster))["e0"] == "ready"

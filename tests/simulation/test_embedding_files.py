@@ -25,7 +25,7 @@ def test_an_encoder_that_is_killed_and_started_again_encodes_no_image_twice(tmp_
         for node in cluster.encoders:
             assert node.engine.encoded_items > 0
             await node.kill()
-            node.start()
+            await node.start()
         await asyncio.sleep(5)
         check_right(await play(cluster.router, asks))
         assert [node.engine.encoded_items for node in cluster.encoders] == [0, 0], "since they were started again"
@@ -48,7 +48,7 @@ def test_files_damaged_and_encoders_killed_during_100_requests_lose_no_answer(se
                     file.write_bytes(file.read_bytes()[: rng.randrange(200)])
                 victim = rng.choice(cluster.encoders)
                 await victim.kill()
-                victim.start()
+                await victim.start()
 
         check_right(await play_while(cluster, make_asks(seed, 100, rate_per_s=200, distinct_images=80), harm()))
         assert sum(file.stat().st_size for file in kept.glob("*.embedding")) <= 60_000

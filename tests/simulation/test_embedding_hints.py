@@ -36,7 +36,6 @@ async def another_router(
         return made(cluster.link(f"{name}->{instance}", cluster.processes[instance]))
 
     router = cluster.make_router(cluster.source, connect, name=name)
-    router.start()
     try:
         async with asyncio.timeout(10):
             while len((await router.readiness()).instances) < len(cluster.processes):  # noqa: ASYNC110
@@ -127,7 +126,7 @@ def test_an_encoder_that_starts_again_is_not_believed_to_hold_anything() -> None
                     assert not router.cluster.instances.in_backoff()
                 victim = cluster.encoders[attempt]
                 await victim.kill()
-                victim.start()
+                await victim.start()
                 await asyncio.sleep(2.0)
             # What the others held was not encoded again.
             assert encoded(cluster) < 4 * 20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.cluster import HybridNode, SimCluster, World, running
+from tests.simulation.cluster import SimCluster, TextNode, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.sampling import SamplingParams
 from triptych.policy.iteration import ImageBudget
@@ -47,7 +47,7 @@ class Batch:
 class Watched:
     """A record of what an instance's thread runs."""
 
-    def __init__(self, node: HybridNode) -> None:
+    def __init__(self, node: TextNode) -> None:
         self.steps: list[float] = []
         """When each step of the text engine began."""
         self.batches: list[Batch] = []
@@ -95,7 +95,7 @@ def test_hybrid_and_other_instances_work_together(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for reply in await play(cluster.router, make_asks(seed, 150)):
             reply.check_right()
-        assert all(node.engine.encoded_items > 0 for node in cluster.encoders)
+        assert all(node.engine.encoded_items > 0 for node in cluster.encoding)
 
     simulate(World(seed=seed, encoders=1, texts=1, hybrids=2), scenario)
 
@@ -123,7 +123,7 @@ def test_a_killed_hybrid_instance_loses_no_request_and_returns_with_both_service
             await asyncio.sleep(0.5)
             await cluster.hybrids[0].kill()
             await asyncio.sleep(0.5)
-            cluster.hybrids[0].start()
+            await cluster.hybrids[0].start()
         for reply in playing.result():
             reply.check_right()
         await asyncio.sleep(5)
@@ -143,7 +143,7 @@ def test_prompts_are_prefilled_before_items_are_encoded() -> None:
         assert len(watched.batches) > 20
         assert not any(batch.prompts for batch in watched.batches)
 
-    simulate(alone(3, text={"encode_patience_s": 1e6}), scenario)
+    simulate(alone(3, text={"encode_patience_s": 1e6, "encode_share": 1.0}), scenario)
 
 
 def test_the_encoder_keeps_its_budget_and_decodes_run_between_its_batches() -> None:
@@ -196,5 +196,5 @@ def test_endless_prompts_do_not_starve_items(patience_s: float) -> None:
         else:
             assert max(waited_s) > 0.5
 
-    settings = {"encode_patience_s": patience_s}
+    settings = {"encode_patience_s": patience_s, "encode_share": 1.0}
     simulate(alone(6, text=settings), scenario)

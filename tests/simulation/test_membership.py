@@ -61,7 +61,7 @@ def test_a_member_removed_from_the_list_can_be_killed_after_its_removal_without_
                     await gone(cluster, name)
                     node = cluster.processes[name]
                     await node.kill()
-                    node.start()
+                    await node.start()
                 else:
                     await asyncio.sleep(rng.uniform(0, 0.02))  # it is listed again
                 cluster.membership.set(name, ACTIVE)
@@ -99,13 +99,13 @@ def test_under_random_membership_changes_every_request_has_its_answer_or_one_cle
                 await node.kill()
             elif to == "starts":
                 if not node.is_up:
-                    node.start()
+                    await node.start()
             else:
                 cluster.membership.set(name, to)
             cluster.validate()
         for name, node in cluster.processes.items():
             if not node.is_up:
-                node.start()
+                await node.start()
             cluster.membership.set(name, ACTIVE)
 
     async def scenario(cluster: SimCluster) -> None:

@@ -55,7 +55,7 @@ class Endings:
 
     async def _start_again(self, node: EncoderNode | TextNode) -> None:
         await asyncio.sleep(_RESTART_S)
-        node.start()
+        await node.start()
 
 
 @asynccontextmanager

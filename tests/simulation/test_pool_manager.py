@@ -133,7 +133,7 @@ def test_with_managers_and_instances_that_fail_every_request_has_its_answer_or_o
                 await drained(cluster, node.name)
             await node.kill()
             await asyncio.sleep(rng.choice((0.1, 5.0, 15.0)))
-            node.start()
+            await node.start()
 
     async def scenario(cluster: SimCluster) -> None:
         async def managers() -> None:
@@ -180,7 +180,7 @@ def test_an_instance_that_is_drained_by_order_and_then_killed_loses_no_request(s
                     while (await members(cluster, "m0:1"))[name].condition is not MemberCondition.DRAINED:  # noqa: ASYNC110 - virtual time
                         await asyncio.sleep(0.1)
                 await node.kill()
-                node.start()
+                await node.start()
                 await whole(cluster)
 
         async with asyncio.TaskGroup() as group:

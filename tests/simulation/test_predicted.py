@@ -109,7 +109,7 @@ def test_whatever_fails_every_request_is_answered_rightly_and_nothing_is_left(se
                 node = rng.choice(nodes)
                 await node.kill()
                 await asyncio.sleep(0.4)
-                node.start()
+                await node.start()
 
         asks = make_asks(seed, 120, rate_per_s=40.0, images=(0, 3), distinct_images=60)
         check_right(await play_while(cluster, asks, trouble()))

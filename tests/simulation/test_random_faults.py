@@ -9,7 +9,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -217,7 +217,8 @@ class Troubles:
             case _:
                 end = await _begin(trouble, node)
                 await asyncio.sleep(trouble.lasts_s)
-                end()
+                if (ending := end()) is not None:
+                    await ending
 
     async def _replace_router(self, node: Node) -> None:
         assert self._routers is not None
@@ -232,7 +233,7 @@ class Troubles:
     async def _replace(self, role: Role, node: Node) -> None:
         self._joined += 1
         joining = f"{_LETTERS[role]}-joined-{self._joined}"
-        self._cluster.boot(role, joining)
+        await self._cluster.boot(role, joining)
         self._cluster.membership.set(joining, MemberState.ACTIVE)
         self._cluster.membership.set(node.name, MemberState.LEAVING)
         await node.drain()
@@ -244,7 +245,7 @@ _LETTERS = {Role.E: "e", Role.EPD: "h", Role.PD: "t", Role.P: "p", Role.D: "d"}
 """With which the names of instances begin."""
 
 
-async def _begin(trouble: Trouble, node: Node) -> Callable[[], None]:
+async def _begin(trouble: Trouble, node: Node) -> Callable[[], Awaitable[None] | None]:
     """Returns what ends it."""
     match trouble.kind:
         case Kind.CRASH:

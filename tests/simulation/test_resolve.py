@@ -68,7 +68,7 @@ def test_an_encoder_that_restarts_has_lost_its_keys() -> None:
             await cluster.encoders[0].kill()
             with pytest.raises(Unavailable):
                 await anext(cluster.router.resolve(of_keys(*items)))
-            cluster.encoders[0].start()
+            await cluster.encoders[0].start()
             await asyncio.sleep(5.0)
             with pytest.raises(NotFound):
                 await anext(cluster.router.resolve(of_keys(*items)))

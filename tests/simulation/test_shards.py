@@ -123,7 +123,7 @@ def test_restarting_encoders_lose_no_answer(seed: int) -> None:
                 await asyncio.sleep(0.15)
                 await node.kill()
                 await asyncio.sleep(0.1)
-                node.start()
+                await node.start()
 
         asks = make_asks(seed, 30, rate_per_s=150, distinct_images=200)
         check_right(await play_while(cluster, asks, faults()))

@@ -24,7 +24,6 @@ def about(image: bytes, name: str) -> Ask:
 def test_the_same_image_through_two_routers_at_once_is_encoded_once(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         other = cluster.make_router(cluster.source, cluster.connect, name="other")
-        other.start()
         try:
             async with asyncio.timeout(10):
                 while len((await other.readiness()).instances) < len(cluster.processes):  # noqa: ASYNC110

@@ -92,7 +92,7 @@ def test_one_that_starts_again_has_its_first_role_and_knows_no_order() -> None:
         await asyncio.sleep(0.1)
         assert cluster.router.cluster.instances.states()["E", "ready"] == 2
         await node.kill()
-        node.start()
+        await node.start()
         await asyncio.sleep(5)
         assert cluster.router.cluster.instances.states()["PD", "ready"] == 1
         assert node.instance.load().stages_version == 0

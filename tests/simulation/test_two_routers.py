@@ -22,8 +22,8 @@ async def kill_in_turns(nodes: Sequence[RouterNode], rng: Random, cluster: SimCl
             await text.kill()
         await asyncio.sleep(rng.uniform(0.05, 1.0))
         if text is not None:
-            text.start()
-        node.start()
+            await text.start()
+        await node.start()
         await asyncio.sleep(0.5)  # it sees the instances again
 
 

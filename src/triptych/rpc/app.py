@@ -1,6 +1,5 @@
 """A service object and its gRPC server, as run by ``runtime.process``."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -46,13 +45,13 @@ ServiceT = TypeVar("ServiceT", bound=Serves)
 
 
 class RpcApp(Generic[ServiceT]):
-    """``scopes`` own the service's tasks, including the vital ones. ``port`` is the port it listens on."""
+    """``scope`` owns the service's tasks, including the vital ones. ``port`` is the port it listens on."""
 
-    def __init__(self, service: ServiceT, server: RpcServer, *scopes: TaskScope) -> None:
+    def __init__(self, service: ServiceT, server: RpcServer, scope: TaskScope) -> None:
         self.service = service
         self.port = server.port
         self._server = server
-        self._scopes = scopes
+        self._scope = scope
 
     async def missing(self) -> Sequence[str]:
         return await self.service.missing()
@@ -63,10 +62,4 @@ class RpcApp(Generic[ServiceT]):
         await self.service.drain()
 
     async def failed(self) -> str:
-        """What fails first, of any scope."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(scope.failed()) for scope in self._scopes]
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-        return done.pop().result()
+        return await self._scope.failed()

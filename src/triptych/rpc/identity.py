@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from triptych.ports import Arena, LeaseCheck
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.families.model_files import BadModel
 from triptych.rpc.app import server_of
+from triptych.rpc.data_plane import ProcessDataPlane
 from triptych.rpc.server import Register, RpcServer, check_port
 from triptych.rpc.settings import InstanceSettings
-from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.host import instance_name, new_epoch
+from triptych.runtime.hub import model_directory
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.transport.memory import MemoryNetwork
 from triptych.transport.nixl import OnReset
-from triptych.transport.start import start_transports
-from triptych.transport.transport_set import TransportSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +41,10 @@ class InstanceIdentity:
         instance_id = settings.instance_id or instance_name(kind, settings.port, epoch)
         return cls(instance_id, epoch, tls_identity(settings, telemetry), telemetry)
 
-    async def transports(
-        self,
-        settings: InstanceSettings,
-        arena: Arena,
-        check: LeaseCheck,
-        *,
-        connect_timeout_s: float,
-        on_reset: OnReset,
-        scope: TaskScope,
-        preferred: str = "",
-        network: MemoryNetwork | None = None,
-    ) -> TransportSet:
-        """As ``start_transports``. ``scope`` fails when one cannot go on. Raises CannotStart."""
-        try:
-            return await start_transports(
-                settings.transfers,
-                arena,
-                machine=machine_name(),
-                host=settings.host,
-                check=check,
-                connect_timeout_s=connect_timeout_s,
-                preferred=preferred,
-                tls=self.tls,
-                on_reset=on_reset,
-                on_failure=scope.fail,
-                network=network,
-            )
-        except ValueError as error:
-            raise CannotStart(str(error)) from None
+    def data_plane(self, settings: InstanceSettings, scope: TaskScope, on_reset: OnReset) -> ProcessDataPlane:
+        """``scope`` fails when a transport cannot go on."""
+        beyond_loopback = settings.allow_network or self.tls is not None
+        return ProcessDataPlane(settings.transfers, settings.host, self.tls, beyond_loopback, on_reset, scope.fail)
 
     def server(self, settings: InstanceSettings, servicers: Mapping[str, Register]) -> RpcServer:
         """The server of these servicers, by the names of their services. Entering it raises Unavailable if the port is in use."""
@@ -79,3 +54,11 @@ class InstanceIdentity:
                 add(server)
 
         return server_of(settings, tuple(servicers), register, telemetry=self.telemetry, tls=self.tls)
+
+
+def checkpoint_of(settings: InstanceSettings) -> Checkpoint:
+    """The checkpoint of the settings. Blocks. Raises CannotStart."""
+    try:
+        return open_checkpoint(model_directory(settings.model))
+    except BadModel as error:
+        raise CannotStart(str(error)) from None

@@ -14,8 +14,7 @@ from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import DeadlineExceeded, InstanceLost, TransferFailed, Unavailable
-from triptych.policy.addresses import why_not_called
+from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.rpc import calls, limits
 from triptych.rpc.channel import Channel
 from triptych.rpc.context import outgoing
@@ -144,17 +143,6 @@ class InstanceStub(Channel):
             timeout_s=request.timeout_s,
             metadata=outgoing(request.request_id),
         )
-
-
-def holder_stub(address: str, *, tls: TlsIdentity | None, beyond_loopback: bool) -> InstanceStub:
-    """A reader's stub for an address from a ticket. Raises TransferFailed for one that must not be called.
-
-    Without ``beyond_loopback`` it must be a loopback address.
-    """
-    reason = why_not_called(address, beyond_loopback=beyond_loopback)
-    if reason is not None:
-        raise TransferFailed(f"the encoder's address in the ticket is refused: {reason}")
-    return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
 class PoolManagerStub(Channel):

@@ -19,6 +19,8 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, TransportOffer
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
+from triptych.transport.data_plane import MemoryDataPlane
+from triptych.transport.memory import MemoryNetwork
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -290,6 +292,22 @@ class DamagingTransport:
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+class DamagingDataPlane(MemoryDataPlane):
+    """Damages what is pulled, as ``DamagingTransport``."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        holder: Callable[[str], ports.HolderStub],
+        damage: Callable[[Ticket], bool] = lambda _: False,
+    ) -> None:
+        super().__init__(network, holder)
+        self._damage = damage
+
+    def transport(self, arena: ports.Arena, check: ports.LeaseCheck) -> ports.Transport:
+        return DamagingTransport(super().transport(arena, check), self._damage)
 
 
 class _DamagingPeer:

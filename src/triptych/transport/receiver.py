@@ -5,7 +5,8 @@ Pulls run beside the engine, never inside a step, from many holders at once.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,18 +38,37 @@ from triptych.machine.text.tensor_events import (
 from triptych.policy.queueing import Turn
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.world import World
+from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.merging import merge
+from triptych.transport.options import TransferOptions
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.releases import Releases
 from triptych.transport.slot import tensors, verify
+from triptych.transport.start import nobody_reads
+from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
 
+_MAX_HOLDERS = 1024
+"""Limit on concurrent connections."""
 
-class Quarantine(Protocol):
-    """The part of a transport that knows which memory a late write may still reach."""
 
-    def quarantined(self) -> tuple[tuple[int, int], ...]: ...
+class ReaderSettings(Protocol):
+    """Settings of a process that pulls, with the meanings of a text instance's."""
+
+    @property
+    def transfers(self) -> TransferOptions: ...
+    @property
+    def prefer_transport(self) -> str: ...
+    @property
+    def tensor_cache(self) -> CacheLimits: ...
+    @property
+    def pulls(self) -> PullLimits: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @property
+    def release_timeout_s(self) -> float: ...
 
 
 class PullRecord:
@@ -77,7 +97,7 @@ class TensorReceiver:
     """Turns the machine's effects into pulls, and their results into events."""
 
     arena: Arena
-    transport: Quarantine
+    transports: TransportSet
     peers: PeerPool
     releases: Releases
     limits: CacheLimits
@@ -156,7 +176,7 @@ class TensorReceiver:
         self._tick()
 
     def _tick(self) -> None:
-        self._handle(TensorTick(self.transport.quarantined()))
+        self._handle(TensorTick(self.transports.quarantined()))
 
     def _handle(self, event: Event) -> None:
         for effect in self.cache.handle(event, self.clock()):
@@ -205,7 +225,7 @@ class TensorReceiver:
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.max_pull_s:g} s")
             if pull_id in self._stopped:
-                self._ended(pull_id, PullStopped(pull_id, self.transport.quarantined()))
+                self._ended(pull_id, PullStopped(pull_id, self.transports.quarantined()))
                 return
         except TriptychError as reason:
             error = reason
@@ -222,12 +242,60 @@ class TensorReceiver:
             return
         logger.info("a pull from %s failed: %s", start.ticket.holder, error)
         self.record.pull_failed(backend, error)
-        self._ended(pull_id, PullFailed(pull_id, error, self.transport.quarantined()))
+        self._ended(pull_id, PullFailed(pull_id, error, self.transports.quarantined()))
 
     def _ended(self, pull_id: int, event: Pulled | PullFailed | PullStopped) -> None:
         del self._pulling[pull_id]
         self._stopped.discard(pull_id)
         self._handle(event)
+
+
+@asynccontextmanager
+async def open_receiver(
+    settings: ReaderSettings,
+    world: World,
+    data_plane: DataPlane,
+    arena: Arena,
+    *,
+    offload: Offload,
+    record: PullRecord = NO_PULL_RECORD,
+    own: OwnHolder | None = None,
+) -> AsyncGenerator[TensorReceiver]:
+    """A receiver of embeddings in ``arena``. ``offload`` verifies them. ``own``: the holder in this process.
+
+    At the end, the tasks of the world end before the connections.
+    """
+    async with AsyncExitStack() as stack:
+        transports = await data_plane.open(
+            arena,
+            nobody_reads,
+            connect_timeout_s=settings.connect_timeout_s,
+            preferred=settings.prefer_transport,
+            own=None if own is None else own.network,
+        )
+        stack.push_async_callback(transports.close)
+        peers = PeerPool(
+            data_plane.holder,
+            transports.connect,
+            limit=_MAX_HOLDERS,
+            clock=world.clock,
+            own=None if own is None else (arena.instance_id, arena.epoch, own),
+        )
+        stack.push_async_callback(peers.close)
+        stack.push_async_callback(world.scope.close)
+        yield TensorReceiver(
+            arena=arena,
+            transports=transports,
+            peers=peers,
+            releases=Releases(peers, scope=world.scope, timeout_s=settings.release_timeout_s),
+            limits=settings.tensor_cache,
+            pulls=settings.pulls,
+            max_pull_s=settings.transfers.max_pull_s,
+            scope=world.scope,
+            offload=offload,
+            clock=world.clock,
+            record=record,
+        )
 
 
 def _report(placement: Placement, slot: CachedSlot) -> PullReport:

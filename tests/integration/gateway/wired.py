@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from tests.simulation.cluster import EncoderNode, HybridNode, SimCluster, TextNode, World
+from tests.simulation.cluster import SimCluster, TextNode, World
 from triptych.rpc import encoder, instance
 from triptych.rpc.server import Register, RpcServer
 from triptych.rpc.stubs import InstanceStub
@@ -52,17 +52,17 @@ async def wired(world: World) -> AsyncIterator[Wired]:
             return f"{HOST}:{(await stack.enter_async_context(server)).port}"
 
         addresses = []
+        await cluster.start_instances()
         for node in cluster.processes.values():
             servicers = [(instance.SERVICE_NAME, instance.InstanceServicer(node.instance).register)]
-            if isinstance(node, EncoderNode | HybridNode):
+            if not isinstance(node, TextNode) or node.built.encoder is not None:
                 servicers.append((encoder.SERVICE_NAME, encoder.EncoderServicer(node.instance).register))
             if isinstance(node, TextNode):
                 servicers.append((text.SERVICE_NAME, text.TextServicer(node.instance).register))
             addresses.append(await listen(*servicers))
             cluster.names[addresses[-1]] = node.name
-        cluster.router = cluster.make_router(FixedMembership(addresses), InstanceStub)
         stack.push_async_callback(cluster.close)
-        await cluster.start()
+        await cluster.start(cluster.make_router(FixedMembership(addresses), InstanceStub))
         front = await listen((router.SERVICE_NAME, router.RouterServicer(cluster.router).register))
         settings = GatewaySettings(router=(front,), port=0)
         gateway = await stack.enter_async_context(gateway_app(settings, telemetry))

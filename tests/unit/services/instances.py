@@ -1,7 +1,6 @@
 """An encoder service and a text service in one process, under virtual time, with fake engines and in-memory pulls."""
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -11,27 +10,27 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
-from triptych.domain.instance import StageLoad
+from triptych.domain.instance import ServedPart, StageLoad
 from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.stage import Stage
-from triptych.machine.arena.leases import LeaseLimits
-from triptych.machine.arena.published import PublishedContents
-from triptych.machine.stage_states import StageStates
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
+from triptych.services.encoder import build as encoders
+from triptych.services.encoder.build import LoadedEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
-from triptych.services.encoder.file_tier import FileTier
 from triptych.services.encoder.record import Record as EncoderRecord
 from triptych.services.encoder.service import EncoderService
 from triptych.services.encoder.settings import EncoderSettings
-from triptych.services.text.device_scheduler import DeviceScheduler, VisionEncoder
-from triptych.services.text.kv_store import KvStore
-from triptych.services.text.record import NO_RECORD, Record
+from triptych.services.text import build as texts
+from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.encoder_part import EncoderPart
+from triptych.services.text.record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fake_kv import Spliced, answer_tokens
@@ -43,18 +42,17 @@ from triptych.testing.fakes import (
     FakeTextEngine,
 )
 from triptych.testing.fakes import fake_embedding as embedding_of
-from triptych.testing.links import DamagingTransport, Link, LinkedInstance
+from triptych.testing.links import DamagingDataPlane, Link, LinkedInstance
 from triptych.testing.model import fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.testing.virtual_time import run
+from triptych.testing.world import virtual_world
 from triptych.tokens.grammar import Grammars
-from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.arena import HEADER_NBYTES
 from triptych.transport.arena_store import ArenaStore
-from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
-from triptych.transport.peer_pool import PeerPool
+from triptych.transport.memory import BeforePull, MemoryNetwork
+from triptych.transport.options import TransferOptions
 from triptych.transport.receiver import TensorReceiver
-from triptych.transport.releases import Releases
-from triptych.transport.transport_set import TransportSet
 
 VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17
@@ -62,6 +60,11 @@ SLOT_NBYTES = 64 * 17
 ITEM_TOKENS = 32
 LASTING_TASKS = 2
 """Background tasks of each service: the engine loop and the lease sweeper."""
+_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
+PART = ServedPart(
+    ProfileIdentity(ModelPart.DECODER, "0" * 64, _STAGES, "fake", FAKE_MODEL.dtype), 64, token_budget=4096
+)
+ENCODER_IDENTITY = ProfileIdentity(ModelPart.ENCODER, "0" * 64, frozenset({Stage.ENCODE}), "fake", FAKE_MODEL.dtype)
 
 
 class LetterDetokenizer:
@@ -137,7 +140,6 @@ class EncoderInstance:
     service: EncoderService[FakePrepared]
     engine: FakeEncoderEngine
     store: ArenaStore
-    transport: MemoryTransport
     scope: TaskScope
     lasting_tasks: int = LASTING_TASKS
     files: FilesCount = field(default_factory=FilesCount)
@@ -156,6 +158,22 @@ class EncoderInstance:
         self.service.validate()
 
 
+def encoder_settings(slots: int = 64, max_pull_s: float = 1.0, **settings: Any) -> EncoderSettings:
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds."""
+    return EncoderSettings(
+        model=Path("unused"),
+        arena_bytes=HEADER_NBYTES + slots * SLOT_NBYTES,
+        transfers=TransferOptions(max_pull_s=max_pull_s),
+        **settings,
+    )
+
+
+def loaded_encoder(
+    engine: FakeEncoderEngine, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
+) -> LoadedEncoder:
+    return LoadedEncoder(engine, ENCODER_IDENTITY, thread or InlineOffload(1), InlineOffload(2), 2, files)
+
+
 @asynccontextmanager
 async def encoder_instance(
     *,
@@ -163,47 +181,17 @@ async def encoder_instance(
     engine: FakeEncoderEngine | None = None,
     instance_id: str = "encoder",
     epoch: int = 1,
-    slots: int = 64,
-    max_pull_s: float = 1.0,
     settle: bool = True,
-    thread: InlineOffload | None = None,
     files: EmbeddingFiles | None = None,
-    states: StageStates | None = None,
     **settings: Any,
 ) -> AsyncIterator[EncoderInstance]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds.
-
-    Checks at the end that nothing leaked. With ``thread``, the text engine's, the caller runs the encoder's batches.
-    """
-    clock = asyncio.get_running_loop().time
+    """Checks at the end that nothing leaked. ``settings``: as ``encoder_settings``."""
+    counts, world = FilesCount(), virtual_world(instance_id, epoch)
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
-    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
-    copy = InlineOffload(2)
-    store = ArenaStore(arena, LeaseLimits(), max_pull_s=max_pull_s, clock=clock, copy=copy)
-    transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=store.may_read)
-    async with TaskScope(instance_id) as scope:
-        counts = FilesCount()
-        reads, writes = InlineOffload(2), InlineOffload()
-        tier = None
-        if files is not None:
-            tier = FileTier(files, store, scope=scope, reads=reads, writes=writes, clock=clock, record=counts)
-        service = EncoderService(
-            engine,
-            store,
-            EncoderSettings(model=Path("unused"), **settings),
-            offers=lambda: (transport.offer(),),
-            scope=scope,
-            prepare=InlineOffload(2),
-            max_preparing=2,
-            compute=thread or InlineOffload(1),
-            copy=copy,
-            clock=clock,
-            files=tier,
-            states=states,
-        )
-        service.start(runs_batches=thread is None)
-        lasting_tasks = LASTING_TASKS - (thread is not None)
-        instance = EncoderInstance(service, engine, store, transport, scope, lasting_tasks, counts)
+    loaded = loaded_encoder(engine, files=files)
+    plane = DamagingDataPlane(network or MemoryNetwork(), _nobody)
+    async with encoders.build(encoder_settings(**settings), world, plane, loaded, record=counts) as built:
+        instance = EncoderInstance(built.service, engine, built.store, world.scope, files=counts)
         yield instance
         if settle:
             await instance.settled()
@@ -217,19 +205,20 @@ class TextInstance:
     scope: TaskScope
     store: ArenaStore | None = None
     """Of keys and values that it hands over."""
+    lasting_tasks: int = LASTING_TASKS
 
     async def settled(self) -> None:
         """Waits until no request is left and nothing is pinned, and checks the invariants."""
         for _ in range(200):
             held = self.receiver.cache.pinned_bytes or (self.store is not None and self.store.memory.leases)
-            if not held and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
+            if not held and not self.engine.has_work and len(self.scope) == self.lasting_tasks:
                 break
             await asyncio.sleep(0.05)
-        for one in self.service.load().stages.values():
-            assert replace(one, free_tokens=None, served=None) == StageLoad(0, 0)
-            assert one.free_tokens in (None, self.engine.kv_tokens)
+        for load in self.service.load().stages.values():
+            assert replace(load, free_tokens=None, served=None) == StageLoad(0, 0)
+            assert load.free_tokens in (None, self.engine.kv_tokens)
         assert self.receiver.cache.pinned_bytes == 0
-        assert len(self.scope) == LASTING_TASKS
+        assert len(self.scope) == self.lasting_tasks
         self.service.validate()
 
 
@@ -243,82 +232,64 @@ async def text_instance(
     kv_bytes: int = 0,
     max_running: int = 64,
     slots: int = 64,
-    damage: Callable[[object], bool] = lambda _: False,
-    thread: InlineOffload | None = None,
-    vision_encoder: VisionEncoder | None = None,
-    budget: ImageBudget | None = None,
+    damage: Callable[[Ticket], bool] = lambda _: False,
     record: Record = NO_RECORD,
-    states: StageStates | None = None,
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds. ``kv_bytes``: size of the arena for keys and values
     that it hands over; 0 for none.
 
-    Checks at the end that nothing leaked. The batches of ``vision_encoder`` run within ``budget`` in the engine's ``thread``.
+    Checks at the end that nothing leaked.
     """
-    clock = asyncio.get_running_loop().time
-    engine = engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=max_running)
-    said = TextSettings(model=Path("unused"), **settings)
-    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=1, part="pulled")
-    inner = MemoryTransport(network, arena, host="here", check=lambda *_: False)
-    transports = TransportSet((DamagingTransport(inner, damage),), connect_timeout_s=said.connect_timeout_s)
-    stubs = {address_of((await one.describe()).instance_id): _stub(one) for one in holders}
-    peers = PeerPool(lambda address: stubs[address], transports.connect, limit=8, clock=clock)
-    store = None
-    if kv_bytes:
-        held = HostArena(HEADER_NBYTES + kv_bytes, instance_id=instance_id, epoch=1)
-        limits, max_pull_s = LeaseLimits(), said.transfers.max_pull_s
-        store = ArenaStore(held, limits, max_pull_s=max_pull_s, clock=clock, copy=InlineOffload(1))
-        offering = MemoryTransport(network, held, host="here", check=store.may_read)
-    kind = engine.kv_kind
-    async with TaskScope(instance_id) as scope:
-        receiver = TensorReceiver(
-            arena=arena,
-            transport=transports,
-            peers=peers,
-            releases=Releases(peers, scope=scope, timeout_s=said.release_timeout_s),
-            limits=said.tensor_cache,
-            pulls=said.pulls,
-            max_pull_s=said.transfers.max_pull_s,
-            scope=scope,
-            offload=InlineOffload(2),
-            clock=clock,
-        )
-        service = TextService(
-            engine,
-            receiver,
-            said,
-            offers=transports.offers if store is None else lambda: (offering.offer(),),
-            new_detokenizer=LetterDetokenizer,
-            new_grammar=Grammars(fake_tokenizer()).start,
-            scope=scope,
-            offload=InlineOffload(1),
-            engine_thread=thread or InlineOffload(1),
-            rng=random.Random(2),
-            clock=clock,
-            record=record,
-            scheduler=None
-            if vision_encoder is None
-            else DeviceScheduler(
-                engine, vision_encoder, budget, said.encode_patience_s, clock, encode_first=said.encode_first
-            ),
-            kv=None
-            if store is None or kind is None
-            else KvStore(
-                store,
-                kind,
-                shared=False,
-                rng=random.Random(3),
-                clock=clock,
-                published=PublishedContents(1000) if said.kv_prefixes else None,
-            ),
-            states=states,
-        )
-        service.start()
-        instance = TextInstance(service, engine, receiver, scope, store)
-        yield instance
-        await instance.settled()
-    await peers.close()
+    made = _instance(
+        network,
+        holders,
+        instance_id=instance_id,
+        engine=engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=max_running),
+        slots=slots,
+        damage=damage,
+        record=record,
+        kv_arena_bytes=HEADER_NBYTES + kv_bytes if kv_bytes else 0,
+        **settings,
+    )
+    async with made as (text, _):
+        yield text
+
+
+@asynccontextmanager
+async def _instance(
+    network: MemoryNetwork,
+    holders: Sequence[Encoder],
+    *,
+    instance_id: str,
+    engine: FakeTextEngine,
+    slots: int,
+    thread: InlineOffload | None = None,
+    damage: Callable[[Ticket], bool] = lambda _: False,
+    encoder: EncoderPart | None = None,
+    record: Record = NO_RECORD,
+    switch_record: SwitchRecord = NO_SWITCH_RECORD,
+    **settings: Any,
+) -> AsyncIterator[tuple[TextInstance, Instance]]:
+    stubs = {address_of((await holder.describe()).instance_id): _stub(holder) for holder in holders}
+    world = virtual_world(instance_id)
+    built = texts.build(
+        TextSettings(model=Path("unused"), image_cache_bytes=HEADER_NBYTES + slots * SLOT_NBYTES, **settings),
+        world,
+        DamagingDataPlane(network, stubs.__getitem__, damage),
+        LoadedText(engine, PART, thread or InlineOffload(1), LetterDetokenizer, Grammars(fake_tokenizer()).start),
+        encoder,
+        record=record,
+        switch_record=switch_record,
+    )
+    async with built as instance:
+        text = TextInstance(instance.text, engine, instance.receiver, world.scope, instance.store, len(world.scope))
+        yield text, instance
+        await text.settled()
+
+
+def _nobody(address: str) -> LinkedInstance:
+    raise AssertionError(address)
 
 
 def _stub(encoder: Encoder) -> LinkedInstance:
@@ -422,19 +393,43 @@ async def instances(
         yield Instances(one, two)
 
 
+@dataclass
+class HybridInstances(Instances):
+    whole: Instance
+
+
 @asynccontextmanager
 async def hybrid_instances(
-    *, budget: ImageBudget | None = None, encoder: dict[str, Any] | None = None, **text: Any
-) -> AsyncIterator[Instances]:
-    """Both in one process and one thread, with batches scheduled by the text service's loop."""
-    network, thread = MemoryNetwork(), InlineOffload(1)
-    async with (
-        encoder_instance(network=network, thread=thread, **(encoder or {})) as one,
-        text_instance(
-            network, [one.service], thread=thread, vision_encoder=one.service.batcher, budget=budget, **text
-        ) as two,
-    ):
-        yield Instances(one, two)
+    *,
+    role: Role = Role.EPD,
+    budget: ImageBudget | None = None,
+    engine: FakeTextEngine | None = None,
+    vision: FakeEncoderEngine | None = None,
+    at_once: bool = False,
+    encoder: dict[str, Any] | None = None,
+    **text: Any,
+) -> AsyncIterator[HybridInstances]:
+    """One instance, which encodes with batches of ``budget`` in the thread of its text engine, or ``at_once`` in its own."""
+    thread, network = InlineOffload(1), MemoryNetwork()
+    vision = vision or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
+    loaded = loaded_encoder(vision, None if at_once else thread)
+    made = _instance(
+        network,
+        (),
+        instance_id="hybrid",
+        engine=engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=64),
+        slots=64,
+        thread=thread,
+        encoder=EncoderPart(encoder_settings(**(encoder or {})), loaded, budget),
+        role=role,
+        **text,
+    )
+    async with made as (made_text, whole):
+        assert whole.encoder is not None
+        built = whole.encoder
+        both = EncoderInstance(built.service, vision, built.store, made_text.scope, made_text.lasting_tasks)
+        yield HybridInstances(both, made_text, whole)
+        await both.settled()
 
 
 def under_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]], *, seed: int | None = None) -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,25 +42,20 @@ from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
 from triptych.policy.queueing import by_deadline
-from triptych.ports import EmbeddingInput
+from triptych.ports import EmbeddingInput, Offload
+from triptych.rpc.data_plane import ProcessDataPlane
 from triptych.rpc.routers import Routers
-from triptych.rpc.stubs import RouterStub, holder_stub
+from triptych.rpc.stubs import RouterStub
 from triptych.runtime.clock import monotonic
-from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.hub import model_directory
-from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
-from triptych.transport.peer_pool import PeerPool
-from triptych.transport.receiver import TensorReceiver
-from triptych.transport.releases import Releases
-from triptych.transport.start import nobody_reads, start_transports
+from triptych.runtime.world import real_world
+from triptych.transport.receiver import TensorReceiver, open_receiver
 
 logger = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
-_MAX_HOLDERS = 1024
-"""Limit on concurrent connections."""
 _THREADS = 2
 """Threads that verify and copy embeddings."""
 _SWEEP_S = 1.0
@@ -146,7 +140,7 @@ class PulledItems:
     """
 
     def __init__(self, options: PullOptions, model: ServedModel, adapter: ItemAdapter) -> None:
-        """Raises ValueError for options that cannot work here."""
+        """Raises ValueError or CannotStart for options that cannot work here."""
         self._timeout_s = options.timeout_s
         self._held = HeldItems()
         self._waiting: dict[str, _Waiting] = {}
@@ -269,10 +263,10 @@ class Puller:
         self._group: asyncio.TaskGroup
         self._routers: Routers
         self._receiver: TensorReceiver
-        self._offload: ThreadOffload
+        self._offload: Offload
 
     def start(self) -> None:
-        """Return once it works. Raises ValueError for options that cannot work here."""
+        """Return once it works. Raises ValueError or CannotStart for options that cannot work here."""
         self._thread.start()
         self._opened.result()
 
@@ -319,47 +313,20 @@ class Puller:
         options, epoch = self._options, new_epoch()
         tls = None if options.tls.files is None else TlsIdentity.load(*options.tls.files, name=options.tls.tls_name)
         async with AsyncExitStack() as stack:
-            self._offload = ThreadOffload(_THREADS, name="triptych-check")
-            stack.callback(self._offload.close)
-            arena = open_arena(
-                "host", options.image_cache_bytes, instance_id=instance_name("vllm", 0, epoch), epoch=epoch, device=""
-            )
-            transports = await start_transports(
-                options.transfers,
-                arena,
-                machine=machine_name(),
-                host=options.host,
-                check=nobody_reads,
-                connect_timeout_s=options.connect_timeout_s,
-                preferred=options.prefer_transport,
-                tls=tls,
-            )
-            stack.push_async_callback(transports.close)
-            peers = PeerPool(
-                partial(holder_stub, tls=tls, beyond_loopback=options.allow_network or tls is not None),
-                transports.connect,
-                limit=_MAX_HOLDERS,
-                clock=monotonic,
-            )
-            stack.push_async_callback(peers.close)
+            name = instance_name("vllm", 0, epoch)
+            world = await stack.enter_async_context(real_world("pulls", name, epoch))
+            self._offload = world.threads(_THREADS, name="triptych-check")
+            arena = open_arena("host", options.image_cache_bytes, instance_id=name, epoch=epoch, device="")
             self._routers = Routers(lambda address: RouterStub(address, tls))
             stack.push_async_callback(self._routers.close)
             self._routers.use(options.addresses)
-            scope = await stack.enter_async_context(TaskScope("pulls"))
-            self._receiver = TensorReceiver(
-                arena=arena,
-                transport=transports,
-                peers=peers,
-                releases=Releases(peers, scope=scope, timeout_s=options.release_timeout_s),
-                limits=options.tensor_cache,
-                pulls=options.pulls,
-                max_pull_s=options.transfers.max_pull_s,
-                scope=scope,
-                offload=self._offload,
-                clock=monotonic,
+            beyond_loopback = options.allow_network or tls is not None
+            data_plane = ProcessDataPlane(options.transfers, options.host, tls, beyond_loopback)
+            self._receiver = await stack.enter_async_context(
+                open_receiver(options, world, data_plane, arena, offload=self._offload)
             )
-            scope.spawn(self._routers.keep_asking(_ASK_S), name="models")
-            scope.spawn(self._sweep(), name="sweep")
+            world.scope.spawn(self._routers.keep_asking(_ASK_S), name="models")
+            world.scope.spawn(self._sweep(), name="sweep")
             yield
 
     async def _sweep(self) -> None:

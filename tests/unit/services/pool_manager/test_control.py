@@ -47,6 +47,7 @@ from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager import gauges
+from triptych.services.pool_manager.build import build
 from triptych.services.pool_manager.histories import Histories
 from triptych.services.pool_manager.limits import ControlLimits
 from triptych.services.pool_manager.service import PoolManagerService
@@ -55,6 +56,7 @@ from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
 from triptych.testing.store import StoreLink
+from triptych.testing.world import virtual_world
 
 SETTINGS = PoolManagerSettings(scaler="127.0.0.1:1", autoscale=True)
 
@@ -225,26 +227,22 @@ class Site:
     def boot(self, name: str = "m:1", settings: PoolManagerSettings = SETTINGS) -> PoolManagerService:
         """Start a manager."""
         self.incarnation += 1
-        scope = TaskScope(name)
         link = None
         if self.store is not None:
             link = self.stores[name] = StoreLink(self.store)
-        service = PoolManagerService(
+        world = virtual_world(f"{name} {self.incarnation}", self.incarnation * 10**9)
+        service = build(
             settings,
-            incarnation=self.incarnation,
-            clock=now_s,
-            scope=scope,
+            world,
+            hour=lambda: HOUR + now_s() / 3600,
             store=link,
             scaler=None if settings.scaler == "none" else self.scaler,
-            owner=f"{name} {self.incarnation}",
-            hour=lambda: HOUR + now_s() / 3600,
         )
-        self.managers[name] = (service, scope)
+        self.managers[name] = (service, world.scope)
         if name in self.links:
             self.links[name].restart(service)
         else:
             self.links[name] = Link(name, service)
-        service.start()
         return service
 
     async def boot_two(self) -> tuple[PoolManagerService, PoolManagerService]:
@@ -299,10 +297,10 @@ def fact(record: DecisionRecord) -> tuple[Why, DecisionOutcome]:
 @asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[PoolManagerService, Member, Metrics]]:
     """Two encoders, a text instance and a router of one model; an encoder of another; no scaler."""
-    async with TaskScope("manager") as scope, TaskScope("members") as members:
+    world = virtual_world("manager")
+    async with world.scope, TaskScope("members") as members:
         settings = PoolManagerSettings(control=ControlLimits(max_instances=3))
-        service = PoolManagerService(settings, incarnation=1, clock=now_s, scope=scope)
-        service.start()
+        service = build(settings, world, hour=lambda: HOUR)
         links: dict[str, Link[PoolManager]] = {"m:1": Link("m:1", service)}
         told = [("e1", Role.E, "m"), ("e2", Role.E, "m"), ("t1", Role.PD, "m"), ("x1", Role.E, "other")]
         for number, (name, role, model) in enumerate(told):
@@ -406,10 +404,9 @@ def test_a_size_by_hand_ends_after_its_time_or_by_hand_and_is_checked() -> None:
 
 def test_reports_of_an_instance_are_ignored() -> None:
     async def test() -> None:
-        async with TaskScope("manager") as scope, TaskScope("members") as members:
-            clock = asyncio.get_running_loop().time
-            service = PoolManagerService(PoolManagerSettings(), incarnation=1, clock=clock, scope=scope)
-            service.start()
+        world = virtual_world("manager")
+        async with world.scope, TaskScope("members") as members:
+            service = build(PoolManagerSettings(), world, hour=lambda: HOUR)
             links: dict[str, Link[PoolManager]] = {"m:1": Link("m:1", service)}
             told = Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:99", "m")
             liar = Member(links, told, members)

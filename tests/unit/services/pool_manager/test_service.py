@@ -23,11 +23,13 @@ from triptych.runtime.metrics import Metrics
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager import gauges
+from triptych.services.pool_manager.build import build
 from triptych.services.pool_manager.record import ManagerRecord
 from triptych.services.pool_manager.service import PoolManagerService
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.testing import virtual_time
 from triptych.testing.links import Link, LinkedPoolManager
+from triptych.testing.world import virtual_world
 
 SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2, max_unregistered=4)
 
@@ -77,14 +79,11 @@ class Site:
     def boot(self, name: str = "m1:1") -> None:
         """Start a manager that knows nothing."""
         self._incarnations += 1
-        scope = self._scopes[name] = TaskScope(name)
+        world = virtual_world(name, self._incarnations)
+        self._scopes[name] = world.scope
         self.metrics = Metrics()
-        record = ManagerRecord(self.metrics)
-        service = PoolManagerService(
-            SETTINGS, incarnation=self._incarnations, clock=self.clock, scope=scope, record=record
-        )
+        service = build(SETTINGS, world, hour=lambda: 0.0, record=ManagerRecord(self.metrics))
         gauges.watch(self.metrics, service)
-        service.start()
         self.services[name] = service
         if name in self.links:
             self.links[name].restart(service)

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from random import Random
 from secrets import token_bytes
 from typing import Any
 
@@ -31,18 +30,16 @@ from triptych.domain.profile import Profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
-from triptych.media.sniff import MediaLimits
 from triptych.runtime.profiles import KnownProfiles
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
+from triptych.services.router.build import build
 from triptych.services.router.membership import FixedMembership
-from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
-from triptych.testing.offload import InlineOffload
+from triptych.testing.world import virtual_world
 from triptych.tokens.grammar import Grammars
 
 
@@ -355,19 +352,17 @@ async def bench(
         one.parts = tuple(
             ServedPart(profile.identity, 8) for profile in profiles if one.role.stages & profile.identity.stages
         )
-    async with TaskScope("router") as scope:
-        router = RouterService(
-            FixedMembership(instances),
-            instances.__getitem__,
-            settings=settings or RouterSettings(),
-            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
-            offload=InlineOffload(),
-            clock=asyncio.get_running_loop().time,
-            scope=scope,
-            rng=Random(7),
+    world = virtual_world("router")
+    async with world.scope:
+        router = build(
+            settings or RouterSettings(),
+            world,
+            membership=FixedMembership(instances),
+            connect=instances.__getitem__,
+            prompts=fake_prompt_builder(),
+            grammars=Grammars(fake_tokenizer()),
             profiles=KnownProfiles(profiles),
         )
-        router.start()
         await asyncio.sleep(0.1)
         made = Bench(pool, text_pool, router)
         yield made

@@ -25,7 +25,6 @@ from triptych.domain.timeline import Outcome
 from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
-from triptych.media.sniff import MediaLimits
 from triptych.ports import ScoredToken, Scores
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
@@ -34,8 +33,8 @@ from triptych.services.gateway.keys import KeyRing
 from triptych.services.gateway.routes import create_app
 from triptych.services.gateway.service import Gateway
 from triptych.services.gateway.settings import GatewaySettings
+from triptych.services.router.build import build
 from triptych.services.router.membership import FixedMembership
-from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.answer import Answer
@@ -43,6 +42,7 @@ from triptych.services.text.sequences import Tokens
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder
 from triptych.testing.offload import InlineOffload
+from triptych.testing.world import virtual_world
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
@@ -174,17 +174,14 @@ async def site(
     instances: dict[str, Any] = {"encoder-0": encoder, "text-0": made.text}
     async with TaskScope("routers") as scope:
         for number in range(routers):
-            service = RouterService(
-                FixedMembership(instances),
-                instances.__getitem__,
-                settings=RouterSettings(),
-                prepare=ModelPrepare(builder, MediaLimits(), Grammars(builder.tokenizer)),
-                offload=InlineOffload(),
-                clock=now_s,
-                scope=scope,
-                rng=Random(number),
+            service = build(
+                RouterSettings(),
+                virtual_world(f"router-{number}", scope=scope, clock=now_s),
+                membership=FixedMembership(instances),
+                connect=instances.__getitem__,
+                prompts=builder,
+                grammars=Grammars(builder.tokenizer),
             )
-            service.start()
             made.clients.append(Breaking(service, made))
         await asyncio.sleep(0.1)
         by_name = {f"router-{number}": client for number, client in enumerate(made.clients)}

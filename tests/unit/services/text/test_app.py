@@ -92,8 +92,10 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["text", "encoder"])
-async def test_the_process_fails_when_either_service_fails(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("side", "task"), [("text", "sweep"), ("encoder", "sweep of embeddings")])
+async def test_the_process_fails_when_either_service_fails(
+    side: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {
         "image_cache_bytes": MIB,
         "transfers": TransferOptions(("shm",)),
@@ -105,9 +107,9 @@ async def test_the_process_fails_when_either_service_fails(side: str, monkeypatc
 
     async with app(told(**small, sweep_interval_s=0.01, mount_encoder=f"--arena-bytes {MIB}")) as running:
         if side == "encoder":
-            assert running.encoder is not None
-            monkeypatch.setattr(running.encoder.store, "sweep", broken)
+            assert running.instance.encoder is not None
+            monkeypatch.setattr(running.instance.encoder.store, "sweep", broken)
         else:
-            monkeypatch.setattr(type(running.text._receiver), "tick", lambda _: broken())
+            monkeypatch.setattr(type(running.instance.receiver), "tick", lambda _: broken())
         async with asyncio.timeout(60):
-            assert await running.failed() == f"{side}/sweep (RuntimeError: on purpose)"
+            assert await running.failed() == f"text/{task} (RuntimeError: on purpose)"

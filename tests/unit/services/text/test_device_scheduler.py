@@ -4,7 +4,6 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -27,8 +26,6 @@ from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.ports import EngineOutput
 from triptych.services.text.device_scheduler import DeviceScheduler
-from triptych.services.text.hybrid import HybridInstance
-from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 
 
@@ -45,18 +42,20 @@ async def encode(p: Instances, *names: str) -> list[EncodeResult]:
 def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
     async def scenario() -> None:
         async with hybrid_instances() as p:
-            whole = HybridInstance(p.text.service, p.encoder.service, TextSettings(model=Path()))
+            whole = p.whole.service
             info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
-            assert (encoder.role, text.role, info.role) == (Role.E, Role.PD, Role.EPD)
+            assert (encoder.role, info.role) == (Role.E, Role.EPD)
             assert text.kv_kind
             assert info == replace(
                 encoder,
                 role=Role.EPD,
                 kv_tokens=text.kv_tokens,
                 kv_block_tokens=text.kv_block_tokens,
+                parts=encoder.parts + text.parts,
                 continues=True,
                 prefills_early=True,
                 kv_kind=text.kv_kind,
+                hands_over=True,
                 kv_segment_tokens=text.kv_segment_tokens,
                 kv_position_bytes=text.kv_position_bytes,
             )
@@ -92,8 +91,8 @@ def test_decodes_continue_while_many_items_are_encoded() -> None:
 
     async def scenario() -> None:
         budget = ImageBudget(tokens=ITEM_TOKENS, nbytes=1 << 20)
-        encoder = {"engine": make_encoder(batch_s=0.01, token_s=0.0, prepare_s=0.0)}
-        async with hybrid_instances(budget=budget, encoder=encoder) as p, asyncio.TaskGroup() as group:
+        vision = make_encoder(batch_s=0.01, token_s=0.0, prepare_s=0.0)
+        async with hybrid_instances(budget=budget, vision=vision) as p, asyncio.TaskGroup() as group:
             clock = asyncio.get_running_loop().time
             async with aclosing(p.text.service.generate(question("a long one", []).request)) as stream:
                 await anext(stream)

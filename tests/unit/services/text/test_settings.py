@@ -54,7 +54,7 @@ def test_role_e_is_for_one_that_can_switch_to_a_stage_of_text() -> None:
 
 def test_an_arena_for_keys_and_values_has_room_or_is_none() -> None:
     assert TextSettings.load(["--model", "m", "--kv-arena-bytes", "0"], {}).kv_arena_bytes == 0
-    with pytest.raises(SettingsError, match="at least 1048576 bytes, or 0"):
+    with pytest.raises(SettingsError, match="more than 4096 bytes, or 0"):
         TextSettings.load(["--model", "m", "--kv-arena-bytes", "1000"], {})
 
 

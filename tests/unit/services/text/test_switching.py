@@ -12,12 +12,11 @@ from tests.unit.services.instances import (
     TextInstance,
     address_of,
     encode_request,
-    encoder_instance,
+    hybrid_instances,
     question,
-    text_instance,
     under_virtual_time,
 )
-from tests.unit.services.text.test_hand_over import LEASE_S, ROOM, events_of, prefill_call, release_routers
+from tests.unit.services.text.test_hand_over import LEASE_S, events_of, prefill_call, release_routers
 from triptych.domain.generation import Finished, HandedOver, Ready, TextEvent, TextRequest
 from triptych.domain.stage import Role, Stage
 from triptych.errors import Conflict, StageClosed
@@ -28,7 +27,6 @@ from triptych.services.text.gauges import watch_stages
 from triptych.services.text.record import MeteredSwitches, Record
 from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
-from triptych.transport.memory import MemoryNetwork
 
 
 @dataclass
@@ -68,19 +66,21 @@ class Left(Record):
 
 @asynccontextmanager
 async def switchable(role: Role, engine: FakeTextEngine | None = None) -> AsyncIterator[Switchable]:
-    states, network, metrics, left = StageStates(role, Role.EPD), MemoryNetwork(), Metrics(), Left()
-    slow = FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, batch_s=1.0)
-    async with (
-        encoder_instance(
-            network=network, engine=slow, states=states, batches=BatchLimits(max_batch_items=1)
-        ) as encoder,
-        text_instance(network, [encoder.service], engine=engine, kv_bytes=ROOM, states=states, record=left) as text,
-    ):
-        clock = asyncio.get_running_loop().time
-        watch_stages(metrics, states, clock)
-        services = (text.service, encoder.service)
-        switching = Switching(states, services, clock=clock, record=MeteredSwitches(metrics))
-        yield Switchable(text, encoder, states, switching, metrics, left.why)
+    metrics, left = Metrics(), Left()
+    async with hybrid_instances(
+        role=role,
+        switchable=Role.EPD,
+        at_once=True,
+        engine=engine,
+        vision=FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, batch_s=1.0),
+        encoder={"batches": BatchLimits(max_batch_items=1)},
+        record=left,
+        switch_record=MeteredSwitches(metrics),
+    ) as made:
+        switching = made.whole.switching
+        assert switching is not None
+        watch_stages(metrics, switching.states, asyncio.get_running_loop().time)
+        yield Switchable(made.text, made.encoder, switching.states, switching, metrics, left.why)
 
 
 def asked(name: str, *, hands_over: bool = False) -> TextRequest:

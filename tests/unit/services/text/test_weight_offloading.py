@@ -54,16 +54,16 @@ class Instance:
 
     @property
     def closed(self) -> tuple[ClosedStage, ...]:
-        return self.running.text.load().closed
+        return self.running.instance.text.load().closed
 
     @property
     def open(self) -> frozenset[Stage]:
         return frozenset(self.running.service.load().stages)
 
     def order(self, role: Role) -> None:
-        assert self.running.set_stages is not None
+        assert self.running.instance.switching is not None
         self._version += 1
-        self.running.set_stages(role.stages, self._version)
+        self.running.instance.switching.set_stages(role.stages, self._version)
 
     async def switch(self, role: Role) -> None:
         """Until it has switched, has unloaded what it does not need, and says so."""
@@ -80,7 +80,7 @@ class Instance:
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=1, ignore_eos=True)
         request = TextRequest(f"q{prompt[0]}", MODEL, tuple(prompt), (), sampling, 60.0)
         got: list[int] = []
-        async with aclosing(self.running.text.generate(request)) as stream:
+        async with aclosing(self.running.instance.text.generate(request)) as stream:
             async for events in stream:
                 for event in events:
                     if isinstance(event, TokenChunk):
@@ -93,8 +93,8 @@ class Instance:
         media = png(32 + shade, 32)
         info = inspect_media(media, MediaLimits())
         request = replace(encode_request("x"), model=MODEL, media=media, info=info, tokens=2000)
-        assert self.running.encoder is not None
-        service, store = self.running.encoder.service, self.running.encoder.store
+        assert self.running.instance.encoder is not None
+        service, store = self.running.instance.encoder.service, self.running.instance.encoder.store
         result = await service.encode(request)
         ticket = result.ticket
         found = bytes(store.arena.read(ticket.offset, ticket.slot_nbytes))
@@ -177,7 +177,7 @@ async def test_a_part_that_cannot_be_loaded_leaves_all_as_it_was(tmp_path: Path)
         }
         assert one.open == Role.E.stages
         assert one.parts == {"encoder"}
-        assert one.running.text.load().stages_version == 1, "the order is not obeyed, and over"
+        assert one.running.instance.text.load().stages_version == 1, "the order is not obeyed, and over"
         assert await one.embedding(1) == expected
         shutil.copy(away, weights)
         one.order(Role.D)

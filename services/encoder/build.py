@@ -1,0 +1,104 @@
+"""Wires up an encoder: the same in a process and in a simulation, which differ by their ``World`` and engine."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from triptych.domain.instance import ServedPart
+from triptych.domain.profile import ProfileIdentity
+from triptych.engine.arenas import open_arena
+from triptych.machine.stage_states import StageStates
+from triptych.ports import EncoderEngine, Offload
+from triptych.runtime.world import World
+from triptych.transport.arena_store import ArenaStore
+from triptych.transport.data_plane import DataPlane
+
+from .embedding_files import EmbeddingFiles
+from .file_tier import FileTier
+from .record import NO_RECORD, Record
+from .service import EncoderService
+from .settings import EncoderSettings
+
+_FILE_READERS = 2
+"""Threads that read embeddings from files."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An engine that works, and the threads that run it."""
+
+    engine: EncoderEngine[Any]
+    identity: ProfileIdentity
+    """What the engine runs, or the profile by which it sleeps."""
+    compute: Offload
+    """One thread, for one batch at a time."""
+    prepare: Offload
+    prepare_threads: int
+    files: EmbeddingFiles | None = None
+    """Where embeddings are kept longer than in the arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEncoder:
+    """An encoder that works and is not listening."""
+
+    service: EncoderService[Any]
+    store: ArenaStore
+    """Its arena. In an instance of other stages too, also that of keys and values."""
+    files: FileTier | None
+
+
+@asynccontextmanager
+async def build(
+    settings: EncoderSettings,
+    world: World,
+    data_plane: DataPlane,
+    loaded: LoadedEncoder,
+    *,
+    record: Record = NO_RECORD,
+    states: StageStates | None = None,
+    runs_batches: bool = True,
+) -> AsyncGenerator[BuiltEncoder]:
+    """An encoder, started. ``states``: of an instance that switches. Without ``runs_batches`` the text engine's loop runs them.
+
+    At the end, the tasks of the world end before the transports.
+    """
+    copy = world.threads(1, name="encoder-copy")  # of its own, so that sealing never waits for preprocessing
+    opening = partial(open_arena, instance_id=world.name, epoch=world.epoch, device=settings.compute.device)
+    arena = await loaded.compute.run(opening, settings.transfers.arena, settings.arena_bytes)
+    store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=world.clock, copy=copy)
+    async with AsyncExitStack() as stack:
+        transports = await data_plane.open(arena, store.may_read)
+        stack.push_async_callback(transports.close)
+        stack.push_async_callback(world.scope.close)
+        files = None
+        if loaded.files is not None:
+            files = FileTier(
+                loaded.files,
+                store,
+                scope=world.scope,
+                reads=world.threads(_FILE_READERS, name="encoder-read-files"),
+                writes=world.threads(1, name="encoder-write-files"),
+                clock=world.clock,
+                record=record,
+            )
+        service = EncoderService(
+            loaded.engine,
+            store,
+            settings,
+            offers=transports.offers,
+            scope=world.scope,
+            prepare=loaded.prepare,
+            max_preparing=loaded.prepare_threads,
+            compute=loaded.compute,
+            copy=copy,
+            clock=world.clock,
+            record=record,
+            part=ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=loaded.prepare_threads),
+            files=files,
+            states=states,
+        )
+        service.start(runs_batches=runs_batches)
+        yield BuiltEncoder(service, store, files)
