@@ -29,10 +29,10 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import Placement
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
 from triptych.rpc.encoder import EncoderServicer
@@ -129,8 +129,8 @@ class NothingToPull:
         self.arena = SimpleNamespace(instance_id="text-1", epoch=1)
         self.releases = SimpleNamespace(add=lambda _: None)
 
-    async def acquire(self, job_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
-        del job_id, placements, turn
+    async def acquire(self, job_id: str, placements: Sequence[Placement], queue_position: QueuePosition) -> Arrived:
+        del job_id, placements, queue_position
         return Arrived((), ())
 
     def leave(self, job_id: str) -> None: ...

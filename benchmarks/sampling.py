@@ -90,7 +90,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
             for row in range(ROWS):
                 prompt = tuple(8 + (31 * row + 7 * at) % (vocabulary - 8) for at in range(PROMPT_TOKENS))
                 engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
-            while engine.prefill_turn is not None:
+            while engine.prefill_queue_position is not None:
                 engine.step()
             yield Figures(model, case, *(1e3 * statistics.median(some) for some in _times(engine, steps)))
             for row in range(ROWS):

@@ -169,7 +169,7 @@ class ChatTask(RequestTask):
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
-            position=effect.turn.position(self._clock()),
+            position=effect.queue_position.relative(self._clock()),
             continued=continued,
             early=kind is AttemptKind.EARLY_PREFILL,
             hands_over=kind is AttemptKind.PREFILL,

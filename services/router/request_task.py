@@ -326,7 +326,7 @@ class RequestTask(ABC):
             router_lease=effect.router_lease,
             shard=plan.shard,
             priority=self.request.priority,
-            position=effect.turn.position(self._clock()),
+            position=effect.queue_position.relative(self._clock()),
         )
         try:
             with self._cluster.call(effect.name) as encoder:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
-from triptych.policy.queueing import Turn
 from triptych.ports import (
     Clock,
     EngineOutput,
@@ -68,7 +68,7 @@ class _Load:
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
     """Requests not started yet."""
-    prefill_turn: Turn | None = None
+    prefill_queue_position: QueuePosition | None = None
     awaiting: AbstractSet[str] = frozenset()
     """Requests with a choice that has started, and whose keys and values arrive."""
     free_tokens: int | None = None
@@ -113,7 +113,7 @@ class EngineLoop:
         self._adding: dict[str, _Joining] = {}
         """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
-        self._turns: dict[str, Turn] = {}
+        self._queue_positions: dict[str, QueuePosition] = {}
         """Of those of them that have not begun."""
         self._lost_at: list[tuple[float, str]] = []
         """A heap of when these cannot be served in time any more. Some may have begun or gone since."""
@@ -138,7 +138,7 @@ class EngineLoop:
     @property
     def requests(self) -> tuple[int, int]:
         """Number of requests that the engine has not started, and of those that it has."""
-        return len(self._joining) + len(self._turns), len(self._live) - len(self._turns)
+        return len(self._joining) + len(self._queue_positions), len(self._live) - len(self._queue_positions)
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -214,7 +214,9 @@ class EngineLoop:
                 iteration = (
                     _ALONE
                     if self._scheduler is None
-                    else self._scheduler.next(prefill_turn=self._load.prefill_turn, can_step=self._can_step)
+                    else self._scheduler.next(
+                        prefill_queue_position=self._load.prefill_queue_position, can_step=self._can_step
+                    )
                 )
                 encoder = self._scheduler if iteration.encode else None
                 if encoder is not None and encoder.encode_first:
@@ -252,13 +254,13 @@ class EngineLoop:
         self._wake.set()
 
     async def _apply(self) -> None:
-        """Pass cancelled and new requests to the engine, and the new turns of those that are lost by now."""
+        """Pass cancelled and new requests to the engine, and the new queue positions of those that are lost by now."""
         joining, self._joining = self._joining, {}
         for request_id, entry in joining.items():
             self._live[request_id] = entry.sequences
-            self._turns[request_id] = entry.request.turn
-            heappush(self._lost_at, (entry.request.turn.lost_s, request_id))
-        lost, copies = self._lost_turns(), self._next_copies()
+            self._queue_positions[request_id] = entry.request.queue_position
+            heappush(self._lost_at, (entry.request.queue_position.lost_s, request_id))
+        lost, copies = self._lost_positions(), self._next_copies()
         if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
@@ -295,25 +297,27 @@ class EngineLoop:
             if (followed := self._followed.get(request_id)) is not None:
                 followed[1](computed)
 
-    def _lost_turns(self) -> list[tuple[str, Turn]]:
-        """The new turns of requests that have not begun, and cannot be served in time any more."""
-        if len(self._lost_at) > 2 * len(self._turns) + _SPARE:
-            self._lost_at = sorted((turn.lost_s, request_id) for request_id, turn in self._turns.items())
+    def _lost_positions(self) -> list[tuple[str, QueuePosition]]:
+        """The new queue positions of requests that have not begun, and cannot be served in time any more."""
+        if len(self._lost_at) > 2 * len(self._queue_positions) + _SPARE:
+            self._lost_at = sorted(
+                (queue_position.lost_s, request_id) for request_id, queue_position in self._queue_positions.items()
+            )
         now_s = self._clock()
-        lost: list[tuple[str, Turn]] = []
+        lost: list[tuple[str, QueuePosition]] = []
         while self._lost_at and self._lost_at[0][0] < now_s:
             _, request_id = heappop(self._lost_at)
-            turn = self._turns.get(request_id)
-            if turn is not None and turn.lost_s < now_s:
-                self._turns[request_id] = turn.at(now_s)
-                lost.append((request_id, self._turns[request_id]))
+            queue_position = self._queue_positions.get(request_id)
+            if queue_position is not None and queue_position.lost_s < now_s:
+                self._queue_positions[request_id] = queue_position.at(now_s)
+                lost.append((request_id, self._queue_positions[request_id]))
         return lost
 
     def _exchange(
         self,
         cancelled: set[tuple[str, int | None]],
         requests: list[EngineRequest],
-        lost: list[tuple[str, Turn]],
+        lost: list[tuple[str, QueuePosition]],
         copies: Sequence[_Copy],
     ) -> tuple[dict[str, Exception], list[tuple[Any, Exception | None]], _Load]:
         """Runs in the engine's thread. Returns the refused requests, and the results or errors of the copies."""
@@ -328,8 +332,8 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - reported to its caller
                 refused[request.request_id] = error
-        for request_id, turn in lost:
-            self._engine.reorder(request_id, turn)
+        for request_id, queue_position in lost:
+            self._engine.reorder(request_id, queue_position)
         results: list[tuple[Any, Exception | None]] = []
         for copy in copies:
             try:
@@ -353,8 +357,8 @@ class EngineLoop:
             return
         now_s = self._clock()
         self._told(load)
-        for request_id in [name for name in self._turns if name not in load.waiting or name in load.awaiting]:
-            del self._turns[request_id]
+        for request_id in [name for name in self._queue_positions if name not in load.waiting or name in load.awaiting]:
+            del self._queue_positions[request_id]
             self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
@@ -370,7 +374,7 @@ class EngineLoop:
             self._fail(output.request_id, output.error)
             return
         sequences.deliver(output, now_s)
-        self._turns.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
+        self._queue_positions.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
         if sequences.is_over:
             self._leave(output.request_id)
 
@@ -383,7 +387,7 @@ class EngineLoop:
 
     def _engine_load(self) -> _Load:
         """Runs in the engine's thread."""
-        prefill_turn = None if self._scheduler is None else self._scheduler.engine.prefill_turn
+        prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
         awaiting: AbstractSet[str] = frozenset()
         if self._handing is not None:
@@ -395,7 +399,7 @@ class EngineLoop:
             self._engine.can_step,
             self._engine.pending_tokens,
             self._engine.waiting,
-            prefill_turn,
+            prefill_queue_position,
             awaiting,
             self._engine.kv_free_tokens,
             computed,
@@ -410,7 +414,7 @@ class EngineLoop:
         self._leave(request_id).fail(error)
 
     def _leave(self, request_id: str) -> Sequences:
-        self._turns.pop(request_id, None)
+        self._queue_positions.pop(request_id, None)
         return self._live.pop(request_id)
 
 

@@ -60,11 +60,11 @@ class Exporter:
     record: Record
 
     async def transfer(self, job: Job) -> "KvTransfer":
-        """Of all tokens that are known, before they are computed: once there is room for them, in the request's turn."""
+        """Of all tokens that are known, before they are computed: once there is room for them, at the request's queue position."""
         parts = _parts(
             self.store.kind, job, {choice: len(token_ids) for choice, token_ids in job.request.begun.items()}
         )
-        slots = await self.store.reserve([part.segment for part in parts], job.turn)
+        slots = await self.store.reserve([part.segment for part in parts], job.queue_position)
         return self._transfer(job, parts, slots)
 
     def transfer_now(self, job: Job, tokens: Mapping[int, int]) -> "KvTransfer | None":

@@ -51,7 +51,7 @@ def watch(
         yield from _of_copies(engine.kv_copies)
 
     def read() -> Iterable[Metric]:
-        load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
+        load, memory, pulls = service.load(), receiver.cache, receiver.cache.pulls
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
         if not engine_has_metrics:
             yield from of_engine(running=decode.pending, waiting=prefill.pending)

@@ -65,14 +65,14 @@ class Generation:
         now_s = serving.clock()
         deadline_s = now_s + request.timeout_s
         self._departure = Departure(timeout_s=request.timeout_s, deadline_s=deadline_s, clock=serving.clock)
-        turn = as_called(
+        queue_position = as_called(
             priority=request.priority,
             deadline_s=deadline_s,
             arrived_s=now_s,
             arrival=number,
             position=request.position,
         )
-        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, turn, self._departure)
+        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, queue_position, self._departure)
         self._request = request
         self._serving = serving
         self._loop = serving.loop
@@ -168,7 +168,7 @@ class Generation:
                 request.sampling.seeded(serving.rng),  # a router of the release before draws no seed
                 grammar,
                 request.tenant_salt,
-                job.turn,
+                job.queue_position,
                 request.continued,
                 pauses=request.hands_over,
                 arriving=self._imports.kv_positions,

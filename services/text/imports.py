@@ -1,6 +1,6 @@
 """What a request brings from other instances: embeddings of its items, and keys and values of its tokens.
 
-    tickets -- pull, in turn --> receiver -- copy, between two steps --> engine
+    tickets -- pull, queued --> receiver -- copy, between two steps --> engine
 
 Keys and values are of an answer that another instance began, or of the prefix of a new prompt. Those that are lost are computed.
 """
@@ -68,7 +68,7 @@ class Imports:
         clock = self._importer.clock
         began_s = clock()
         self._in_receiver = True
-        arrived = await self._receiver.acquire(self._job.job_id, self._request.placements, self._job.turn)
+        arrived = await self._receiver.acquire(self._job.job_id, self._request.placements, self._job.queue_position)
         return arrived, clock() - began_s
 
     @property
@@ -140,7 +140,7 @@ class _KvImport:
         """Raises InvalidRequest."""
         request = job.request
         self._request_id = job.job_id
-        self._turn = job.turn
+        self._queue_position = job.queue_position
         self._by = importer
         self._receiver = importer.receiver
         self._is_prefix = not request.continued
@@ -220,7 +220,7 @@ class _KvImport:
         """The segment, and the bytes pulled for it; None if it is lost. It stays until the caller leaves the receiver."""
         offered.in_receiver = True
         try:
-            tensors, nbytes = await self._receiver.acquire_transient(name, offered.ticket, self._turn)
+            tensors, nbytes = await self._receiver.acquire_transient(name, offered.ticket, self._queue_position)
         except TriptychError as error:
             logger.info("a segment of request %s is computed: %s", self._request_id, error)
             return None

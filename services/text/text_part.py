@@ -209,14 +209,14 @@ async def _scheduler(
     if not isinstance(engine, StagedTextEngine):
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await thread.run(encoder.image_budget, engine)
-    by_turns = not settings.widest.serves(Stage.DECODE)
+    by_queue_position = not settings.widest.serves(Stage.DECODE)
     return DeviceScheduler(
         engine,
         encoder.vision_encoder,
         budget,
         settings.encode_patience_s,
         monotonic,
-        by_turns,
+        by_queue_position,
         settings.encode_first,
         settings.encode_share if budget is None else 1.0,
     )

@@ -26,6 +26,7 @@ from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
@@ -33,7 +34,6 @@ from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.policy.queueing import FIRST_COME, Turn
 
 T = TypeVar("T")
 
@@ -574,7 +574,7 @@ class TokenGrammar(Protocol):
 class EngineRequest:
     """A prompt for the text engine, with ``sampling.n`` choices; ``max_tokens`` and ``seed`` are set.
 
-    Waiting requests start in the order of ``turn``; when memory runs out, the last running one is preempted. ``grammar`` is in
+    Waiting requests start in the order of ``queue_position``; when memory runs out, the last running one is preempted. ``grammar`` is in
     its initial state and owned by the engine from then on. Prefixes are shared only between requests of equal
     ``tenant_salt``. With ``continued`` only these choices run, and go on after their tokens, as if the engine had generated
     them: they count for limits and penalties, and the grammar has yet to accept them.
@@ -586,7 +586,7 @@ class EngineRequest:
     sampling: SamplingParams
     grammar: TokenGrammar | None = None
     tenant_salt: bytes = b""
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     continued: tuple[ContinuedChoice, ...] = ()
     pauses: bool = False
     """Each choice pauses after its first token, as by ``HandingTextEngine.pause``."""
@@ -671,7 +671,7 @@ class TextEngine(Protocol):
         """Cancel a request or one of its choices. Unknown or finished ones are ignored."""
         ...
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Give a request that has not begun another position. Others are ignored, as in engines with an order of their own."""
         ...
 
@@ -706,8 +706,8 @@ class StagedTextEngine(TextEngine, Protocol):
     """A text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
     @property
-    def prefill_turn(self) -> Turn | None:
-        """The first turn of the prompts of which the next step could compute part, given batch slots and memory; None if there
+    def prefill_queue_position(self) -> QueuePosition | None:
+        """The first queue position of the prompts of which the next step could compute part, given batch slots and memory; None if there
         are none.
         """
         ...

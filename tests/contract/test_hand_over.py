@@ -28,12 +28,12 @@ from tests.contract.text_engine_kit import (
 from tests.e2e.reference import answer, questions
 from tests.unit.engine.kv_transfer import CUT, Packed, go_on, hand_over, prefill
 from triptych.domain.kv_segment import KvSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.delay import DelayTextEngine, synthetic_decoder_profile
 from triptych.policy.costs import Costs
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineRequest, HandingTextEngine
 from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine
 from triptych.testing.model import FakeFamily
@@ -348,7 +348,11 @@ def test_what_has_been_handed_over_can_be_preempted(prefills: TransformersTextEn
             kv_cache_bytes=(2 * prompt + 48) * kind.position_nbytes,
             preempted_kv_bytes=copied,
         )
-        engine.add(replace(request("first", TWO, greedy(prompt + 40, ignore_eos=True)), turn=Turn(-1, 0.0, 0)))
+        engine.add(
+            replace(
+                request("first", TWO, greedy(prompt + 40, ignore_eos=True)), queue_position=QueuePosition(-1, 0.0, 0)
+            )
+        )
         engine.step()
         answers: Answers = {}
         if runs:

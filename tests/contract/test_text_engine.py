@@ -27,8 +27,8 @@ from tests.contract.text_engine_kit import (
 from tests.e2e.reference import Question, answer, questions
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest, Overloaded, TriptychError
-from triptych.policy.queueing import Turn
 from triptych.ports import EmbeddingInput, EngineRequest, ObservedTextEngine
 
 pytestmark = pytest.mark.timeout(300)
@@ -267,8 +267,10 @@ def test_pending_tokens_fall_to_nothing(engine: ObservedTextEngine) -> None:
 
 def test_the_lower_priority_number_starts_first(engine: ObservedTextEngine) -> None:
     """More requests than can run at once: the last to come goes first."""
-    many = [request(f"r{number}", TEXT, drawn(8), turn=Turn(5, 0.0, number)) for number in range(260)]
-    urgent = request("urgent", TEXT, drawn(8), turn=Turn(-1, 0.0, len(many)))
+    many = [
+        request(f"r{number}", TEXT, drawn(8), queue_position=QueuePosition(5, 0.0, number)) for number in range(260)
+    ]
+    urgent = request("urgent", TEXT, drawn(8), queue_position=QueuePosition(-1, 0.0, len(many)))
     for one in (*many, urgent):
         engine.add(one)
     engine.step()

@@ -17,6 +17,7 @@ from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
 from triptych.domain.generation import FinishReason
 from triptych.domain.media import Modality, digest_of
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -25,7 +26,6 @@ from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.policy.queueing import FIRST_COME, Turn
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest, HandingTextEngine, ObservedTextEngine, Scores
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
@@ -136,7 +136,7 @@ def request(
     *,
     schema: object = None,
     tenant_salt: bytes = b"",
-    turn: Turn = FIRST_COME,
+    queue_position: QueuePosition = FIRST_COME,
 ) -> EngineRequest:
     """As router, encoder and text service make it."""
     medias = [(DIGITS / f"{image}.png").read_bytes() for image in question.images]
@@ -157,7 +157,7 @@ def request(
         sampling or greedy(question.max_tokens),
         grammar,
         tenant_salt,
-        turn,
+        queue_position,
     )
 
 

@@ -26,6 +26,7 @@ from triptych.domain.profile import (
     Profile,
     ProfileIdentity,
 )
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
@@ -35,7 +36,6 @@ from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHa
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.policy.fairness import may_start
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.runtime.profiles import the_profile
 
@@ -210,23 +210,25 @@ class DelayTextEngine:
                 if not sequence.choices:
                     del sequences[request_id]
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         if (sequence := self._waiting.get(request_id)) is not None:
-            sequence.request = replace(sequence.request, turn=turn)
+            sequence.request = replace(sequence.request, queue_position=queue_position)
 
     @property
-    def prefill_turn(self) -> Turn | None:
+    def prefill_queue_position(self) -> QueuePosition | None:
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [
             sequence
             for sequence in self._waiting.values()
             if not sequence.paused and self._may_start(sequence, self._places(), 0)
         ]
-        return min((sequence.request.turn for sequence in (*begun, *waiting)), default=None)
+        return min((sequence.request.queue_position for sequence in (*begun, *waiting)), default=None)
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_turn is not None or any(not sequence.is_idle for sequence in self._running.values())
+        return self.prefill_queue_position is not None or any(
+            not sequence.is_idle for sequence in self._running.values()
+        )
 
     def _places(self) -> int:
         return sum(len(sequence.choices) for sequence in self._running.values())
@@ -235,25 +237,27 @@ class DelayTextEngine:
         return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
 
     def _prompts(self) -> Iterator[Prefill]:
-        """Sequences that have begun and those for which there is a place, by their turns."""
+        """Sequences that have begun and those for which there is a place, by their queue positions."""
         running, started_beyond = self._places(), 0
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
-        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.turn):
+        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.queue_position):
             if sequence.request.request_id in self._waiting:
                 if not self._may_start(sequence, running, started_beyond):
                     continue
                 self._find(sequence)
                 running += len(sequence.choices)
-                started_beyond += sequence.request.turn.beyond_share * len(sequence.choices)
+                started_beyond += sequence.request.queue_position.beyond_share * len(sequence.choices)
                 if sequence.is_arriving:
                     self._start(sequence)
                     continue
             yield _prefill(sequence)
 
     def _may_start(self, sequence: _Sequence, running: int, started_beyond: int) -> bool:
-        wanted, turn = len(sequence.choices), sequence.request.turn
-        return may_start(turn, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond)
+        wanted, queue_position = len(sequence.choices), sequence.request.queue_position
+        return may_start(
+            queue_position, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond
+        )
 
     def decode_step(self) -> list[EngineOutput]:
         return self._run(StepPlan(tuple(self._decoding()), ()))

@@ -19,10 +19,10 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.fairness import may_start
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.testing.fake_kv import (
     POSITION_NBYTES,
@@ -244,9 +244,9 @@ class FakeTextEngine:
             if left:
                 sequences[request_id] = left
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         for sequence in self._waiting.get(request_id, []):
-            sequence.request = replace(sequence.request, turn=turn)
+            sequence.request = replace(sequence.request, queue_position=queue_position)
 
     def preempt(self, request_id: str) -> None:
         """As if memory had run out: it waits, and what it had is lost."""
@@ -257,29 +257,33 @@ class FakeTextEngine:
         self.preemptions += 1
 
     @property
-    def prefill_turn(self) -> Turn | None:
+    def prefill_queue_position(self) -> QueuePosition | None:
         first = self._first_waiting()
-        return None if first is None or not self._may_start(first, 0) else self._waiting[first][0].request.turn
+        return (
+            None if first is None or not self._may_start(first, 0) else self._waiting[first][0].request.queue_position
+        )
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_turn is not None or any(self._active(sequences) for sequences in self._running.values())
+        return self.prefill_queue_position is not None or any(
+            self._active(sequences) for sequences in self._running.values()
+        )
 
     def step(self) -> list[EngineOutput]:
         started_beyond = 0
         while (request_id := self._first_waiting()) is not None and self._may_start(request_id, started_beyond):
             self._running[request_id] = self._waiting.pop(request_id)
-            started_beyond += self._running[request_id][0].request.turn.beyond_share
+            started_beyond += self._running[request_id][0].request.queue_position.beyond_share
         return self.decode_step()
 
     def _first_waiting(self) -> str | None:
         waiting = [name for name, sequences in self._waiting.items() if not sequences[0].paused]
-        return min(waiting, key=lambda request_id: self._waiting[request_id][0].request.turn, default=None)
+        return min(waiting, key=lambda request_id: self._waiting[request_id][0].request.queue_position, default=None)
 
     def _may_start(self, request_id: str, started_beyond: int) -> bool:
         """``max_running`` counts requests."""
-        turn, running = self._waiting[request_id][0].request.turn, len(self._running)
-        return may_start(turn, wanted=1, running=running, places=self.max_running, begun=started_beyond)
+        queue_position, running = self._waiting[request_id][0].request.queue_position, len(self._running)
+        return may_start(queue_position, wanted=1, running=running, places=self.max_running, begun=started_beyond)
 
     def _active(self, sequences: Sequence[_Sequence]) -> list[_Sequence]:
         """Those that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""

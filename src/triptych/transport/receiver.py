@@ -11,8 +11,9 @@ from typing import Protocol
 
 from triptych.domain.embedding import Tensor, Ticket
 from triptych.domain.generation import Placement, PullReport
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TransferFailed, TriptychError
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
@@ -34,7 +35,6 @@ from triptych.machine.text.tensor_events import (
     Waiting,
     WakeAt,
 )
-from triptych.policy.queueing import Turn
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.merging import merge
@@ -98,7 +98,7 @@ class TensorReceiver:
     def __post_init__(self) -> None:
         self.cache = TensorCache(self.limits, self.pulls, start=self.arena.base, end=self.arena.nbytes)
 
-    async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
+    async def acquire(self, request_id: str, placements: Sequence[Placement], queue_position: QueuePosition) -> Arrived:
         """Wait until all embeddings are present.
 
         They stay until ``leave``, which must follow, and then ``copies_gone``.
@@ -108,7 +108,7 @@ class TensorReceiver:
         """
         try:
             slots = await self._acquired(
-                Acquire(request_id, tuple([placement.ticket for placement in placements]), turn)
+                Acquire(request_id, tuple([placement.ticket for placement in placements]), queue_position)
             )
         except TransferFailed as error:
             raise TransferFailed(
@@ -126,13 +126,15 @@ class TensorReceiver:
             merged = await self.offload.run(merge, merged, continues)
         return Arrived(merged, tuple(reports))
 
-    async def acquire_transient(self, request_id: str, ticket: Ticket, turn: Turn) -> tuple[Mapping[str, Tensor], int]:
+    async def acquire_transient(
+        self, request_id: str, ticket: Ticket, queue_position: QueuePosition
+    ) -> tuple[Mapping[str, Tensor], int]:
         """The tensors of one ticket, which are read at once, and the bytes pulled for them: 0 if they were here. They stay until
         ``leave``, which must follow.
 
         From here on the receiver releases the ticket's lease. Raises as ``acquire``.
         """
-        [slot] = await self._acquired(Acquire(request_id, (ticket,), turn, transient=True))
+        [slot] = await self._acquired(Acquire(request_id, (ticket,), queue_position, transient=True))
         return tensors(self.arena, slot.offset, slot.ticket), 0 if slot.stats is None else slot.stats.nbytes
 
     async def _acquired(self, wants: Acquire) -> tuple[CachedSlot, ...]:

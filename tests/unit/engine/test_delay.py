@@ -12,6 +12,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart
 from triptych.engine.decoder.options import EngineOptions
@@ -25,7 +26,6 @@ from triptych.engine.delay import (
 )
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.policy.costs import Costs, CostWarning
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineRequest
 from triptych.runtime.profiles import write_profile
 from triptych.testing.fakes import FAKE_MODEL
@@ -46,9 +46,9 @@ def text_engine(slept: Slept, model: ModelInfo = FAKE_MODEL) -> DelayTextEngine:
     return DelayTextEngine(model, FakeFamily(), Costs(DECODER), OPTIONS, sleep=slept)
 
 
-def request(name: str, prompt: int, tokens: int, *, n: int = 1, turn: int = 0) -> EngineRequest:
+def request(name: str, prompt: int, tokens: int, *, n: int = 1, queue_position: int = 0) -> EngineRequest:
     sampling = SamplingParams(temperature=0, max_tokens=tokens, n=n, seed=0)
-    return EngineRequest(name, (7,) * prompt, (), sampling, turn=Turn(0, 0.0, turn))
+    return EngineRequest(name, (7,) * prompt, (), sampling, queue_position=QueuePosition(0, 0.0, queue_position))
 
 
 def test_an_encoder_sleeps_to_load_prepare_and_encode() -> None:
@@ -78,9 +78,9 @@ def test_a_prompt_is_prefilled_in_chunks_beside_the_decodes() -> None:
 
 def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier() -> None:
     engine = text_engine(slept := Slept())
-    engine.add(request("long", prompt=160, tokens=1, turn=2))
+    engine.add(request("long", prompt=160, tokens=1, queue_position=2))
     engine.step()
-    engine.add(request("short", prompt=10, tokens=1, turn=1))
+    engine.add(request("short", prompt=10, tokens=1, queue_position=1))
     assert [[output.request_id for output in engine.step()] for _ in range(3)] == [["short"], ["long"], []]
     assert slept[2] == pytest.approx(1.0 + 0.1 + 1.0 + 0.54)
 
@@ -127,16 +127,16 @@ def test_an_answer_that_goes_on_prefills_its_tokens_and_sends_the_rest() -> None
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_requests_wait_for_a_place_and_start_in_the_order_of_their_turns() -> None:
+def test_requests_wait_for_a_place_and_start_in_the_order_of_their_queue_positions() -> None:
     engine = text_engine(Slept())
     for number in range(6):
-        engine.add(request(str(number), prompt=2, tokens=9, turn=-number))
+        engine.add(request(str(number), prompt=2, tokens=9, queue_position=-number))
     first = {output.request_id for output in engine.step()}
     assert first == {"5", "4", "3", "2"}
     assert engine.waiting == {"0", "1"}
-    ready = [engine.prefill_turn is not None]
+    ready = [engine.prefill_queue_position is not None]
     engine.cancel("5")
-    ready.append(engine.prefill_turn is not None)
+    ready.append(engine.prefill_queue_position is not None)
     assert ready == [False, True]
     assert {output.request_id for output in engine.decode_step()} == {"4", "3", "2"}
     assert {output.request_id for output in engine.step()} == {"4", "3", "2", "1"}
@@ -236,12 +236,12 @@ def test_a_synthetic_profile_covers_every_usual_size() -> None:
     assert encoder.measured.load_s == 5.0
 
 
-def test_a_waiting_request_gets_another_turn() -> None:
+def test_a_waiting_request_gets_another_queue_position() -> None:
     engine = text_engine(Slept())
     for number in range(6):
-        engine.add(request(str(number), prompt=2, tokens=9, turn=number))
-    engine.reorder("0", Turn(0, 30.0, 0))
-    engine.reorder("unknown", Turn(0, 30.0, 0))
+        engine.add(request(str(number), prompt=2, tokens=9, queue_position=number))
+    engine.reorder("0", QueuePosition(0, 30.0, 0))
+    engine.reorder("unknown", QueuePosition(0, 30.0, 0))
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
-    engine.reorder("1", Turn(0, 30.0, 0))
+    engine.reorder("1", QueuePosition(0, 30.0, 0))
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}

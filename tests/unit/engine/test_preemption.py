@@ -14,12 +14,12 @@ from tests.unit.engine.tiny import (
     run,
     text_engine,
 )
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
@@ -54,8 +54,12 @@ def long_requests() -> list[EngineRequest]:
     return [
         EngineRequest("seeded", tuple(first), (), sampling),
         EngineRequest("grammar", (*first[:50], *others[0][50:]), (), sampling, grammar=Alternating()),
-        EngineRequest("greedy", tuple(others[1]), (), greedy(48, ignore_eos=True), turn=Turn(-1, 0.0, 2)),
-        EngineRequest("again", tuple(others[2]), (), greedy(48, ignore_eos=True), turn=Turn(-1, 0.0, 3)),
+        EngineRequest(
+            "greedy", tuple(others[1]), (), greedy(48, ignore_eos=True), queue_position=QueuePosition(-1, 0.0, 2)
+        ),
+        EngineRequest(
+            "again", tuple(others[2]), (), greedy(48, ignore_eos=True), queue_position=QueuePosition(-1, 0.0, 3)
+        ),
     ]
 
 

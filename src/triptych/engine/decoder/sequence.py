@@ -107,7 +107,7 @@ def accept(
             token_ids=list(checked.token_ids),
             prompt_tokens=prompt,
             max_tokens=max_tokens,
-            turn=request.turn,
+            queue_position=request.queue_position,
             bidirectional=plan.bidirectional,
             prefix_hashes=prefix_hashes.fork() if prefix_hashes is not None else None,
             plan=plan,

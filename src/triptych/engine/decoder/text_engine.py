@@ -15,6 +15,7 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -41,7 +42,6 @@ from triptych.machine.text.host_copies import HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.running_batch import BatchLimits, Move, Part, RunningBatch, Step
 from triptych.policy.batching import MEASURED_SHARE, largest_within
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -296,8 +296,8 @@ class TransformersTextEngine:
         return self._batch.can_step
 
     @property
-    def prefill_turn(self) -> Turn | None:
-        return self._batch.prefill_turn
+    def prefill_queue_position(self) -> QueuePosition | None:
+        return self._batch.prefill_queue_position
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -342,9 +342,9 @@ class TransformersTextEngine:
             batch //= 2
         return min(steps_s or [0.0])
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
-        """Give a request that has not begun another turn."""
-        self._batch.reorder(request_id, turn)
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
+        """Give a request that has not begun another queue position."""
+        self._batch.reorder(request_id, queue_position)
 
     # --- KV transfer -------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.reasons import reason_of
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -31,7 +32,6 @@ from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.starting import start
 from triptych.integrations.vllm.statistics import vllm_metrics
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
-from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
 from triptych.runtime.process import CannotStart
@@ -340,7 +340,7 @@ class VllmTextEngine:
             # An item without identity is shared with nobody.
             cache_salt=request.tenant_salt.hex() or None if items is not None else name,
             data_parallel_rank=None,
-            priority=request.turn.priority,
+            priority=request.queue_position.priority,
         )
         vllm_id = self._engine.add_request(name, asked, params)
         self._items.hold(vllm_id, [item.item for item in placed])
@@ -394,9 +394,9 @@ class VllmTextEngine:
             del self._nbytes[choice.request_id]
         return self._grammars.drop(choice.name)
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Has no effect: vLLM orders requests of one priority by their arrival."""
-        del request_id, turn
+        del request_id, queue_position
 
     # --- KV transfer -------------------------------------------------------------------------------------------------
 

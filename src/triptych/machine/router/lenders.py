@@ -129,7 +129,7 @@ class Lenders:
     def last_waiting(self) -> tuple[int, TextWanted, str] | None:
         """Of the requests that may go to a lender, the one that would be served last: its credit, and where it waits."""
         able = [
-            (placed.wanted.turn, credit, placed)
+            (placed.wanted.queue_position, credit, placed)
             for credit, placed in self._placed.items()
             if not placed.started and placed.name not in self.states and placed.wanted.moves < MOST_MOVES
         ]

@@ -351,7 +351,7 @@ class RequestMachine:
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
         if not wanted or self._phase.over:
             return [_not_wanted(grant)]
-        encode = item.begin(grant, self._wants.encode_turn, self._new_lease, now_s, self._lease_s(now_s))
+        encode = item.begin(grant, self._wants.encode_queue_position, self._new_lease, now_s, self._lease_s(now_s))
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
@@ -376,7 +376,7 @@ class RequestMachine:
         return self._requeue(error, now_s)
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
+        """Release everything and, after a pause, wait again at the old place, as queue positions go by the arrival."""
         self._reserving = frozenset()
         self._pauses.clear()
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
@@ -571,7 +571,7 @@ class RequestMachine:
             grant.name,
             kind,
             self._items.placements(),
-            self._wants.text_turn,
+            self._wants.text_queue_position,
             kv_segments=segments,
             kv_lease_s=self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s,
             prefix=() if segments else grant.prefix,
@@ -599,8 +599,8 @@ class RequestMachine:
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
         self._texts.begin(AttemptKind.EARLY_PREFILL, kept, now_s, tokens)
-        placements, turn = self._items.placements(count), self._wants.text_turn
-        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
+        placements, queue_position = self._items.placements(count), self._wants.text_queue_position
+        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, queue_position, tokens)
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from triptych.domain.embedding import Ticket
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TriptychError
-from triptych.policy.queueing import Turn
 
 Key = bytes
 """Full digest of the identity of a ticket's content."""
@@ -43,7 +43,7 @@ class Acquire:
 
     request_id: str
     tickets: tuple[Ticket, ...]
-    turn: Turn
+    queue_position: QueuePosition
     """Orders admission and pulls."""
     transient: bool = False
     """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``Leave``."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from triptych.domain.media import Modality
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.queue_position import RelativeQueuePosition
 from triptych.machine.encoder.batch_queue import (
     Arrive,
     BatchLimits,
@@ -95,19 +95,19 @@ def test_a_budget_can_only_tighten_the_bounds_of_a_batch() -> None:
 
 def test_the_first_turn_is_that_of_the_item_that_is_taken_next() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
-    assert queue.first_turn(0.0) is None
+    assert queue.first_queue_position(0.0) is None
     queue.handle(arrive("a", deadline_s=9.0), 0.0)
-    assert queue.first_turn(0.0) is None, "it is being prepared"
+    assert queue.first_queue_position(0.0) is None, "it is being prepared"
     queue.handle(Prepared(b"a", 10, 100), 0.0)
-    late = queue.first_turn(0.0)
+    late = queue.first_queue_position(0.0)
     queue.handle(arrive("b", deadline_s=5.0), 0.0)
     queue.handle(Prepared(b"b", 10, 100), 0.0)
-    early = queue.first_turn(0.0)
+    early = queue.first_queue_position(0.0)
     assert late is not None
     assert early is not None
     assert early < late
     assert queue.handle(Take(), 0.0) == [Encode((b"b",))]
-    assert queue.first_turn(0.0) == late
+    assert queue.first_queue_position(0.0) == late
 
 
 def test_the_queue_knows_since_when_an_item_has_been_ready() -> None:
@@ -214,7 +214,9 @@ def test_items_are_preprocessed_in_order_with_bounded_concurrency() -> None:
 def test_items_are_taken_by_what_is_due_and_what_is_lost_goes_last() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("long", 5.5, 5.0), ("lost", 1.0, 0.5), ("short", 3.0, 2.5)]):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
+        queue.handle(
+            replace(arrive(name, waiter, deadline_s=99.0), position=RelativeQueuePosition(due_in_s, lost_in_s)), 0.0
+        )
         queue.handle(Prepared(name.encode(), 10, 100), 0.0)
     order = [queue.handle(Take(), 1.0) for _ in range(3)]
     assert order == [[Encode((b"short",))], [Encode((b"long",))], [Encode((b"lost",))]]
@@ -223,7 +225,9 @@ def test_items_are_taken_by_what_is_due_and_what_is_lost_goes_last() -> None:
 def test_an_item_is_not_lost_while_one_of_its_callers_can_still_be_served_in_time() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("other", 8.0, 7.0), ("both", 1.0, 0.5), ("both", 6.0, 5.0)]):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
+        queue.handle(
+            replace(arrive(name, waiter, deadline_s=99.0), position=RelativeQueuePosition(due_in_s, lost_in_s)), 0.0
+        )
     for key in (b"other", b"both"):
         queue.handle(Prepared(key, 10, 100), 0.0)
     assert queue.handle(Take(), 1.0) == [Encode((b"both",))]
@@ -233,7 +237,9 @@ def test_the_preparing_of_what_is_lost_waits_for_that_of_the_others() -> None:
     queue = BatchQueue(LIMITS, max_preparing=1)
     queue.handle(arrive("first"), 0.0)
     for waiter, (name, due_in_s, lost_in_s) in enumerate([("lost", 1.0, 0.5), ("short", 3.0, 2.5)], 1):
-        queue.handle(replace(arrive(name, waiter, deadline_s=99.0), position=QueuePosition(due_in_s, lost_in_s)), 0.0)
+        queue.handle(
+            replace(arrive(name, waiter, deadline_s=99.0), position=RelativeQueuePosition(due_in_s, lost_in_s)), 0.0
+        )
     assert queue.handle(Prepared(b"first", 10, 100), 1.0) == [StartPreparing(b"short")]
 
 

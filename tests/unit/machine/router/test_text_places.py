@@ -8,6 +8,7 @@ import pytest
 from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, refused, text_granted
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.membership import Member
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import InstanceLost, Overloaded
 from triptych.machine.router.cluster import ClusterMachine
@@ -31,7 +32,6 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.machine.router.text_places import MOST_TOGETHER
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.queueing import Turn
 
 EXPECTED = 16
 """Tokens that an answer of at most 16 is expected to have, at most."""
@@ -199,8 +199,8 @@ def test_prompts_wait_in_their_order() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
     for number in (2, 3, 4):
-        turn = Turn(0, 10.0 - number, number)
-        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, turn=turn), 0) == []
+        queue_position = QueuePosition(0, 10.0 - number, number)
+        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, queue_position=queue_position), 0) == []
     assert isinstance(refused(machine.handle(TextWanted(5, 50, max_tokens=EXPECTED), 0)).error, Overloaded)
     machine.handle(CreditsAbandoned(4), 0)
     (granted,) = machine.handle(CreditReturned(first.credit), 0)
@@ -212,8 +212,13 @@ def test_prompts_wait_in_their_order() -> None:
 def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
-    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, turn=Turn(0, 0.0, 2)), 0) == []
-    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, turn=Turn(0, 1.0, 3)), 0) == [], "though it has room"
+    assert (
+        machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, queue_position=QueuePosition(0, 0.0, 2)), 0)
+        == []
+    )
+    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, queue_position=QueuePosition(0, 1.0, 3)), 0) == [], (
+        "though it has room"
+    )
     granted = machine.handle(CreditReturned(first.credit), 0)
     assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
 

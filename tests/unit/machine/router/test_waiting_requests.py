@@ -1,12 +1,14 @@
 import pytest
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.router.shared_events import CreditsWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
-from triptych.policy.queueing import Turn
 
 
 def wanted(request: int, due_s: float, lost_s: float = 100.0, *, priority: int = 0) -> CreditsWanted:
-    return CreditsWanted(request, (), wait=True, turn=Turn(priority, due_s, request, lost_s, aged_s=50.0))
+    return CreditsWanted(
+        request, (), wait=True, queue_position=QueuePosition(priority, due_s, request, lost_s, aged_s=50.0)
+    )
 
 
 def order(waiting: WaitingRequests[CreditsWanted]) -> list[int]:

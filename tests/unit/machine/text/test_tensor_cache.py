@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
@@ -28,7 +29,6 @@ from triptych.machine.text.tensor_events import (
     Waiting,
     WakeAt,
 )
-from triptych.policy.queueing import Turn
 
 STATS = TransferStats("memory", 1024, 0.1)
 MANY = PullLimits(1 << 30, 1.0, 64)
@@ -58,7 +58,9 @@ def cache(
 def acquire(
     machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0, transient: bool = False
 ) -> list[Effect]:
-    effects = machine.handle(Acquire(request_id, tickets, Turn(0, deadline_s, next(_arrivals)), transient), 0.0)
+    effects = machine.handle(
+        Acquire(request_id, tickets, QueuePosition(0, deadline_s, next(_arrivals)), transient), 0.0
+    )
     machine.validate()
     return effects
 
@@ -222,25 +224,25 @@ def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
 def test_a_lower_priority_number_pulls_first_regardless_of_deadlines() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
-    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
     assert [pull.ticket.key for pull in pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))] == [b"2"]
 
 
 def test_a_lower_priority_number_is_admitted_first() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
-    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
     assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"2"]
 
 
 def test_what_is_lost_is_admitted_last() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
-    lost, short = Turn(0, 1.0, 2, lost_s=0.5, aged_s=30.0), Turn(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
-    for key, turn in ((b"1", lost), (b"2", short)):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    lost, short = QueuePosition(0, 1.0, 2, lost_s=0.5, aged_s=30.0), QueuePosition(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
+    for key, queue_position in ((b"1", lost), (b"2", short)):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
     assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 1.0))] == [b"2"]
 
 
@@ -251,11 +253,11 @@ def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     acquire(machine, "b", waiting)
     acquire(machine, "c", ticket(b"1"))
     machine.handle(Leave("c"), 0.0)
-    assert machine.turns.waiting == 1
+    assert machine.pulls.waiting == 1
     effects = machine.handle(Leave("b"), 0.0)
     machine.validate()
     assert [one.ticket for one in effects if isinstance(one, ReleaseLease)] == [waiting]
-    assert (machine.turns.waiting, machine.pinned_bytes) == (0, 1024)
+    assert (machine.pulls.waiting, machine.pinned_bytes) == (0, 1024)
     assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
 
 
@@ -266,7 +268,7 @@ def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
     assert isinstance(acquire(machine, "c", ticket(b"2"))[-1], Waiting)
     machine.handle(Leave("b"), 0.0)
     machine.validate()
-    assert (machine.waiting, machine.turns.waiting) == (0, 1)
+    assert (machine.waiting, machine.pulls.waiting) == (0, 1)
 
 
 def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:

@@ -18,7 +18,7 @@ from tests.unit.services.instances import (
 )
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.options import TransferOptions
 
@@ -191,7 +191,7 @@ def test_pulls_of_a_cancelled_request_are_dropped_or_stopped_and_release_everyth
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5 * PULL_S):
                     await answer(p.text.service, leaving.request)
-            assert p.text.receiver.cache.turns.waiting == 0
+            assert p.text.receiver.cache.pulls.waiting == 0
             await asyncio.sleep(0.01)
             assert p.text.receiver.cache.pinned_bytes == 0
             await asyncio.sleep(PULL_S)
