@@ -21,13 +21,13 @@ from pathlib import Path
 from benchmarks import ending, machine
 from benchmarks.engine import make
 from benchmarks.figures import add_json_option, write_figures
+from triptych.domain.engine import EngineRequest
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.ports import EngineRequest
 
 LAYOUTS = {"contiguous": KvOptions(16, contiguous=True), "scattered": KvOptions(16, contiguous=False)}
 LENGTHS = (16, 64, 256, 900)

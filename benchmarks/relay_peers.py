@@ -26,6 +26,7 @@ from benchmarks import identity
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import EMBEDS, DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Placement
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
@@ -33,7 +34,6 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
-from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer

@@ -24,6 +24,7 @@ from triptych.cli.bench import traces, workload
 from triptych.cli.bench.workload import Planned, Size
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import DType, embedding_tokens
+from triptych.domain.engine import EngineRequest
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import EncodeRow, Measured, Origin, PrepareRow, Profile, ProfileIdentity
 from triptych.domain.sampling import SamplingParams
@@ -37,7 +38,6 @@ from triptych.policy.batching import largest_within
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.pool_facts import Profiles, isolated
-from triptych.ports import EngineRequest
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych.domain.engine import EngineOutput
 from triptych.domain.queue_position import QueuePosition
 from triptych.policy.iteration import ImageBudget, Iteration, by_queue_position, encode_first, plan_iteration
-from triptych.ports import Clock, EngineOutput, StagedTextEngine
+from triptych.ports import Clock, DeviceSharing
 
 
 class VisionEncoder(Protocol):
@@ -41,7 +42,7 @@ class DeviceScheduler:
     Used by the engine loop; ``step`` in the engine's thread.
     """
 
-    engine: StagedTextEngine
+    engine: DeviceSharing
     vision_encoder: VisionEncoder
     budget: ImageBudget | None
     """Limit of one batch of the encoder; None for only its own limits."""

@@ -20,7 +20,7 @@ from triptych.errors import TriptychError
 from triptych.machine.stage_states import StageStates
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Encoder, ObservedTextEngine, UnloadableEngine, UnloadableTextEngine, UnloadableWeights
+from triptych.ports import Encoder, TextEngine, UnloadableWeights
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.clock import monotonic
@@ -95,7 +95,7 @@ class EncoderPart:
         """Computes in the text engine's thread, in turns with it; None if it computes in its own, at the same time."""
         return self.service.batcher if self._shared is None else None
 
-    def image_budget(self, text: ObservedTextEngine) -> ImageBudget | None:
+    def image_budget(self, text: TextEngine) -> ImageBudget | None:
         """Of a turn, measured with this engine; None for only the encoder's own limits. Runs in the engine's thread, before anything
         else.
         """
@@ -126,7 +126,7 @@ class EncoderPart:
         logger.info("the encoder computes up to %d tokens between two decode steps", budget.tokens)
         return budget
 
-    async def complete(self, text: TextService, engine: ObservedTextEngine) -> None:
+    async def complete(self, text: TextService, engine: TextEngine) -> None:
         """Before the instance listens, with its text part. Raises CannotStart."""
         if self._shared is not None:
             from triptych.engine.decoder.text_engine import TransformersTextEngine
@@ -138,17 +138,9 @@ class EncoderPart:
         if self.offloading is not None:
             await self._settle(self.offloading, text, engine)
 
-    async def _settle(self, offloading: WeightOffloading, text: TextService, engine: ObservedTextEngine) -> None:
+    async def _settle(self, offloading: WeightOffloading, text: TextService, engine: TextEngine) -> None:
         """Add the decoder, and have in memory what the role needs, from now on."""
-        between, weights = text.between_steps, _weights_of(engine)
-        if not isinstance(engine, UnloadableTextEngine):
-            raise CannotStart("resident=role needs a text engine whose weights can be unloaded")
-        decoder = Unloadable(
-            weights,
-            before_unload=lambda: between(engine.before_unload),
-            after_load=lambda: between(engine.after_load),
-        )
-        offloading.add(ModelPart.DECODER, decoder)
+        offloading.add(ModelPart.DECODER, Unloadable(_checked(engine.weights), call=text.between_steps))
         offloading.need(parts_of(self._settings.role.stages))
         try:
             await offloading.settle()
@@ -188,7 +180,7 @@ async def open_encoder(
         )
         opened.service.start(runs_batches=threads.shared is not None)
         if offloading is not None:
-            vision = _weights_of(opened.engine)
+            vision = _checked(opened.engine.weights)
             offloading.add(ModelPart.ENCODER, Unloadable(vision))
             await threads.encoder.run(vision.unload)  # before the decoder is loaded, which may need its memory
         most_items = own_settings.batches.max_batch_items
@@ -226,7 +218,7 @@ def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Check
     return not fits
 
 
-def _weights_of(engine: object) -> UnloadableWeights:
-    if not isinstance(engine, UnloadableEngine) or engine.weights is None:
+def _checked(weights: UnloadableWeights | None) -> UnloadableWeights:
+    if weights is None:
         raise CannotStart("resident=role needs engines whose weights can be unloaded")
-    return engine.weights
+    return weights

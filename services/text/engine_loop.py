@@ -15,18 +15,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
-from triptych.ports import (
-    Clock,
-    EngineOutput,
-    EngineRequest,
-    HandingTextEngine,
-    ObservedTextEngine,
-    Offload,
-    TextEngine,
-)
+from triptych.ports import Clock, Offload, TextEngine
 
 from .device_scheduler import DeviceScheduler
 from .sequences import Sequences
@@ -81,7 +74,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: ObservedTextEngine,
+        engine: TextEngine,
         thread: Offload,
         *,
         clock: Clock,
@@ -99,7 +92,7 @@ class EngineLoop:
         self._copies: deque[_Copy] = deque()
         self._followed: dict[str, tuple[tuple[int, ...], Callable[[Mapping[int, int]], None]]] = {}
         """Requests with their choices, and whom to tell of their computed positions."""
-        self._handing = handing_engine(engine)
+        self._kv = engine.kv
         self._has_ended = False
         self._scheduler = scheduler
         if scheduler is not None:
@@ -390,10 +383,10 @@ class EngineLoop:
         prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
         awaiting: AbstractSet[str] = frozenset()
-        if self._handing is not None:
-            awaiting = {request_id for request_id, _ in self._handing.awaiting}
+        if self._kv is not None:
+            awaiting = {request_id for request_id, _ in self._kv.awaiting}
             for request_id, (choices, _) in list(self._followed.items()):
-                computed[request_id] = {choice: self._handing.computed(request_id, choice) for choice in choices}
+                computed[request_id] = {choice: self._kv.computed(request_id, choice) for choice in choices}
         return _Load(
             self._engine.has_work,
             self._engine.can_step,
@@ -416,11 +409,6 @@ class EngineLoop:
     def _leave(self, request_id: str) -> Sequences:
         self._queue_positions.pop(request_id, None)
         return self._live.pop(request_id)
-
-
-def handing_engine(engine: TextEngine) -> HandingTextEngine | None:
-    """The engine, if its keys and values can be copied out and in."""
-    return engine if isinstance(engine, HandingTextEngine) and engine.kv_kind is not None else None
 
 
 def most_tokens(request: EngineRequest) -> int:

@@ -17,7 +17,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.delay import DelayTextEngine, delay_costs
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
-from triptych.ports import ObservedTextEngine, Offload
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.clock import monotonic
 from triptych.runtime.hub import served_name
 from triptych.runtime.metrics import Read
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class LoadedEngine:
     """An engine with what it was loaded from. One that sleeps runs what its profile is of."""
 
-    engine: ObservedTextEngine
+    engine: TextEngine
     part: ServedPart
     tokenizer: Tokenizer
     grammars: Grammars
@@ -79,7 +79,7 @@ def load(settings: TextSettings, checkpoint: Checkpoint, *, can_unload: bool) ->
         raise CannotStart(str(error)) from None
 
 
-def try_out(settings: TextSettings, engine: ObservedTextEngine) -> None:
+def try_out(settings: TextSettings, engine: TextEngine) -> None:
     """Runs in the engine's thread: it answers once. Raises CannotStart."""
     try:
         answer_first(engine)

@@ -19,7 +19,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
 from triptych.errors import LeaseLost, TriptychError
 from triptych.machine.arena.arena_events import Slot
-from triptych.ports import Clock, HandingTextEngine
+from triptych.ports import Clock, KvAccess
 from triptych.runtime.tasks import TaskScope
 
 from .engine_loop import EngineLoop
@@ -54,7 +54,7 @@ class Exporter:
 
     store: KvStore
     loop: EngineLoop
-    engine: HandingTextEngine
+    access: KvAccess
     scope: TaskScope
     clock: Clock
     record: Record
@@ -105,7 +105,7 @@ class _Export(ABC):
         self._choices = tuple(choices)
         self._store = exporter.store
         self._loop = exporter.loop
-        self._engine = exporter.engine
+        self._access = exporter.access
         self._record = exporter.record
         self._computed: Mapping[int, int] = {}
         self._awaited: float = inf
@@ -169,7 +169,7 @@ class _Export(ABC):
         """Runs in the engine's thread."""
         found: list[bytes | None] = []
         for part in parts:
-            hashes = (self._engine.prefix_hash(self._request_id, choice, part.segment.end) for choice in part.choices)
+            hashes = (self._access.prefix_hash(self._request_id, choice, part.segment.end) for choice in part.choices)
             found.append(next((prefix_hash for prefix_hash in hashes if prefix_hash is not None), None))
         return found
 
@@ -180,7 +180,7 @@ class _Export(ABC):
         """Runs in the engine's thread. False if it was preempted: what is computed is told anew."""
         assert part.slot is not None  # noqa: S101 - it is not sealed
         memory = self._store.window(part.slot)
-        return any(self._engine.pack(self._request_id, choice, part.segment, memory) for choice in part.choices)
+        return any(self._access.pack(self._request_id, choice, part.segment, memory) for choice in part.choices)
 
     async def _seal(self, part: _Part, copied: "asyncio.Future[bool]") -> None:
         """Seal what ``_begin_copy`` has begun to copy."""

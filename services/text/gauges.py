@@ -8,7 +8,7 @@ from triptych.domain.kv_segment import KvCopies
 from triptych.domain.stage import Stage
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Clock, ObservedTextEngine
+from triptych.ports import Clock, TextEngine
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 from triptych.transport.receiver import TensorReceiver
@@ -20,7 +20,7 @@ def watch(
     metrics: Metrics,
     service: TextService,
     receiver: TensorReceiver,
-    engine: ObservedTextEngine,
+    engine: TextEngine,
     *,
     engine_has_metrics: bool,
     preferred: str | None,

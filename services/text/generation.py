@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from triptych.domain.engine import EngineRequest
 from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest
 from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.sampling import ResponseFormat
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.machine.arena.extents import round_up
 from triptych.policy.queueing import as_called
-from triptych.ports import Clock, EngineRequest, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
 from triptych.tokens.answer_text import Detokenizer
 
 from .answer import Answer
 from .checks import check_request
 from .departure import DepartsError, Departure
-from .engine_loop import EngineLoop, handing_engine
+from .engine_loop import EngineLoop
 from .exports import Exporter, KvPrefix, KvTransfer
 from .imports import Importer, Imports
 from .jobs import Job, Jobs
@@ -33,7 +34,7 @@ class Serving:
     """What the requests of an instance share."""
 
     settings: TextSettings
-    engine: ObservedTextEngine
+    engine: TextEngine
     loop: EngineLoop
     importer: Importer
     exporter: Exporter | None
@@ -126,7 +127,7 @@ class Generation:
         if not serving.stages.takes(self._job.needs):
             raise serving.stages.closed()
         check_request(request, serving.engine)
-        if request.hands_over and handing_engine(serving.engine) is None:
+        if request.hands_over and serving.engine.kv is None:
             raise InvalidRequest("this instance does not hand over", param="hands_over")
         if len(serving.jobs) >= serving.settings.max_concurrent_requests:
             raise Overloaded(f"{serving.settings.max_concurrent_requests} requests are open, which is the limit")
@@ -247,7 +248,7 @@ class Generation:
         self._is_transferred = True
         self._departure.settle()
         async with self._departure.bounded():
-            await self._loop.between(partial(exporter.engine.pause, job.job_id))
+            await self._loop.between(partial(exporter.access.pause, job.job_id))
         return True
 
     async def _transferred(self, choices: Collection[int]) -> AbstractAsyncContextManager[tuple[SealedSegment, ...]]:

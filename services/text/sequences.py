@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from triptych.domain.engine import EngineOutput, Scores
 from triptych.domain.generation import FinishReason
 from triptych.errors import TriptychError
-from triptych.ports import EngineOutput, Scores
 
 
 @dataclass(frozen=True, slots=True)

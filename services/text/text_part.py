@@ -14,7 +14,7 @@ from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import Checkpoint
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Arena, ObservedTextEngine, Offload, StagedTextEngine
+from triptych.ports import Arena, Offload, TextEngine
 from triptych.rpc.identity import InstanceIdentity
 from triptych.rpc.stubs import holder_stub
 from triptych.runtime.clock import monotonic
@@ -31,7 +31,6 @@ from triptych.transport.start import nobody_reads
 from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler
-from .engine_loop import handing_engine
 from .engines import load, try_out
 from .gauges import watch
 from .kv_store import MOST_PUBLISHED, KvStore
@@ -53,7 +52,7 @@ class TextPart:
     """A running text service that is not listening yet."""
 
     service: TextService
-    engine: ObservedTextEngine
+    engine: TextEngine
     scope: TaskScope
     own_store: ArenaStore | None
     """The arena of keys and values; None where they lie in an encoder's arena, or are not exported."""
@@ -85,7 +84,7 @@ async def open_text(
         _check_role(settings, engine)
         record = TextRecord(metrics, engine.model, counts_tokens=loaded.metrics is None)
         own_store = None
-        if encoder is None and settings.kv_arena_bytes and handing_engine(engine) is not None:
+        if encoder is None and settings.kv_arena_bytes and engine.kv is not None:
             own_store = await _own_store(settings, identity, thread, stack)
         is_holder = encoder is not None or own_store is not None
         opening = partial(
@@ -189,10 +188,10 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Non
         loop.call_soon_threadsafe(call)
 
 
-def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
+def _check_role(settings: TextSettings, engine: TextEngine) -> None:
     """Raises CannotStart for a role that needs what the engine cannot do."""
     apart = settings.switchable is not None or not settings.role.serves(Stage.PREFILL, Stage.DECODE)
-    if apart and handing_engine(engine) is None:
+    if apart and engine.kv is None:
         what = f"role {settings.role.value}" if settings.switchable is None else "an instance that switches"
         raise CannotStart(
             f"{what} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
@@ -201,17 +200,17 @@ def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
 
 
 async def _scheduler(
-    settings: TextSettings, engine: ObservedTextEngine, encoder: "EncoderPart | None", thread: Offload
+    settings: TextSettings, engine: TextEngine, encoder: "EncoderPart | None", thread: Offload
 ) -> DeviceScheduler | None:
     """None if no encoder shares the engine's thread."""
     if encoder is None or encoder.vision_encoder is None:
         return None
-    if not isinstance(engine, StagedTextEngine):
+    if engine.sharing is None:
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     budget = await thread.run(encoder.image_budget, engine)
     by_queue_position = not settings.widest.serves(Stage.DECODE)
     return DeviceScheduler(
-        engine,
+        engine.sharing,
         encoder.vision_encoder,
         budget,
         settings.encode_patience_s,
@@ -239,12 +238,11 @@ async def _own_store(
 
 
 def _kv_store(
-    settings: TextSettings, engine: ObservedTextEngine, own: ArenaStore | None, encoder: "EncoderPart | None"
+    settings: TextSettings, engine: TextEngine, own: ArenaStore | None, encoder: "EncoderPart | None"
 ) -> KvStore | None:
     """Where exported keys and values lie; None if they are not exported."""
-    kv_engine = handing_engine(engine)
     store = own if encoder is None or not settings.kv_arena_bytes else encoder.store
-    if kv_engine is None or kv_engine.kv_kind is None or store is None:
+    if engine.kv is None or store is None:
         return None
     if not isinstance(store.arena, HostArena):
         logger.warning(
@@ -256,7 +254,7 @@ def _kv_store(
         published = PublishedContents(MOST_PUBLISHED) if encoder is None else encoder.service.published
     kv = KvStore(
         store,
-        kv_engine.kv_kind,
+        engine.kv.kind,
         shared=own is None,
         rng=random.SystemRandom(),
         clock=monotonic,

@@ -28,9 +28,9 @@ from tests.integration.families.test_parity import (  # noqa: F401 - collected h
     test_prefill_chunks_may_split_an_item,
 )
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.tensors import domain_dtype, from_bytes, to_bytes
-from triptych.ports import EngineOutput, EngineRequest
 
 pytestmark = [
     pytest.mark.timeout(180),

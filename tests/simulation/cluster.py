@@ -58,7 +58,6 @@ from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.device_scheduler import DeviceScheduler
 from triptych.services.text.encoder_part import OwnEncoder
-from triptych.services.text.engine_loop import handing_engine
 from triptych.services.text.hybrid import HybridInstance
 from triptych.services.text.kv_store import KvStore
 from triptych.services.text.service import TextService
@@ -89,7 +88,7 @@ class Engines:
     encoder: Callable[[str], Any]
     """A new ``ports.EncoderEngine`` of the instance with this name."""
     text: Callable[[str], Any]
-    """A new ``ports.StagedTextEngine``, likewise."""
+    """A new ``ports.TextEngine``, likewise."""
     family: Family
     encoder_profile: Profile
     decoder_profile: Profile
@@ -355,8 +354,7 @@ class TextNode(_Node):
         cluster, world = self._cluster, self._cluster.world
         settings = TextSettings(model=Path(), role=self.role, switchable=self.switchable, **world.text)
         self.engine = cluster.engines.text(self.name)
-        handing = handing_engine(self.engine)
-        kind = None if handing is None else handing.kv_kind
+        kind = self.engine.kv.kind
         is_holder = encoder is None and kind is not None and world.kv_arena_bytes > 0
         self.store = self._own_store(settings, epoch) if is_holder else None
         holds = encoder is not None or self.store is not None

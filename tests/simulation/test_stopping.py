@@ -131,13 +131,13 @@ def prefills_at_once(cluster: SimCluster) -> None:
 def copies_slowly(cluster: SimCluster) -> None:
     """Keys and values, in the engine's thread."""
     engine = cluster.texts[0].engine
-    pack = engine.pack
+    pack = engine.kv.pack
 
     def slow(request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         spend(BLOCKED_S)
         return pack(request_id, choice, segment, memory)
 
-    engine.pack = slow  # type: ignore[method-assign]
+    engine.kv.pack = slow  # type: ignore[method-assign]
 
 
 PLACES = {

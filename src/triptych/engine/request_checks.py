@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Span, filled_positions
-from triptych.ports import EmbeddingInput, EngineRequest
 
 _ANY_TOKEN = 0
 """Stands for a placeholder that the vocabulary lacks; its embedding is replaced anyway."""

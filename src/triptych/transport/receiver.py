@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.domain.embedding import Tensor, Ticket
+from triptych.domain.engine import EmbeddingInput
 from triptych.domain.generation import Placement, PullReport
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TransferFailed, TriptychError
@@ -35,7 +36,7 @@ from triptych.machine.text.tensor_events import (
     Waiting,
     WakeAt,
 )
-from triptych.ports import Arena, Clock, EmbeddingInput, Offload
+from triptych.ports import Arena, Clock, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.merging import merge
 from triptych.transport.peer_pool import PeerPool

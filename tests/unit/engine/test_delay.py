@@ -7,6 +7,7 @@ import pytest
 
 from triptych.demo import MODEL_DIR
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvSegment
@@ -26,7 +27,6 @@ from triptych.engine.delay import (
 )
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.policy.costs import Costs, CostWarning
-from triptych.ports import EngineRequest
 from triptych.runtime.profiles import write_profile
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
@@ -158,24 +158,24 @@ def test_keys_and_values_take_the_time_of_their_bytes() -> None:
     costs = Costs(replace(DECODER, measured=measured))
     slept = Slept()
     source, target = (DelayTextEngine(FAKE_MODEL, FakeFamily(), costs, OPTIONS, sleep=slept) for _ in range(2))
-    assert source.kv_kind.position_nbytes == 1 << 20
+    assert source.kv.kind.position_nbytes == 1 << 20
     source.add(replace(request("a", prompt=70, tokens=3, n=2), pauses=True))
     while source.can_step:
         source.step()
-    assert [source.computed("a", choice) for choice in range(3)] == [70, 70, 0]
+    assert [source.kv.computed("a", choice) for choice in range(3)] == [70, 70, 0]
     target.add(replace(request("a", 70, 3, n=2), continued=(ContinuedChoice(1, (7,)),), arriving=70))
     assert target.step() == []
-    assert target.awaiting == {("a", 1)}
-    segments = [KvSegment(source.kv_kind, 0, 64), KvSegment(source.kv_kind, 64, 6)]
+    assert target.kv.awaiting == {("a", 1)}
+    segments = [KvSegment(source.kv.kind, 0, 64), KvSegment(source.kv.kind, 64, 6)]
     for segment in segments:
         assert not target.can_step
         memory = memoryview(bytearray(segment.nbytes))
         slept.clear()
-        assert source.pack("a", 1, segment, memory)
-        assert target.unpack("a", 1, segment, memory)
+        assert source.kv.pack("a", 1, segment, memory)
+        assert target.kv.unpack("a", 1, segment, memory)
         assert list(slept) == pytest.approx([segment.nbytes / 8e9] * 2, abs=1e-6)
-        assert source.prefix_hash("a", 1, segment.end) == target.prefix_hash("a", 1, segment.end) is not None
-    assert not target.awaiting
+        assert source.kv.prefix_hash("a", 1, segment.end) == target.kv.prefix_hash("a", 1, segment.end) is not None
+    assert not target.kv.awaiting
     assert [output.finish_reason for _ in range(2) for output in target.step()] == [None, FinishReason.LENGTH]
     source.cancel("a")
     assert not source.has_work
@@ -185,10 +185,10 @@ def test_what_does_not_arrive_is_computed() -> None:
     engine = text_engine(slept := Slept())
     engine.add(replace(request("a", prompt=30, tokens=1), arriving=30))
     engine.step()
-    engine.pause("unknown")
-    assert engine.unpack("a", 0, KvSegment(engine.kv_kind, 0, 20), memoryview(bytearray(20 * 64)))
-    assert not engine.unpack("a", 0, KvSegment(engine.kv_kind, 24, 6), memoryview(bytearray(6 * 64)))
-    engine.arrived("a")
+    engine.kv.pause("unknown")
+    assert engine.kv.unpack("a", 0, KvSegment(engine.kv.kind, 0, 20), memoryview(bytearray(20 * 64)))
+    assert not engine.kv.unpack("a", 0, KvSegment(engine.kv.kind, 24, 6), memoryview(bytearray(6 * 64)))
+    engine.kv.arrived("a")
     assert engine.pending_tokens == 10 + 1
     assert [output.finish_reason for output in engine.step()] == [FinishReason.LENGTH]
     assert slept[-1] == pytest.approx(1.0 + 10 * 0.01)

@@ -270,7 +270,7 @@ async def text_instance(
         limits, max_pull_s = LeaseLimits(), said.transfers.max_pull_s
         store = ArenaStore(held, limits, max_pull_s=max_pull_s, clock=clock, copy=InlineOffload(1))
         offering = MemoryTransport(network, held, host="here", check=store.may_read)
-    kind = engine.kv_kind
+    kind = None if engine.kv is None else engine.kv.kind
     async with TaskScope(instance_id) as scope:
         receiver = TensorReceiver(
             arena=arena,

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
 from triptych.engine.request_checks import RequestLimits, check_request
@@ -14,7 +15,7 @@ from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
 from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
 from triptych.machine.text.sequence import Sequence as Scheduled
-from triptych.ports import EngineRequest, TokenGrammar
+from triptych.ports import TokenGrammar
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -6,20 +6,22 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from triptych.domain.embedding import TensorSpec
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.kv_segment import KvCopies
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.cuda_graphs import GraphOptions
+from triptych.engine.decoder.kv_access import BlockKvAccess
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
@@ -42,7 +44,6 @@ from triptych.machine.text.host_copies import HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.running_batch import BatchLimits, Move, Part, RunningBatch, Step
 from triptych.policy.batching import MEASURED_SHARE, largest_within
-from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ _MEASURED_TOKENS = 64
 
 
 class TransformersTextEngine:
-    """A ``HandingTextEngine`` that can share its device. Reads ``model_dir`` once, at construction. Raises BadModel.
+    """``ports.TextEngine`` and ``ports.DeviceSharing``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
     A request starts when there is KV memory for its prompt; until then it waits holding none, in turn. When memory runs
     out, the latest sequence is preempted: it frees its memory, and goes on later with the same answer, from a copy in host
@@ -87,7 +88,6 @@ class TransformersTextEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None
-        """Weights where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
         threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
@@ -146,10 +146,16 @@ class TransformersTextEngine:
         budget = self._chosen_budget(options)
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
+        self.kv = None if self._mover is None else BlockKvAccess(self._batch, self._mover)
         if self.weights is not None:
-            self.weights.also(load=partial(load_copies, computing), unload=partial(self._give_back, computing))
+            self.weights.also(
+                load=partial(load_copies, computing),
+                unload=partial(self._give_back, computing),
+                before_unload=self._before_unload,
+                after_load=self._after_load,
+            )
             self.weights.measure()
-            self.after_load()
+            self._after_load()
 
     def _give_back(self, computing: nn.Module) -> None:
         """Give back what else is in memory for the language model."""
@@ -157,13 +163,13 @@ class TransformersTextEngine:
         if self._mover is not None:
             self._mover.give_back()
 
-    def before_unload(self) -> None:
+    def _before_unload(self) -> None:
         """Forget cached prefixes. Raises EngineFailure if there are requests."""
         if self._batch.has_work:
             raise EngineFailure("the language model is in use")
         self._batch.blocks.evict_cached()
 
-    def after_load(self) -> None:
+    def _after_load(self) -> None:
         """Capture CUDA graphs again if the weights are elsewhere now."""
         if self.weights is not None and self.weights.address != self._captured_at:
             self._captured_at = self.weights.address
@@ -236,6 +242,10 @@ class TransformersTextEngine:
     @property
     def model(self) -> ModelInfo:
         return self._model_info
+
+    @property
+    def sharing(self) -> Self:
+        return self
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
@@ -345,56 +355,6 @@ class TransformersTextEngine:
     def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Give a request that has not begun another queue position."""
         self._batch.reorder(request_id, queue_position)
-
-    # --- KV transfer -------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_kind(self) -> KvKind | None:
-        return self._mover.cache.kind if self._mover is not None else None
-
-    @property
-    def awaiting(self) -> frozenset[tuple[str, int]]:
-        return self._batch.arriving
-
-    def pause(self, request_id: str) -> None:
-        """The request's choices keep their memory and get no further token."""
-        self._batch.pause(request_id)
-
-    def computed(self, request_id: str, choice: int) -> int:
-        """Positions in the KV cache; 0 for what has no blocks."""
-        sequence = self._batch.running_choice(request_id, choice)
-        return sequence.computed if sequence is not None else 0
-
-    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        """Over everything before position ``end``; None without an identity, or for an unknown choice."""
-        sequence = next((sequence for sequence in self._batch.choices(request_id) if sequence.choice == choice), None)
-        if sequence is None or sequence.prefixes is None:
-            return None
-        return sequence.prefixes.hash_before(end, sequence.token_ids)
-
-    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy computed positions out."""
-        sequence = self._batch.running_choice(request_id, choice)
-        if self._mover is None or sequence is None or sequence.computed < segment.end:
-            return False
-        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
-        return True
-
-    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy the positions of a segment in that the choice awaits and does not have."""
-        sequence = self._batch.running_choice(request_id, choice)
-        if self._mover is None or sequence is None or (request_id, choice) not in self._batch.arriving:
-            return False
-        if segment.first > sequence.computed or segment.end > sequence.length:
-            return False
-        if sequence.computed < segment.end:
-            self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
-            self._batch.arrive(sequence, segment.end)
-        return True
-
-    def arrived(self, request_id: str) -> None:
-        """Note that the rest has not arrived: it is computed."""
-        self._batch.end_arrival(request_id)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

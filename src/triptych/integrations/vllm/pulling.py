@@ -24,6 +24,7 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
 from triptych.domain.embedding import KEY_NBYTES, DType, Ticket
+from triptych.domain.engine import EmbeddingInput
 from triptych.domain.generation import Placement
 from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolveRequest
@@ -43,7 +44,6 @@ from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
 from triptych.policy.queueing import by_deadline
-from triptych.ports import EmbeddingInput
 from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import RouterStub, holder_stub
 from triptych.runtime.clock import monotonic

@@ -21,6 +21,7 @@ from tests.unit.engine.tiny import (
     text_engine,
 )
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
@@ -28,7 +29,6 @@ from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 Make = Callable[..., EngineRequest]
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4

@@ -19,6 +19,7 @@ from triptych.client import AsyncClient, ToolChoice
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.generation import ChatEvent, Finished, FinishReason, Ready, TextEvent, TextRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Outcome
@@ -26,7 +27,6 @@ from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overlo
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
 from triptych.media.sniff import MediaLimits
-from triptych.ports import ScoredToken, Scores
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
 from triptych.services.gateway.app import remote_media

@@ -20,12 +20,12 @@ from tests.unit.services.instances import (
     under_virtual_time,
 )
 from triptych.domain.encoding import EncodeResult
+from triptych.domain.engine import EngineOutput
 from triptych.domain.instance import StageLoad
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import EngineOutput
 from triptych.services.text.device_scheduler import DeviceScheduler
 from triptych.services.text.hybrid import HybridInstance
 from triptych.services.text.settings import TextSettings

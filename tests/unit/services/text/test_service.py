@@ -24,6 +24,7 @@ from tests.unit.services.instances import (
     under_virtual_time,
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
@@ -41,7 +42,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.ports import Encoder, EngineOutput, EngineRequest
+from triptych.ports import Encoder
 from triptych.services.text.engine_loop import EngineLoop
 from triptych.services.text.sequences import Sequences
 from triptych.services.text.service import TextService
