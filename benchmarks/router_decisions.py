@@ -178,7 +178,7 @@ class Driver:
         self._to_both(request, FirstToken(generate.credit))
         self._to_request(request, TextReported(generate.credit, _DONE))
         self._to_cluster(request, CreditReturned(generate.credit))
-        assert request.phase.over
+        assert request.phase.has_ended
         assert self._cluster.outstanding == 0
 
     def _to_both(self, request: RequestMachine, event: ItemEncoded | FirstToken) -> Encode | Generate | None:

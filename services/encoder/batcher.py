@@ -201,11 +201,11 @@ class Batcher(Generic[PreparedT]):
             match effect:
                 case batch_queue.StartPreparing(key):
                     self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
-                case batch_queue.Encode(keys):
+                case batch_queue.EncodeBatch(keys):
                     batch = [self._flights[key] for key in keys]
                 case batch_queue.Drop():
                     self._drop(effect)
-                case batch_queue.Refuse(key, fits, reason):
+                case batch_queue.RefuseCaller(key, fits, reason):
                     del self._flights[key]
                     raise Overloaded(reason) if fits else InvalidMedia(reason)
         return batch
@@ -223,7 +223,7 @@ class Batcher(Generic[PreparedT]):
             return
         if not flight.waiters:
             flight.unwanted.stop()
-        self._handle(batch_queue.Leave(key, waiter_id))
+        self._handle(batch_queue.CallerLeft(key, waiter_id))
         self._on_change()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Batcher(Generic[PreparedT]):
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        self._handle(batch_queue.Prepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
+        self._handle(batch_queue.ItemPrepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
         self._on_ready()
         self._on_change()
 
@@ -369,7 +369,7 @@ class Batcher(Generic[PreparedT]):
             self._store.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
-        self._published.over(flight.key, held=self._store.tokens(flight.key) is not None)
+        self._published.encoding_ended(flight.key, held=self._store.tokens(flight.key) is not None)
         self._handle(batch_queue.Done(flight.key))
         self._on_change()
 

@@ -205,7 +205,7 @@ class ChatTask(RequestTask):
         async with aclosing(text.generate(request)) as stream:
             began = handed_over = False
             async for events in stream:
-                if answer is None or answer.over or handed_over or not events:
+                if answer is None or answer.has_ended or handed_over or not events:
                     # Wait for the end of the call, which is cheaper for both sides than cancelling it.
                     self._take_hand_over(effect, events)
                     continue
@@ -217,7 +217,7 @@ class ChatTask(RequestTask):
                 handed_over = self._take_hand_over(effect, events)
         if answer is None:
             self.feed(PrefilledEarly(effect.credit))
-        elif not (answer.over or handed_over):
+        elif not (answer.has_ended or handed_over):
             raise InstanceLost("the text instance's stream ended early")
 
     def _take_hand_over(self, effect: Generate, events: Sequence[TextEvent]) -> bool:

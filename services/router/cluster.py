@@ -287,7 +287,7 @@ class Cluster:
                 case Connect(name):
                     self._open(name)
                 case Disconnect(name):
-                    self._connections.pop(name).over.set()
+                    self._connections.pop(name).ended.set()
                 case DescribeAgain(name):
                     if (connection := self._connections.get(name)) is not None:
                         connection.suspect.set()
@@ -346,7 +346,7 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(connection), name=f"watch {connection.name}")
-                await connection.over.wait()
+                await connection.ended.wait()
                 watching.cancel()
             connection.give_up_calls()
             await connection.idle()

@@ -73,7 +73,7 @@ class RouterRecord:
         self._count(self._refused, error.code)
         logger.info("refused: %s", error.code)
 
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
+    def ended(self, timeline: Timeline, finish_reason: str) -> None:
         """Record a chat that has ended. ``finish_reason`` is empty if it failed or was cancelled."""
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)

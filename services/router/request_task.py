@@ -163,7 +163,7 @@ class RequestTask(ABC):
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
-        if not self.phase.over:
+        if not self.phase.has_ended:
             self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------

@@ -437,11 +437,11 @@ class RouterService:
             self._refused(task.refusal, is_chat=True)
             return
         if isinstance(task, ChatTask):
-            self.attainment.over(task.number, timeline)
+            self.attainment.ended(task.number, timeline)
         if self._record is None:
             return
         if isinstance(task, ChatTask):
-            self._record.over(timeline, task.finish_reason)
+            self._record.ended(timeline, task.finish_reason)
         else:
             self._record.resolved(timeline)
 
@@ -492,7 +492,7 @@ class RouterService:
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
         # A cancelled request is over for its caller: a client that lost its connection may retry at once.
-        if (task := self._by_id.get(request_id)) is not None and not task.phase.over:
+        if (task := self._by_id.get(request_id)) is not None and not task.phase.has_ended:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:

@@ -232,8 +232,8 @@ class EngineLoop:
     @property
     def _is_due(self) -> bool:
         """Whether there is anything to do."""
-        told = bool(self._joining or self._cancelled or self._copies or self._is_lost)
-        return told or self._can_step or self._encode_ready
+        is_asked = bool(self._joining or self._cancelled or self._copies or self._is_lost)
+        return is_asked or self._can_step or self._encode_ready
 
     @property
     def _can_step(self) -> bool:
@@ -261,7 +261,7 @@ class EngineLoop:
         requests = [entry.request for entry in joining.values()]
         refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
         self._adding = {}
-        self._told(load)
+        self._take_over(load)
         for copy, (result, error) in zip(copies, results, strict=True):
             if error is not None:
                 _fail_copy(copy, error)
@@ -283,7 +283,7 @@ class EngineLoop:
                 nbytes += copy.nbytes
         return copies
 
-    def _told(self, load: _Load) -> None:
+    def _take_over(self, load: _Load) -> None:
         """Take over what the engine's thread says."""
         self._load = load
         for request_id, computed in load.computed.items():
@@ -349,7 +349,7 @@ class EngineLoop:
                 self._fail(request_id, error)
             return
         now_s = self._clock()
-        self._told(load)
+        self._take_over(load)
         for request_id in [name for name in self._queue_positions if name not in load.waiting or name in load.awaiting]:
             del self._queue_positions[request_id]
             self._live[request_id].join(began_s)

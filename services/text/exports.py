@@ -114,7 +114,7 @@ class _Export(ABC):
         self._is_ending = False
         """Nothing more will be computed."""
         self._is_stopped = False
-        self._over = asyncio.Event()
+        self._done = asyncio.Event()
 
     @abstractmethod
     async def _copy(self) -> None:
@@ -128,16 +128,16 @@ class _Export(ABC):
             logger.info("keys and values of request %s are not exported: %s", self._request_id, errors.exceptions[0])
         finally:
             self._loop.unfollow(self._request_id)
-            self._over.set()
+            self._done.set()
 
     def stop(self) -> None:
         """The request ends here."""
         self._is_stopped = True
         self._changed.set()
 
-    async def over(self) -> None:
+    async def wait_until_done(self) -> None:
         """Wait until nothing is copied any more."""
-        await self._over.wait()
+        await self._done.wait()
 
     def _tell(self, computed: Mapping[int, int]) -> None:
         self._computed = computed
@@ -244,14 +244,14 @@ class KvTransfer(_Export):
     def stop(self) -> None:
         """The request ends here, and what is sealed and not granted is for nobody."""
         super().stop()
-        if self._over.is_set():
+        if self._done.is_set():
             self._unpin()
 
     async def sealed(self) -> None:
         """Nothing more will be computed: wait until all that is computed is sealed."""
         self._is_ending = True
         self._changed.set()
-        await self.over()
+        await self.wait_until_done()
 
     @asynccontextmanager
     async def granted(self, choices: Collection[int], lease_s: float) -> AsyncIterator[tuple[SealedSegment, ...]]:

@@ -240,7 +240,7 @@ class Generation:
             return False
         if self._prefix is not None:
             self._prefix.stop()
-            await self._prefix.over()
+            await self._prefix.wait_until_done()
         tokens = {choice: answer.completion_tokens - 1 for choice, answer in answers.items()}
         self._transfer = exporter.transfer_now(job, tokens)
         if self._transfer is None:
@@ -271,7 +271,7 @@ class Generation:
             self._transfer.stop()
         if self._prefix is not None:
             self._prefix.stop()
-        self._serving.jobs.over(self._job)
+        self._serving.jobs.ended(self._job)
         self._serving.notify()
 
 

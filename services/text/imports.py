@@ -87,7 +87,7 @@ class Imports:
             return None
         # The engine's copies read what is pinned, so a caller that leaves does not interrupt them.
         self._importer.scope.spawn(self._kv.run(), name="kv-import")
-        return await self._kv.over()
+        return await self._kv.wait_until_done()
 
     def copied(self) -> None:
         """The engine has its copies of the embeddings, or does not want them."""
@@ -151,7 +151,7 @@ class _KvImport:
         self._pulls: deque[_Pull] = deque()
         self._is_running = False
         self._has_ended = False
-        self._over = asyncio.Event()
+        self._done = asyncio.Event()
         self.pulled_positions = 0
         """Where the last segment ends that was pulled."""
         self._pulled_tokens = self._pulled_nbytes = self._found_tokens = 0
@@ -171,7 +171,7 @@ class _KvImport:
             logger.info("keys and values of request %s do not arrive: %s", self._request_id, errors.exceptions[0])
         finally:
             self._give_back()
-            self._over.set()
+            self._done.set()
 
     def stop(self) -> None:
         """The request ends here."""
@@ -179,10 +179,10 @@ class _KvImport:
         if not self._is_running:
             self._give_back()
 
-    async def over(self) -> KvReport:
+    async def wait_until_done(self) -> KvReport:
         """Wait until nothing more will arrive."""
         began_s = self._by.clock()
-        await self._over.wait()
+        await self._done.wait()
         computed = sum(max(0, length - 1 - self._covered[choice]) for choice, length in self._lengths.items())
         pull_s = self._by.clock() - began_s
         return KvReport(self._pulled_tokens, self._found_tokens, computed, self._pulled_nbytes, pull_s)

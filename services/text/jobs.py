@@ -91,7 +91,7 @@ class Jobs:
             done |= DECODE
         return done & job.needs
 
-    def over(self, job: Job) -> None:
+    def ended(self, job: Job) -> None:
         """Of one that may not have been admitted."""
         if self._jobs.pop(job.job_id, None) is not None:
             self._count(job, -1)

@@ -13,7 +13,7 @@ _ANY_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLimits:
+class PromptLimits:
     context_length: int
     """Most tokens of a prompt with its answer."""
     vocabulary: int
@@ -35,7 +35,7 @@ class CheckedRequest:
     """Bytes of the request's embeddings."""
 
 
-def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedRequest:
+def check_request(request: EngineRequest, limits: PromptLimits) -> CheckedRequest:
     """Raises ContextTooLong or InvalidRequest for what can never run."""
     sampling, prompt, max_tokens = request.sampling, len(request.token_ids), request.sampling.max_tokens
     if max_tokens is None or max_tokens < 1:
@@ -63,7 +63,7 @@ def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedReque
     return CheckedRequest(token_ids, max_tokens, positions, nbytes)
 
 
-def _stand_in(token: int, limits: RequestLimits) -> int:
+def _stand_in(token: int, limits: PromptLimits) -> int:
     if token not in limits.placeholder_ids:
         raise InvalidRequest(f"token {token} of the prompt is outside of the vocabulary of {limits.embeddings}")
     return _ANY_TOKEN

@@ -22,18 +22,18 @@ from triptych.machine.text.tensor_events import (
     CachedSlot,
     CopiesGone,
     Event,
-    Evicted,
-    Leave,
     Pulled,
     PullFailed,
     PullStopped,
+    ReaderLeft,
     ReleaseLease,
     StartPull,
     StopPull,
+    TensorEvicted,
     TensorsRefused,
     TensorTick,
     TransferStats,
-    Waiting,
+    WaitsForRoom,
     WakeAt,
 )
 from triptych.ports import Arena, Clock, Offload
@@ -147,7 +147,7 @@ class TensorReceiver:
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""
         self._wanted.pop(request_id, None)
-        self._handle(Leave(request_id))
+        self._handle(ReaderLeft(request_id))
 
     def copies_gone(self, request_id: str) -> None:
         """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
@@ -179,9 +179,9 @@ class TensorReceiver:
                     self.releases.add(ticket)
                 case WakeAt(at_s):
                     asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
-                case Evicted(_, reason):
+                case TensorEvicted(_, reason):
                     logger.debug("evicted a tensor set: %s", reason)
-                case Waiting(request_id, reason):
+                case WaitsForRoom(request_id, reason):
                     logger.debug("request %s is waiting: %s", request_id, reason)
 
     def _waits(self, request_id: str) -> asyncio.Future[tuple[CachedSlot, ...]] | None:

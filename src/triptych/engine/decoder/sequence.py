@@ -10,7 +10,7 @@ import torch
 from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
-from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.engine.request_checks import PromptLimits, check_request
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
 from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
@@ -59,7 +59,7 @@ class EngineSequence(Scheduled):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    request: RequestLimits
+    request: PromptLimits
     kv_blocks: int
     block_tokens: int
     blocks_for: Callable[[int], int]

@@ -34,7 +34,7 @@ from triptych.engine.fastest_products import choose_products, load_copies, unloa
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
-from triptych.engine.request_checks import RequestLimits
+from triptych.engine.request_checks import PromptLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
 from triptych.engine.worker_threads import WorkerThreads
@@ -42,7 +42,7 @@ from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychE
 from triptych.families.model_files import BadModel
 from triptych.machine.text.host_copies import HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.running_batch import BatchLimits, Move, Part, RunningBatch, Step
+from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits, StepPart
 from triptych.policy.batching import MEASURED_SHARE, largest_within
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class TransformersTextEngine:
         self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
-            RequestLimits(
+            PromptLimits(
                 context_length=context_length,
                 vocabulary=self._vocabulary(),
                 embeddings=decoder.get_input_embeddings().num_embeddings,
@@ -201,7 +201,7 @@ class TransformersTextEngine:
         setup = self._made
         return RunningBatch(
             KvBlocks(setup.blocks, contiguous=setup.contiguous),
-            BatchLimits(
+            StepLimits(
                 setup.block_tokens,
                 max(max_sequences, budget.tokens),
                 max_sequences,
@@ -402,7 +402,7 @@ class TransformersTextEngine:
         nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._adapter.decoder.dtype, device=self._device)
         return int(self._adapter.logits(nothing).shape[1])
 
-    def _forward_input(self, part: Part[EngineSequence]) -> ForwardInput:
+    def _forward_input(self, part: StepPart[EngineSequence]) -> ForwardInput:
         sequence = part.sequence
         return ForwardInput(
             sequence.sequence_id,

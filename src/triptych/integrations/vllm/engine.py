@@ -19,7 +19,7 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.domain.reasons import reason_of
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
-from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.engine.request_checks import PromptLimits, check_request
 from triptych.engine.torch_process import prepare_torch
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.integrations.vllm.choices import Choice, Choices
@@ -79,7 +79,7 @@ class VllmTextEngine:
         self._items = connector.items
         model: Any = started.config.model_config
         vocabulary = int(model.get_vocab_size())
-        self._limits = RequestLimits(
+        self._limits = PromptLimits(
             context_length=int(model.max_model_len),
             vocabulary=vocabulary,
             embeddings=vocabulary,

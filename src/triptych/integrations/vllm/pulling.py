@@ -120,7 +120,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class FetchResult:
     """The end of a fetch: its items, or why there are none."""
 
     fetch: str
@@ -157,12 +157,12 @@ class PulledItems:
         self._copies: dict[str, set[str]] = {}
         """Identifiers of each fetch that are copies."""
         self._numbers = count()
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[FetchResult] = deque()
         self._arrived = threading.Event()
         self._puller = Puller(options, model, adapter, self._take)
         self._puller.start()
 
-    def _take(self, arrival: Arrival) -> None:
+    def _take(self, arrival: FetchResult) -> None:
         """Called by the puller's thread."""
         self._arrivals.append(arrival)
         self._arrived.set()
@@ -251,7 +251,7 @@ class Puller:
     """
 
     def __init__(
-        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[Arrival], None]
+        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[FetchResult], None]
     ) -> None:
         """``arrived`` is called by the puller's thread, once for each fetch that was not cancelled."""
         self._options = options
@@ -391,7 +391,7 @@ class Puller:
         finally:
             if not items:
                 self._receiver.copies_gone(fetch.name)
-        self._arrived(Arrival(fetch.name, items, error))
+        self._arrived(FetchResult(fetch.name, items, error))
 
     async def _items(self, fetch: Fetch) -> tuple[Item, ...]:
         keys = {identifier: _key(identifier) for identifier in fetch.rows}

@@ -56,7 +56,7 @@ class Arrive:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ItemPrepared:
     """Preprocessing is done and memory for the embedding is reserved; from now on the item takes ``nbytes``."""
 
     key: Key
@@ -65,7 +65,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class CallerLeft:
     """A caller left, or has its answer."""
 
     key: Key
@@ -86,7 +86,7 @@ class Done:
     key: Key
 
 
-Event = Arrive | Prepared | Leave | Take | Done
+Event = Arrive | ItemPrepared | CallerLeft | Take | Done
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class StartPreparing:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseCaller:
     """The caller is refused, and there is no entry. ``fits`` tells whether the item could ever be accepted."""
 
     key: Key
@@ -115,13 +115,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
+class EncodeBatch:
     """Encode these items as one batch, in this order."""
 
     keys: tuple[Key, ...]
 
 
-Effect = StartPreparing | Refuse | Drop | Encode
+Effect = StartPreparing | RefuseCaller | Drop | EncodeBatch
 
 
 @dataclass(slots=True)
@@ -221,9 +221,9 @@ class BatchQueue:
         match event:
             case Arrive():
                 effects = self._arrive(event, now_s)
-            case Prepared():
+            case ItemPrepared():
                 effects = self._prepared(event, now_s)
-            case Leave():
+            case CallerLeft():
                 effects = self._leave(event)
             case Take(budget):
                 effects = self._take(budget, now_s)
@@ -248,9 +248,9 @@ class BatchQueue:
         most = self._limit_of(self._limits.max_prepared_bytes, event.modality)
         if event.nbytes > most:
             reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {most}"
-            return [Refuse(event.key, fits=False, reason=reason)]
+            return [RefuseCaller(event.key, fits=False, reason=reason)]
         if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
-            return [Refuse(event.key, fits=True, reason=full)]
+            return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
         return []
 
@@ -300,7 +300,7 @@ class BatchQueue:
         free = modality is Modality.IMAGE or clips < self._limit_of(self._max_preparing, modality)
         return free and len(preparing) < self._max_preparing
 
-    def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
+    def _prepared(self, event: ItemPrepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
         assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"
         if not entry.waiters:
@@ -314,7 +314,7 @@ class BatchQueue:
         self._queue[event.key] = now_s
         return []
 
-    def _leave(self, event: Leave) -> list[Effect]:
+    def _leave(self, event: CallerLeft) -> list[Effect]:
         entry = self._entries.get(event.key)
         if entry is None:
             return []
@@ -342,7 +342,7 @@ class BatchQueue:
             del self._queue[key]
             self._entries[key].phase = Phase.ENCODING
         if count:
-            effects.append(Encode(tuple(waiting[:count])))
+            effects.append(EncodeBatch(tuple(waiting[:count])))
         return effects
 
     def _forget(self, key: Key) -> None:

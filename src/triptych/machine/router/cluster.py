@@ -404,7 +404,7 @@ class ClusterMachine:
         hints = load.hints
         if hints is None or instance.leaving:
             return []
-        return [WatchAgain(name)] if self._instances.directory.told(name, hints) else []
+        return [WatchAgain(name)] if self._instances.directory.apply_hints(name, hints) else []
 
     def _know_keys(self, event: KeysTold | KeyGone) -> None:
         if isinstance(event, KeyGone):

@@ -13,7 +13,7 @@ from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import InternalError, TransferFailed, TriptychError
 from triptych.machine.router.attempts import Attempt, Ending
-from triptych.machine.router.leases import Leases
+from triptych.machine.router.leases import AttemptLeases
 from triptych.machine.router.prompt_identity import IdentifiedItem
 from triptych.machine.router.request_events import After, AttemptKind, Encode, RequestEffect, Signal
 from triptych.machine.router.shared_events import EmbeddingGone, EmbeddingsRead, Grant, HedgeWanted, Overtaken
@@ -116,7 +116,7 @@ class RequestItem:
         lease_s: float,
     ) -> Encode:
         """Start an attempt, with its position in the encoder's queue."""
-        leases = Leases.requested(grant, new_lease, now_s, lease_s)
+        leases = AttemptLeases.requested(grant, new_lease, now_s, lease_s)
         attempt = Attempt(AttemptKind.ENCODE, grant, now_s, leases)
         self.attempts.append(attempt)
         if grant.hedges:
@@ -252,11 +252,11 @@ class RequestItems:
     # --- what is held ------------------------------------------------------------------------------------------------
 
     @property
-    def leases(self) -> list[Leases]:
+    def leases(self) -> list[AttemptLeases]:
         """The leases that are held at encoders, or requested."""
         return [held.leases for item in self._items if (held := item.held) is not None and held.leases is not None]
 
-    def leases_of(self, count: int) -> list[Leases]:
+    def leases_of(self, count: int) -> list[AttemptLeases]:
         """The leases of the first ``count`` items."""
         return [
             held.leases for item in self._items[:count] if (held := item.held) is not None and held.leases is not None

@@ -39,7 +39,7 @@ Move = Copy | CopyOut | CopyIn
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class StepLimits:
     block_tokens: int
     token_budget: int
     max_sequences: int
@@ -54,7 +54,7 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[S]):
+class StepPart(Generic[S]):
     """Compute ``count`` positions of a sequence, from ``first`` on."""
 
     sequence: S
@@ -71,7 +71,7 @@ class Step(Generic[S]):
     ``preempted`` sequences have lost what they have in blocks and beside them.
     """
 
-    parts: tuple[Part[S], ...]
+    parts: tuple[StepPart[S], ...]
     moves: tuple[Move, ...]
     preempted: tuple[S, ...] = ()
 
@@ -79,7 +79,7 @@ class Step(Generic[S]):
 class RunningBatch(Generic[S]):
     """Owner of the sequences of an engine: which run, wait, pause or arrive."""
 
-    def __init__(self, blocks: KvBlocks, limits: BatchLimits, copies: HostCopies | None = None) -> None:
+    def __init__(self, blocks: KvBlocks, limits: StepLimits, copies: HostCopies | None = None) -> None:
         """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
         self.blocks = blocks
         self.limits = limits
@@ -491,5 +491,5 @@ class RunningBatch(Generic[S]):
         return heir
 
 
-def _part(sequence: S, count: int) -> Part[S]:
-    return Part(sequence, sequence.computed, count, sequence.computed + count == sequence.length)
+def _part(sequence: S, count: int) -> StepPart[S]:
+    return StepPart(sequence, sequence.computed, count, sequence.computed + count == sequence.length)

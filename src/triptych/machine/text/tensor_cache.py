@@ -38,20 +38,20 @@ from triptych.machine.text.tensor_events import (
     CopiesGone,
     Effect,
     Event,
-    Evicted,
     Key,
-    Leave,
     Pulled,
     PullFailed,
     PullStopped,
     Range,
+    ReaderLeft,
     ReleaseLease,
     StartPull,
     StopPull,
+    TensorEvicted,
     TensorsRefused,
     TensorTick,
     TransferStats,
-    Waiting,
+    WaitsForRoom,
     WakeAt,
 )
 
@@ -201,7 +201,7 @@ class TensorCache:
                 effects = self._pull_failed(event, now_s)
             case PullStopped():
                 effects = self._pull_stopped(event, now_s)
-            case Leave(request_id):
+            case ReaderLeft(request_id):
                 effects = self._leave(request_id, now_s)
             case CopiesGone(request_id):
                 effects = self._admit(now_s) if self._held.pop(request_id, 0) else []
@@ -231,7 +231,7 @@ class TensorCache:
         effects = self._admit(now_s)
         if request_id in self._waiting:
             reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
-            effects.append(Waiting(request_id, reason))
+            effects.append(WaitsForRoom(request_id, reason))
         return effects
 
     def _refusal(self, request: _Request) -> TriptychError | None:
@@ -538,7 +538,7 @@ class TensorCache:
         del self._idle[key]
         self._ready -= 1
         self._extents.free(entry.offset)
-        effects.append(Evicted(key, reason))
+        effects.append(TensorEvicted(key, reason))
 
     def _end_quarantine(self, quarantined: tuple[Range, ...]) -> None:
         for offset, size in list(self._set_aside.items()):

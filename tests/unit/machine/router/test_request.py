@@ -1757,7 +1757,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         elif dispatch is not None:
             dispatch = _stream(world, dispatch, rng, failing)
     assert len(world.ends) == 1, "it does not end"
-    assert world.machine.phase.over
+    assert world.machine.phase.has_ended
     assert not world.credits
     assert not world.early
     assert not world.leases

@@ -16,7 +16,7 @@ from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import BlockHashes
-from triptych.machine.text.running_batch import BatchLimits, Move, RunningBatch, Step
+from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits
 from triptych.machine.text.sequence import Sequence
 
 BLOCK = 4
@@ -162,7 +162,7 @@ def engine(
     copied_positions: int = 0,
     beside_decodes: int | None = None,
 ) -> Engine:
-    limits = BatchLimits(
+    limits = StepLimits(
         BLOCK,
         token_budget,
         max_sequences,
@@ -496,7 +496,7 @@ def test_a_prompt_that_cannot_start_does_not_hold_up_the_one_that_it_would_pass(
 
 
 def test_prompts_are_chunked_unless_forbidden() -> None:
-    limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
+    limits = StepLimits(BLOCK, token_budget=8, max_sequences=4)
     one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
     one.add("a", [0] * 20, 1)
     assert [part.count for part in one.step().parts] == [8]
