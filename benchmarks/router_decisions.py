@@ -46,8 +46,9 @@ from triptych.domain.profile import (
     TransferRow,
 )
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import ClusterEvent, ClusterTick, InstanceSeen, LoadReported, MemberJoined
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Encode,

@@ -40,7 +40,8 @@ from triptych.cli.bench.report import percentile
 from triptych.cli.bench.workload import Planned
 from triptych.domain.generation import ChatFinished, TokenChunk
 from triptych.errors import TriptychError
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.request import RequestMachine
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.admission import ServerBounds

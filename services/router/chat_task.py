@@ -112,8 +112,8 @@ class ChatTask(RequestTask):
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
                 context_length=self._model.context_length,
-                kv_tokens=self._cluster.instances.kv_tokens,
-                kv_block_tokens=self._cluster.instances.kv_block_tokens,
+                kv_tokens=self._cluster.machine.instances.kv_tokens,
+                kv_block_tokens=self._cluster.machine.instances.kv_block_tokens,
             )
             if not self.request.continued:  # its caller has some of it already
                 self._refuse_late(prompt_tokens)

@@ -29,7 +29,7 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
-from triptych.machine.router.instances import ENCODE, Instances
+from triptych.machine.router.instances import ENCODE
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
     CreditReturned,
@@ -121,11 +121,6 @@ class Cluster:
     def machine(self) -> ClusterMachine:
         """The machine with this router's knowledge of the cluster, for reading: ``feed`` changes it."""
         return self._machine
-
-    @property
-    def instances(self) -> Instances:
-        """For reading."""
-        return self._machine.instances
 
     @property
     def encoders(self) -> Pool:

@@ -294,7 +294,9 @@ class RequestTask(ABC):
     async def _failed(self, credit: int, name: str, error: TriptychError, epoch: int | None = None) -> None:
         """Tell of a failed call. ``epoch`` is that of an instance that worked on the request, and may have ended by it."""
         ends = type(error) is Unavailable and error.sent_by_peer  # it says so, before its load report does
-        event = CallFailed(credit, name, _lost_if_cancelled(error), ends or self._cluster.instances.drains(name))
+        event = CallFailed(
+            credit, name, _lost_if_cancelled(error), ends or self._cluster.machine.instances.drains(name)
+        )
         self._cluster.feed(event)
         lost = isinstance(error, InstanceLost) and not event.drains and error.message != STOPPED_RESPONDING
         if epoch is not None and lost:

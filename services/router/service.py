@@ -118,7 +118,7 @@ class RouterService:
         self._numbers = count(1)
         self._history = History(settings.history_requests)
         self._held_share = HeldShare(
-            lambda: self._cluster.instances.arena_bytes,
+            lambda: self._cluster.machine.instances.arena_bytes,
             settings.resolved_share,
             retry_after_s=settings.capacity.retry_after_s,
         )
@@ -157,7 +157,9 @@ class RouterService:
         self._cluster.close()
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
-        costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.instances.parts.items()}
+        costs = {
+            part: self._profiles.costs(identity) for part, identity in self._cluster.machine.instances.parts.items()
+        }
         profiles = Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER))
         return isolated(profiles, counts, encoders=len(self._cluster.encoders.name))
 
@@ -261,7 +263,7 @@ class RouterService:
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The model that the instances serve; empty until one has been seen."""
-        return () if self._cluster.instances.model is None else (self._cluster.instances.model,)
+        return () if self._cluster.machine.instances.model is None else (self._cluster.machine.instances.model,)
 
     async def timeline(self, request_id: str) -> Timeline:
         """The timeline of a running or recently finished request. Raises NotFound."""
@@ -273,7 +275,7 @@ class RouterService:
 
     async def readiness(self) -> Readiness:
         """While draining, the router itself counts as missing."""
-        readiness = self._cluster.instances.readiness()
+        readiness = self._cluster.machine.instances.readiness()
         if not self._draining:
             return readiness
         return replace(readiness, ready=False, missing=(*readiness.missing, "router"))
@@ -496,7 +498,7 @@ class RouterService:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:
-        model = self._cluster.instances.model
+        model = self._cluster.machine.instances.model
         if model is None:
             raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
         if name != model.model_id:

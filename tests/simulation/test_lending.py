@@ -16,7 +16,7 @@ from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Timeline
 from triptych.engine.decoder.options import EngineOptions
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.policies import PolicyNames
 from triptych.runtime.metrics import Metrics

@@ -31,7 +31,8 @@ from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.encoder.batch_queue import BatchQueue
 from triptych.machine.router.attainment import AttainmentRecorder
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.losses import MOST_ENDED
 from triptych.machine.router.promises import Promises
 from triptych.machine.router.request import RequestLimits, RequestMachine

@@ -13,7 +13,7 @@ from triptych.cli.bench.report import percentile
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.media import Modality
 from triptych.domain.timeline import ItemTimeline
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.testing.media import png
 
 TOKEN_S = 0.005

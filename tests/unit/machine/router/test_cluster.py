@@ -25,7 +25,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -42,6 +42,7 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
     WakeAt,
 )
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.instances import ENCODE, TEXT

@@ -293,6 +293,14 @@ def test_beginnings_of_prompts_are_computed_where_the_answer_stays() -> None:
     assert machine.handle(TextWanted(9, 50, early=True, avoid=frozenset({"b"})), 0) == []
 
 
+@pytest.mark.parametrize("handoff", ["never", "always"])
+def test_an_answer_leaves_a_place_that_is_kept_if_it_was_granted_so(handoff: str) -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), handoff=handoff)
+    first = want(machine)
+    kept = want(machine, kept_credit=first.credit)
+    assert (kept.credit, kept.hands_over) == (first.credit, handoff == "always")
+
+
 def test_instances_of_the_release_before_go_on_as_they_did() -> None:
     machine = cluster(seen("b", Role.PD, kind=""), seen("c", Role.PD, kind="", continues=False), handoff="always")
     assert {want(machine, number).name for number in range(4)} == {"b", "c"}
