@@ -64,8 +64,8 @@ ENGINES: Mapping[str, Callable[[], TextEngine]] = {
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[TextEngine, TextEngine]]:
     engines = ENGINES[request.param](), ENGINES[request.param]()
     yield engines
-    for one in engines:
-        close(one)
+    for engine in engines:
+        close(engine)
 
 
 @pytest.fixture

@@ -272,14 +272,14 @@ def test_the_lower_priority_number_starts_first(engine: TextEngine) -> None:
         request(f"r{number}", TEXT, drawn(8), queue_position=QueuePosition(5, 0.0, number)) for number in range(260)
     ]
     urgent = request("urgent", TEXT, drawn(8), queue_position=QueuePosition(-1, 0.0, len(many)))
-    for one in (*many, urgent):
-        engine.add(one)
+    for asked in (*many, urgent):
+        engine.add(asked)
     engine.step()
     engine.step()
     assert "urgent" not in engine.waiting
     assert len(engine.waiting) > 100
-    for one in (*many, urgent):
-        engine.cancel(one.request_id)
+    for asked in (*many, urgent):
+        engine.cancel(asked.request_id)
 
 
 # --- prefixes --------------------------------------------------------------------------------------------------------

@@ -197,8 +197,8 @@ def finish(engine: TextEngine) -> Answers:
 
 
 def ask(engine: TextEngine, *requests: EngineRequest) -> Answers:
-    for one in requests:
-        engine.add(one)
+    for request in requests:
+        engine.add(request)
     return finish(engine)
 
 

@@ -32,8 +32,8 @@ def test_answers_are_the_same_after_a_load(tmp_path: Path, *, compiled: bool) ->
     assert engine.weights is not None
     answers = []
     for number in range(2):
-        for one in range(4):
-            engine.add(EngineRequest(f"{number}{one}", tuple(range(20, 40 + one)), (), greedy(12, ignore_eos=True)))
+        for index in range(4):
+            engine.add(EngineRequest(f"{number}{index}", tuple(range(20, 40 + index)), (), greedy(12, ignore_eos=True)))
         answers.append(list(run(engine).values()))
         before = torch.cuda.memory_allocated()
         engine.weights.before_unload()

@@ -192,10 +192,10 @@ class Troubles:
 
     async def _in_turn(self, troubles: Sequence[Trouble]) -> None:
         began_s = now_s()
-        for one in troubles:
-            await asyncio.sleep(began_s + one.at_s - now_s())
-            nodes = [node for node in self._nodes(one.role) if node.is_up and not node.drained]
-            await self._happen(one, nodes[int(one.pick * len(nodes))])
+        for trouble in troubles:
+            await asyncio.sleep(began_s + trouble.at_s - now_s())
+            nodes = [node for node in self._nodes(trouble.role) if node.is_up and not node.drained]
+            await self._happen(trouble, nodes[int(trouble.pick * len(nodes))])
 
     def _nodes(self, role: Role | None) -> Sequence[Node]:
         if role is None:

@@ -227,9 +227,9 @@ def test_a_prefix_is_reused_only_if_later_tokens_do_not_affect_it(case: Case) ->
     plain = (question[0], "ab")
     for order in ((plain, question), (question, plain)):
         engine = case.engine(kv=KvOptions(1))
-        for one in order:
-            engine.add(case.request("one", one, ANSWER_TOKENS))
-            assert finish(engine) == {"one": case.answer(one, ANSWER_TOKENS)}
+        for items in order:
+            engine.add(case.request("one", items, ANSWER_TOKENS))
+            assert finish(engine) == {"one": case.answer(items, ANSWER_TOKENS)}
 
 
 def test_the_gpu_path_equals_generate_as_far_as_it_runs_on_a_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +268,6 @@ def run_out(engine: TransformersTextEngine) -> list[EngineOutput]:
 def by_choice(outputs: Iterable[EngineOutput]) -> dict[int, list[int]]:
     """The tokens of a single request."""
     found: dict[int, list[int]] = {}
-    for one in outputs:
-        found.setdefault(one.choice, []).extend(one.token_ids)
+    for output in outputs:
+        found.setdefault(output.choice, []).extend(output.token_ids)
     return found

@@ -132,8 +132,8 @@ def test_whatever_comes_it_ends_as_the_last_order_wants(role: Role, widest: Role
         if any(isinstance(effect, GivenUp) for effect in effects):
             last = states.open
     pending: list[SwitchEffect] = [*map(Open, Stage), *map(Close, Stage)]
-    for one in [*pending, *pending]:
-        match one:
+    for effect in [*pending, *pending]:
+        match effect:
             case Open(stage):
                 states.handle(Opened(stage), 100.0)
             case Close(stage):

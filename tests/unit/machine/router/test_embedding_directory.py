@@ -82,8 +82,8 @@ def test_a_missing_report_ends_all_hints_until_the_reports_start_over(sequences:
 def test_a_report_that_comes_twice_or_late_has_no_effect() -> None:
     known = directory()
     first, second = report(1, held=(CAT,)), report(2, dropped=(CAT,))
-    for one in (first, second, second):
-        assert not known.apply_hints("a", one)
+    for hints in (first, second, second):
+        assert not known.apply_hints("a", hints)
     assert known.holders(CAT) == ()
 
 

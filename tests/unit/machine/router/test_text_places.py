@@ -61,9 +61,9 @@ def cluster(*described: InstanceSeen, handoff: str = "never", max_waiting: int =
     policies = Policies.named(PolicyNames(handoff=handoff))
     limits = replace(LIMITS, max_waiting_requests=max_waiting)
     machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
-    for one in described:
-        machine.handle(MemberJoined(Member(one.name)), 0)
-        machine.handle(one, 0)
+    for instance in described:
+        machine.handle(MemberJoined(Member(instance.name)), 0)
+        machine.handle(instance, 0)
     return machine
 
 

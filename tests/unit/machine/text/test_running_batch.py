@@ -69,8 +69,8 @@ class Engine:
         for one, tokens in zip(sequences, begun, strict=False):
             for _ in range(tokens):
                 one.append(self._next(one))
-        for one in sequences:
-            one.arriving, one.pauses = arriving, pauses
+        for sequence in sequences:
+            sequence.arriving, sequence.pauses = arriving, pauses
         self.batch.add(sequences)
 
     def unpack(self, name: str, choice: int, end: int) -> None:
@@ -122,8 +122,8 @@ class Engine:
             if part.reaches_end:
                 followers, copies = self.batch.fork(part.sequence)
                 self.move(copies)
-                for one in (part.sequence, *followers):
-                    self._extend(one)
+                for sequence in (part.sequence, *followers):
+                    self._extend(sequence)
         self.batch.validate()
         return step
 

@@ -34,8 +34,8 @@ def waits(request_id: str, due_s: float, *, arrival: int = 0, choice: int = 0, f
 def test_they_wait_in_the_order_of_their_queue_positions() -> None:
     line: WaitingLine[Sequence] = WaitingLine()
     late, soon, again = waits("late", 9.0), waits("soon", 1.0), waits("late", 5.0, arrival=1, choice=1)
-    for one in (late, soon, again):
-        line.add(one)
+    for sequence in (late, soon, again):
+        line.add(sequence)
     assert list(line) == [soon, again, late]
     assert line.requests == {"late", "soon"}
     assert (line.of("late"), list(line.of("unknown"))) == ((late, again), [])

@@ -200,11 +200,11 @@ async def test_calls_to_an_instance_that_stops_while_it_is_described_are_redone_
 
         async def watch_until_planned() -> AsyncGenerator[InstanceLoad]:
             async with aclosing(watch()) as loads:
-                async for one in loads:
+                async for load in loads:
                     if planned.is_set():
                         ended.set()
                         raise DeadlineExceeded("the call's time is over")
-                    yield one
+                    yield load
 
         text.watch_load = watch_until_planned  # type: ignore[method-assign]
         made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))

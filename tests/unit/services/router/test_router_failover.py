@@ -262,12 +262,12 @@ async def by_rest(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
     usage: dict[str, Any] = {}
     for chunk in map(json.loads, lines):
         usage = chunk.get("usage") or usage
-        for one in chunk["choices"]:
-            choice = told.setdefault(one["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
-            choice["text"] += one["delta"].get("content") or ""
-            choice["calls"] += [{**call, "id": ""} for call in one["delta"].get("tool_calls") or ()]
-            choice["logprobs"] += (one.get("logprobs") or {}).get("content") or ()
-            choice["reasons"] += [one["finish_reason"]] if one["finish_reason"] else []
+        for part in chunk["choices"]:
+            choice = told.setdefault(part["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
+            choice["text"] += part["delta"].get("content") or ""
+            choice["calls"] += [{**call, "id": ""} for call in part["delta"].get("tool_calls") or ()]
+            choice["logprobs"] += (part.get("logprobs") or {}).get("content") or ()
+            choice["reasons"] += [part["finish_reason"]] if part["finish_reason"] else []
     return (told, usage), usage["completion_tokens"]
 
 

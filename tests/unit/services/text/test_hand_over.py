@@ -74,10 +74,12 @@ class Apart:
     async def fresh_leases(self, request: TextRequest) -> TextRequest:
         """With new readers' leases on its embeddings, as the router gets them."""
         placements = []
-        for one in request.placements:
+        for placement in request.placements:
             lease = new_lease()
-            wants = lease_request(one.ticket, lease)
-            placements.append(replace(one, ticket=(await self.encoder.service.lease(wants)).at(one.ticket.address)))
+            wants = lease_request(placement.ticket, lease)
+            placements.append(
+                replace(placement, ticket=(await self.encoder.service.lease(wants)).at(placement.ticket.address))
+            )
         return replace(request, placements=tuple(placements))
 
 
@@ -358,8 +360,8 @@ def test_a_prompt_waits_for_room_before_it_is_computed_and_gets_it_in_turn() -> 
             asked = [await p.asked("x" * 60 + str(number)) for number in range(3)]
             first = await events_of(p.prefill, prefill_call(asked[0].request))
             later = [
-                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(one.request)))
-                for one in asked[1:]
+                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(late.request)))
+                for late in asked[1:]
             ]
             await asyncio.sleep(1)
             assert not any(one.done() for one in later)
