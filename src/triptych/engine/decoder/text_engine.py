@@ -27,7 +27,7 @@ from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Mo
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.setup import KvOptions, build_runner
+from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
@@ -89,38 +89,12 @@ class TransformersTextEngine:
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None
         self._adapter = adapters.decoder(model, checkpoint)
-        threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
-        graphs = (
-            None
-            if options.enforce_eager
-            else GraphOptions(max_sequences, context_length, options.most_step_tokens, options.compile_passes)
-        )
-        setup = build_runner(
-            self._adapter,
-            options.kv_cache_bytes,
-            device=self._device,
-            options=kv or KvOptions(),
-            model_revision=self._model_info.revision,
-            graphs=graphs,
-            threads=threads,
-        )
-        computing = nn.ModuleList([model, *setup.joined])
-        choose_products(
-            computing,
-            most_packed_nbytes=compute.packed_weight_bytes,
-            without=[layer for joined in setup.joined for layer in joined.parts],
-            threads=threads,
-        )
-        if setup.cache is None and options.preempted_kv_bytes:
-            raise BadModel(
-                f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
-                " have state outside of KV blocks, which cannot be copied"
-            )
+        setup, computing = self._set_up(model, options, compute, kv or KvOptions())
         self._captured_at = None if self.weights is None else self.weights.address
         self._made = setup
         self._runner: ModelRunner = setup.runner
@@ -156,6 +130,43 @@ class TransformersTextEngine:
             )
             self.weights.measure()
             self._after_load()
+
+    def _set_up(
+        self, model: nn.Module, options: EngineOptions, compute: ComputeOptions, kv: KvOptions
+    ) -> tuple[DecoderSetup, nn.Module]:
+        """What runs the passes, with the fastest products chosen, and all modules that compute in it. Raises BadModel."""
+        threads = None if options.enforce_eager else _kernel_threads(compute)
+        graphs = None
+        if not options.enforce_eager:
+            graphs = GraphOptions(
+                options.max_sequences,
+                self._model_info.context_length,
+                options.most_step_tokens,
+                options.compile_passes,
+            )
+        setup = build_runner(
+            self._adapter,
+            options.kv_cache_bytes,
+            device=self._device,
+            options=kv,
+            model_revision=self._model_info.revision,
+            graphs=graphs,
+            threads=threads,
+        )
+        computing = nn.ModuleList([model, *setup.joined])
+        choose_products(
+            computing,
+            most_packed_nbytes=compute.packed_weight_bytes,
+            without=[layer for joined in setup.joined for layer in joined.parts],
+            threads=threads,
+        )
+        if setup.cache is None and options.preempted_kv_bytes:
+            kinds = sorted(set(self._adapter.decoder.config.layer_types))
+            raise BadModel(
+                f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {kinds} have state outside of KV blocks,"
+                " which cannot be copied"
+            )
+        return setup, computing
 
     def _give_back(self, computing: nn.Module) -> None:
         """Give back what else is in memory for the language model."""
