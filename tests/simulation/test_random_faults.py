@@ -287,11 +287,11 @@ def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any
 
 _WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, ArenaMachine, TensorCache)
 _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)) | {
-    WaitPredictor: ("prepared", "encoded", "answering", "over"),
+    WaitPredictor: ("prepared", "encoded", "answering", "ended"),
     Promises: ("promise", "take"),
-    AttainmentRecorder: ("prepared", "dispatched", "answering", "over", "refused", "roll"),
-    PublishedContents: ("encoding", "held", "segment", "over", "gone"),
-    Jobs: ("add", "enters_engine", "got_tokens", "over"),
+    AttainmentRecorder: ("prepared", "dispatched", "answering", "ended", "refused", "roll"),
+    PublishedContents: ("encoding", "held", "segment", "encoding_ended", "gone"),
+    Jobs: ("add", "enters_engine", "got_tokens", "ended"),
 }
 """What changes each machine."""
 
