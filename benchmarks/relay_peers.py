@@ -25,16 +25,17 @@ from benchmarks import identity
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import EMBEDS, DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Placement
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.profile import ProfileIdentity
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TransferFailed
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest, HolderStub
+from triptych.ports import HolderStub
 from triptych.rpc import limits
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
@@ -122,9 +123,11 @@ class TicketPrinter:
             await asyncio.sleep(_REPORT_S)
 
 
-async def _acquire_nothing(self: TensorReceiver, job_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
+async def _acquire_nothing(
+    self: TensorReceiver, job_id: str, placements: Sequence[Placement], queue_position: QueuePosition
+) -> Arrived:
     """In place of ``TensorReceiver.acquire``: the tickets are made up."""
-    del self, job_id, placements, turn
+    del self, job_id, placements, queue_position
     return Arrived((), ())
 
 

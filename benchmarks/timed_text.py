@@ -18,11 +18,11 @@ import uvloop
 from benchmarks import ending
 from benchmarks.talking_child import talking_child
 from triptych.cli import ports
+from triptych.domain.engine import EngineOutput
 from triptych.domain.stage import Role
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder import text_engine
 from triptych.engine.decoder.options import EngineOptions
-from triptych.ports import EngineOutput
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
 from triptych.services.text import app as text_app

@@ -231,12 +231,12 @@ def _occupied(nbytes: int) -> int:
 
 
 def _head(stored: StoredEmbedding) -> bytes:
-    told = {
+    fields = {
         "key": stored.key.hex(),
         "tokens": stored.tokens,
         "tensors": [(tensor.spec.name, tensor.spec.dtype.value, tensor.spec.shape) for tensor in stored.tensors],
     }
-    header = json.dumps(told).encode()
+    header = json.dumps(fields).encode()
     return _PREFIX.pack(_MAGIC, len(header)) + header
 
 

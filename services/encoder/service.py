@@ -94,14 +94,14 @@ class EncoderService(Generic[PreparedT]):
         """Items that were encoded since the stage opened."""
 
     def start(self, *, runs_batches: bool = True) -> None:
-        """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.turn``."""
+        """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.encode_batch``."""
         if runs_batches:
             self._scope.spawn(self._batcher.run(), name="batches", vital=True)
         self._scope.spawn(self._sweep(), name="sweep of embeddings", vital=True)
 
     @property
     def batcher(self) -> Batcher[PreparedT]:
-        """The batcher, for a loop that calls its ``turn``."""
+        """The batcher, for a loop that calls its ``encode_batch``."""
         return self._batcher
 
     async def describe(self) -> InstanceInfo:

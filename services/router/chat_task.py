@@ -112,8 +112,8 @@ class ChatTask(RequestTask):
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
                 context_length=self._model.context_length,
-                kv_tokens=self._cluster.instances.kv_tokens,
-                kv_block_tokens=self._cluster.instances.kv_block_tokens,
+                kv_tokens=self._cluster.machine.instances.kv_tokens,
+                kv_block_tokens=self._cluster.machine.instances.kv_block_tokens,
             )
             if not self.request.continued:  # its caller has some of it already
                 self._refuse_late(prompt_tokens)
@@ -169,7 +169,7 @@ class ChatTask(RequestTask):
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
-            position=effect.turn.position(self._clock()),
+            position=effect.queue_position.relative(self._clock()),
             continued=continued,
             early=kind is AttemptKind.EARLY_PREFILL,
             hands_over=kind is AttemptKind.PREFILL,
@@ -205,7 +205,7 @@ class ChatTask(RequestTask):
         async with aclosing(text.generate(request)) as stream:
             began = handed_over = False
             async for events in stream:
-                if answer is None or answer.over or handed_over or not events:
+                if answer is None or answer.has_ended or handed_over or not events:
                     # Wait for the end of the call, which is cheaper for both sides than cancelling it.
                     self._take_hand_over(effect, events)
                     continue
@@ -217,7 +217,7 @@ class ChatTask(RequestTask):
                 handed_over = self._take_hand_over(effect, events)
         if answer is None:
             self.feed(PrefilledEarly(effect.credit))
-        elif not (answer.over or handed_over):
+        elif not (answer.has_ended or handed_over):
             raise InstanceLost("the text instance's stream ended early")
 
     def _take_hand_over(self, effect: Generate, events: Sequence[TextEvent]) -> bool:

@@ -28,7 +28,7 @@ class Record:
 
     def refused(self, error: TriptychError) -> None: ...
 
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
+    def ended(self, timeline: Timeline, finish_reason: str) -> None:
         """A chat has ended. ``finish_reason`` is empty if it failed or was cancelled."""
 
     def resolved(self, timeline: Timeline) -> None:
@@ -91,7 +91,7 @@ class RouterRecord(Record):
         self._count(self._refused, error.code)
         logger.info("refused: %s", error.code)
 
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
+    def ended(self, timeline: Timeline, finish_reason: str) -> None:
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)
         self._count(self._success, timeline.model, ended_as)

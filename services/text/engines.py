@@ -17,7 +17,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.delay import DelayTextEngine, delay_costs
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
-from triptych.ports import ObservedTextEngine, Offload
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.hub import served_name
 from triptych.runtime.metrics import Read
 from triptych.runtime.process import CannotStart
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class _Engine:
     """An engine with what it was loaded from. One that sleeps runs what its profile is of."""
 
-    engine: ObservedTextEngine
+    engine: TextEngine
     part: ServedPart
     metrics: Read | None = None
     close: Callable[[], None] | None = None

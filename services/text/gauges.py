@@ -38,7 +38,7 @@ def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock
         yield from _of_copies(engine.kv_copies)
 
     def read() -> Iterable[Metric]:
-        load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
+        load, memory, pulls = service.load(), receiver.cache, receiver.cache.pulls
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
         if loaded.metrics is None:
             yield from of_engine(running=decode.pending, waiting=prefill.pending)

@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from triptych.domain.engine import EngineRequest
 from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest
 from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.sampling import ResponseFormat
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.machine.arena.extents import round_up
 from triptych.policy.queueing import as_called
-from triptych.ports import Clock, EngineRequest, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
 from triptych.tokens.answer_text import Detokenizer
 
 from .answer import Answer
 from .checks import check_request
 from .departure import DepartsError, Departure
-from .engine_loop import EngineLoop, handing_engine
+from .engine_loop import EngineLoop
 from .exports import Exporter, KvPrefix, KvTransfer
 from .imports import Importer, Imports
 from .jobs import Job, Jobs
@@ -33,7 +34,7 @@ class Serving:
     """What the requests of an instance share."""
 
     settings: TextSettings
-    engine: ObservedTextEngine
+    engine: TextEngine
     loop: EngineLoop
     importer: Importer
     exporter: Exporter | None
@@ -65,14 +66,14 @@ class Generation:
         now_s = serving.clock()
         deadline_s = now_s + request.timeout_s
         self._departure = Departure(timeout_s=request.timeout_s, deadline_s=deadline_s, clock=serving.clock)
-        turn = as_called(
+        queue_position = as_called(
             priority=request.priority,
             deadline_s=deadline_s,
             arrived_s=now_s,
             arrival=number,
             position=request.position,
         )
-        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, turn, self._departure)
+        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, queue_position, self._departure)
         self._request = request
         self._serving = serving
         self._loop = serving.loop
@@ -126,7 +127,7 @@ class Generation:
         if not serving.stages.takes(self._job.needs):
             raise serving.stages.closed()
         check_request(request, serving.engine)
-        if request.hands_over and handing_engine(serving.engine) is None:
+        if request.hands_over and serving.engine.kv is None:
             raise InvalidRequest("this instance does not hand over", param="hands_over")
         if len(serving.jobs) >= serving.settings.max_concurrent_requests:
             raise Overloaded(f"{serving.settings.max_concurrent_requests} requests are open, which is the limit")
@@ -168,7 +169,7 @@ class Generation:
                 request.sampling.seeded(serving.rng),  # a router of the release before draws no seed
                 grammar,
                 request.tenant_salt,
-                job.turn,
+                job.queue_position,
                 request.continued,
                 pauses=request.hands_over,
                 arriving=self._imports.kv_positions,
@@ -239,7 +240,7 @@ class Generation:
             return False
         if self._prefix is not None:
             self._prefix.stop()
-            await self._prefix.over()
+            await self._prefix.wait_until_done()
         tokens = {choice: answer.completion_tokens - 1 for choice, answer in answers.items()}
         self._transfer = exporter.transfer_now(job, tokens)
         if self._transfer is None:
@@ -247,7 +248,7 @@ class Generation:
         self._is_transferred = True
         self._departure.settle()
         async with self._departure.bounded():
-            await self._loop.between(partial(exporter.engine.pause, job.job_id))
+            await self._loop.between(partial(exporter.access.pause, job.job_id))
         return True
 
     async def _transferred(self, choices: Collection[int]) -> AbstractAsyncContextManager[tuple[SealedSegment, ...]]:
@@ -270,7 +271,7 @@ class Generation:
             self._transfer.stop()
         if self._prefix is not None:
             self._prefix.stop()
-        self._serving.jobs.over(self._job)
+        self._serving.jobs.ended(self._job)
         self._serving.notify()
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.domain.generation import TextRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Stage
-from triptych.policy.queueing import Turn
 
 from .departure import Departure
 from .open_stages import BOTH, DECODE, PREFILL
@@ -19,7 +19,7 @@ class Job:
     request: TextRequest
     arrived_s: float
     deadline_s: float
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in every queue of this instance."""
     departure: Departure
     in_engine: bool = False
@@ -91,7 +91,7 @@ class Jobs:
             done |= DECODE
         return done & job.needs
 
-    def over(self, job: Job) -> None:
+    def ended(self, job: Job) -> None:
         """Of one that may not have been admitted."""
         if self._jobs.pop(job.job_id, None) is not None:
             self._count(job, -1)

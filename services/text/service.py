@@ -15,7 +15,7 @@ from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
 from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import longest_waits
-from triptych.ports import Clock, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
@@ -23,7 +23,7 @@ from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.receiver import TensorReceiver
 
 from .device_scheduler import DeviceScheduler
-from .engine_loop import EngineLoop, handing_engine
+from .engine_loop import EngineLoop
 from .exports import Exporter
 from .generation import Generation, Serving
 from .imports import Importer
@@ -44,7 +44,7 @@ class TextService:
 
     def __init__(
         self,
-        engine: ObservedTextEngine,
+        engine: TextEngine,
         receiver: TensorReceiver,
         settings: TextSettings,
         *,
@@ -91,18 +91,17 @@ class TextService:
         )
         if kv is not None:
             kv.store.on_change(self._watched_load.notify)
-        kv_engine = handing_engine(engine)
-        self._kv_kind = None if kv_engine is None else kv_engine.kv_kind
+        self._kv_kind = None if engine.kv is None else engine.kv.kind
         tpot_slo_s = settings.engine_options.tpot_slo_s
         is_lender = scheduler is not None and scheduler.encode_first
         self._serving = Serving(
             settings=settings,
             engine=engine,
             loop=self._loop,
-            importer=Importer(receiver, self._loop, kv_engine, scope, clock, record),
+            importer=Importer(receiver, self._loop, engine.kv, scope, clock, record),
             exporter=None
-            if kv is None or kv_engine is None
-            else Exporter(kv, self._loop, kv_engine, scope, clock, record),
+            if kv is None or engine.kv is None
+            else Exporter(kv, self._loop, engine.kv, scope, clock, record),
             jobs=self._jobs,
             stages=self._stages,
             new_detokenizer=new_detokenizer,

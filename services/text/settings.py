@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.arena.leases import LeaseLimits
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.transport import between_processes
 from triptych.rpc.settings import InstanceSettings
@@ -40,7 +40,7 @@ class TextSettings(InstanceSettings):
     """Roles with E: prompts run before items. An item that has waited this long runs before prompts, in at most every second
     step. With encode_first, prompts run in one step after they have waited this long."""
     encode_share: float = Field(default=0.5, gt=0, le=1)
-    """Roles ED and EPD without tpot_slo_s: the most that items take of the time in which prompts or answers can be computed. Each turn of the
+    """Roles ED and EPD without tpot_slo_s: the most that items take of the time in which prompts or answers can be computed. Each batch of the
     encoder is followed by steps for as long as this asks; 1 does not bound it."""
     encode_first: bool = False
     """Roles with E: items run before prompts, beside decodes. For encoders that lend their idle time to text requests: with the router's

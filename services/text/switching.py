@@ -15,7 +15,7 @@ from triptych.machine.stage_states import (
     OpeningFailed,
     OpensIn,
     OrderOvertaken,
-    Refuse,
+    RefuseOrder,
     StageStates,
     Switched,
     SwitchEvent,
@@ -99,7 +99,7 @@ class Switching:
                         self._feed(Opened(stage))
                 case Close():
                     pass  # the services are told of all changes together
-                case Refuse(error):
+                case RefuseOrder(error):
                     self._record.refused()
                     raise error
                 case OrderOvertaken():

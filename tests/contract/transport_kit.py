@@ -16,7 +16,7 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
+from triptych.machine.arena.arena_events import Commit, GrantLease, LeaseGranted, ReleaseLeases, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
@@ -57,12 +57,12 @@ class Site:
 
     def grant(self, key: bytes) -> Ticket:
         self.leases += 1
-        granted = self.machine.handle(Grant(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
-        assert isinstance(granted, Granted)
+        granted = self.machine.handle(GrantLease(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
+        assert isinstance(granted, LeaseGranted)
         return granted.ticket
 
     def release(self, ticket: Ticket) -> None:
-        self.machine.handle(Release((ticket.lease_id,)), 0.0)
+        self.machine.handle(ReleaseLeases((ticket.lease_id,)), 0.0)
 
 
 class Kit:

@@ -28,8 +28,8 @@ async def pulled_segments(cluster: LocalCluster, name: str) -> int:
     async with rest(cluster.admin_urls[name]) as admin:
         text = (await admin.get("/metrics")).text
     return sum(
-        int(float(one))
-        for one in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.MULTILINE)
+        int(float(tokens))
+        for tokens in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.MULTILINE)
     )
 
 

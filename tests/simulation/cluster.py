@@ -84,7 +84,7 @@ class Engines:
     encoder: Callable[[str], Any]
     """A new ``ports.EncoderEngine`` of the instance with this name."""
     text: Callable[[str], Any]
-    """A new ``ports.StagedTextEngine``, likewise."""
+    """A new ``ports.TextEngine``, likewise."""
     family: Family
     encoder_profile: Profile
     decoder_profile: Profile

@@ -37,7 +37,7 @@ class Batch:
     at_s: float
     tokens: tuple[int, ...]
     waited_s: float
-    """Its first item, for its turn."""
+    """Its first item, for this batch."""
     prompts: bool
     """Whether prompts could have been computed instead."""
     others: bool
@@ -54,24 +54,26 @@ class Watched:
         self._waiting_since_s: float | None = None
         engine, encoder, batcher = node.engine, node.encoder.engine, node.encoder.service.batcher
         clock = asyncio.get_running_loop().time
-        decode_step, encode, turn = engine.decode_step, encoder.encode, batcher.turn
+        decode_step, encode, encode_batch = engine.decode_step, encoder.encode, batcher.encode_batch
 
         def stepping() -> Any:
             self.steps.append(clock())
             return decode_step()
 
-        async def turning(budget: ImageBudget | None = None) -> bool:
+        async def encoding_batch(budget: ImageBudget | None = None) -> bool:
             self._waiting_since_s = batcher.waiting_since_s
-            return await turn(budget)
+            return await encode_batch(budget)
 
         def encoding(items: Any) -> Any:
             assert self._waiting_since_s is not None
             tokens = tuple(item.tokens for item in items)
             waited_s = clock() - self._waiting_since_s
-            self.batches.append(Batch(clock(), tokens, waited_s, engine.prefill_turn is not None, engine.has_work))
+            self.batches.append(
+                Batch(clock(), tokens, waited_s, engine.prefill_queue_position is not None, engine.has_work)
+            )
             return encode(items)
 
-        engine.decode_step, batcher.turn = stepping, turning  # type: ignore[method-assign]
+        engine.decode_step, batcher.encode_batch = stepping, encoding_batch  # type: ignore[method-assign]
         encoder.encode = encoding  # type: ignore[assignment, method-assign]
 
 

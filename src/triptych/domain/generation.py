@@ -8,7 +8,7 @@ from triptych.domain.chat import ToolCall
 from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
-from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
+from triptych.domain.queue_position import BY_TIME_LIMIT, RelativeQueuePosition
 from triptych.domain.record import record
 from triptych.domain.sampling import SamplingParams
 
@@ -57,7 +57,7 @@ class TextRequest:
     """Lower values go first, whatever time is left."""
     tenant_salt: bytes = b""
     """Cached prefixes are shared only between requests of equal salt."""
-    position: QueuePosition = BY_TIME_LIMIT
+    position: RelativeQueuePosition = BY_TIME_LIMIT
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
     early: bool = False

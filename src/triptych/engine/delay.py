@@ -7,11 +7,13 @@ those of the real model; embeddings are zeros, and answers repeat one token.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
+from triptych.domain.engine import EngineOutput, EngineRequest, ScoredToken, Scores
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
@@ -26,6 +28,7 @@ from triptych.domain.profile import (
     Profile,
     ProfileIdentity,
 )
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
@@ -35,8 +38,7 @@ from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHa
 from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
 from triptych.policy.fairness import may_start
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
+from triptych.ports import StopSignal
 from triptych.runtime.profiles import the_profile
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class DelayedItem:
 
 class DelayEncoderEngine:
     """``ports.EncoderEngine``; sleeps for the profile's load time at construction."""
+
+    weights = None
 
     def __init__(self, model: ModelInfo, family: Family, costs: Costs, *, sleep: Sleep = time.sleep) -> None:
         self.model = model
@@ -126,7 +130,7 @@ class _Sequence:
 
 
 class DelayTextEngine:
-    """``ports.StagedTextEngine`` and ``ports.HandingTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
+    """``ports.TextEngine`` and ``ports.DeviceSharing`` with chunked prefill; sleeps for the profile's load time at construction.
 
     Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number. Keys and values are zeros.
     With ``prefix_tokens`` the prompts computed last, of so many tokens in all, are not computed again.
@@ -134,6 +138,7 @@ class DelayTextEngine:
 
     preemptions = 0
     kv_copies = KvCopies()
+    weights = None
 
     def __init__(
         self,
@@ -152,8 +157,7 @@ class DelayTextEngine:
         self.kv_block_tokens = 1
         heads_nbytes = 2 * model.dtype.itemsize
         head_size = token_nbytes // heads_nbytes or model.hidden_size
-        self.kv_kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
-        """Kind of KV with as many bytes as the profile says, else those of one layer."""
+        kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
@@ -163,6 +167,7 @@ class DelayTextEngine:
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
         self._waiting: dict[str, _Sequence] = {}
         self._running: dict[str, _Sequence] = {}
+        self.kv = DelayKvAccess(kind, self._waiting, self._running, self._token, sleep, self._keep)
         self.finds_prefixes = prefix_tokens > 0
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
@@ -210,23 +215,25 @@ class DelayTextEngine:
                 if not sequence.choices:
                     del sequences[request_id]
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         if (sequence := self._waiting.get(request_id)) is not None:
-            sequence.request = replace(sequence.request, turn=turn)
+            sequence.request = replace(sequence.request, queue_position=queue_position)
 
     @property
-    def prefill_turn(self) -> Turn | None:
+    def prefill_queue_position(self) -> QueuePosition | None:
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [
             sequence
             for sequence in self._waiting.values()
             if not sequence.paused and self._may_start(sequence, self._places(), 0)
         ]
-        return min((sequence.request.turn for sequence in (*begun, *waiting)), default=None)
+        return min((sequence.request.queue_position for sequence in (*begun, *waiting)), default=None)
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_turn is not None or any(not sequence.is_idle for sequence in self._running.values())
+        return self.prefill_queue_position is not None or any(
+            not sequence.is_idle for sequence in self._running.values()
+        )
 
     def _places(self) -> int:
         return sum(len(sequence.choices) for sequence in self._running.values())
@@ -235,25 +242,27 @@ class DelayTextEngine:
         return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
 
     def _prompts(self) -> Iterator[Prefill]:
-        """Sequences that have begun and those for which there is a place, by their turns."""
+        """Sequences that have begun and those for which there is a place, by their queue positions."""
         running, started_beyond = self._places(), 0
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
-        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.turn):
+        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.queue_position):
             if sequence.request.request_id in self._waiting:
                 if not self._may_start(sequence, running, started_beyond):
                     continue
                 self._find(sequence)
                 running += len(sequence.choices)
-                started_beyond += sequence.request.turn.beyond_share * len(sequence.choices)
+                started_beyond += sequence.request.queue_position.beyond_share * len(sequence.choices)
                 if sequence.is_arriving:
                     self._start(sequence)
                     continue
             yield _prefill(sequence)
 
     def _may_start(self, sequence: _Sequence, running: int, started_beyond: int) -> bool:
-        wanted, turn = len(sequence.choices), sequence.request.turn
-        return may_start(turn, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond)
+        wanted, queue_position = len(sequence.choices), sequence.request.queue_position
+        return may_start(
+            queue_position, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond
+        )
 
     def decode_step(self) -> list[EngineOutput]:
         return self._run(StepPlan(tuple(self._decoding()), ()))
@@ -336,7 +345,23 @@ class DelayTextEngine:
             - arriving
         )
 
-    # --- KV transfer: the choices of a request have one state -----------------------------------------------------------
+    @property
+    def sharing(self) -> Self:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class DelayKvAccess:
+    """``ports.KvAccess``: keys and values are zeros. The choices of a request have one state."""
+
+    kind: KvKind
+    """As many bytes as the profile says, else those of one layer."""
+    _waiting: Mapping[str, _Sequence]
+    _running: Mapping[str, _Sequence]
+    _token: int
+    """Each token of an answer."""
+    _sleep: Sleep
+    _on_unpacked: Callable[[_Sequence], None]
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:
@@ -383,7 +408,7 @@ class DelayTextEngine:
             return False
         self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
         sequence.computed = max(sequence.computed, min(segment.end, sequence.computed + sequence.left - 1))
-        self._keep(sequence)
+        self._on_unpacked(sequence)
         return True
 
     def arrived(self, request_id: str) -> None:

@@ -6,6 +6,7 @@ from math import inf
 from typing import Annotated, Any, Protocol, Self, get_type_hints
 
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.queue_position import QueuePosition
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
 from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
@@ -15,7 +16,7 @@ from triptych.policy.placement.policy import PLACEMENTS, PlacementPolicy
 from triptych.policy.placement.pool import Pool
 from triptych.policy.prefixes import Prefixes, by_cost
 from triptych.policy.prefixes import always as always_pulled
-from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
+from triptych.policy.queueing import by_deadline, by_slo, first_come
 from triptych.policy.sharding import ShardLimits, in_shards, never
 
 
@@ -41,7 +42,7 @@ class Ordering(Protocol):
         arrival: int,
         due_s: float = inf,
         needs_s: float = 0.0,
-    ) -> Turn: ...
+    ) -> QueuePosition: ...
 
 
 class Admission(Protocol):

@@ -41,13 +41,13 @@ class TextRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     priority: int
     tenant_salt: bytes
-    position: _common_pb2.QueuePosition
+    position: _common_pb2.RelativeQueuePosition
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
     early: bool
     hands_over: bool
     kv_segments: _containers.RepeatedCompositeFieldContainer[KvPlacement]
     kv_lease_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.QueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.RelativeQueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
 
 class KvPlacement(_message.Message):
     __slots__ = ("first", "ticket", "choices")

@@ -16,7 +16,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.leases import Leases, usable
+from triptych.machine.router.leases import AttemptLeases, usable
 from triptych.machine.router.request_events import Abort, AnswerHandedOver, AttemptKind, RequestEffect
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
@@ -48,7 +48,7 @@ class Attempt:
     grant: Grant
     """Its place."""
     started_s: float
-    leases: Leases | None = None
+    leases: AttemptLeases | None = None
     """On what it leaves there: an embedding, or the segments that it hands over. None once they are released."""
     result: EncodeResult | None = None
     """The encoder's result for an item."""
@@ -92,7 +92,7 @@ class TextAttempt(Attempt):
     def hand_over(self, segments: tuple[SealedSegment, ...], until_s: float) -> list[RequestEffect]:
         """Hold segments that its instance has sealed, with leases until then at least. What it sealed wrongly is not used."""
         self.segments = usable([sealed.placement for sealed in segments], self.grant.instance_id)
-        self.leases = Leases.handed_over(self.grant, segments, len(self.segments), until_s)
+        self.leases = AttemptLeases.handed_over(self.grant, segments, len(self.segments), until_s)
         return [LeasesTaken(self.grant.name, self.leases.lease_ids)]
 
     @property
@@ -145,7 +145,7 @@ class TextAttempts:
         return bool(self.early) and self.early[-1].ended is Ending.FAILED
 
     @property
-    def segment_leases(self) -> Leases | None:
+    def segment_leases(self) -> AttemptLeases | None:
         """The leases on the segments that are held."""
         return None if (holder := self.handed_over) is None else holder.leases
 

@@ -40,7 +40,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.attempts import Attempt, Ending, TextAttempts
-from triptych.machine.router.leases import Leases, leases_of
+from triptych.machine.router.leases import AttemptLeases, leases_of
 from triptych.machine.router.losses import Losses
 from triptych.machine.router.request_events import (
     Abort,
@@ -97,7 +97,7 @@ class RequestPhase(Enum):
     CANCELLED = "cancelled"
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         return self in _ENDS
 
     @property
@@ -232,10 +232,10 @@ class RequestMachine:
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"
         segments = self._texts.segment_leases
-        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.over
+        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.has_ended
         if waits or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
             assert self.holds == 0, f"{self._phase.value} holds credits"
-        if self._phase.over or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
+        if self._phase.has_ended or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
             assert segments is None, f"{self._phase.value} holds segments"
         if self._phase is not RequestPhase.ENCODING:
             assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"
@@ -248,9 +248,9 @@ class RequestMachine:
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"
         if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.hands_over:
             assert self._items.are_ready, "dispatched or resolved before every item was there"
-        assert self._phase.over or not self.losses.too_many, "goes on after too many losses"
-        assert self._phase.over == (self._times.over_s is not None), "over before its end"
-        assert not (self._phase.over and (self._pauses or self._texts.current)), "a finished request goes on"
+        assert self._phase.has_ended or not self.losses.too_many, "goes on after too many losses"
+        assert self._phase.has_ended == (self._times.over_s is not None), "over before its end"
+        assert not (self._phase.has_ended and (self._pauses or self._texts.current)), "a finished request goes on"
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -349,9 +349,9 @@ class RequestMachine:
             return self._text_granted(grant, now_s)
         item = self._items[grant.item]
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
-        if not wanted or self._phase.over:
+        if not wanted or self._phase.has_ended:
             return [_not_wanted(grant)]
-        encode = item.begin(grant, self._wants.encode_turn, self._new_lease, now_s, self._lease_s(now_s))
+        encode = item.begin(grant, self._wants.encode_queue_position, self._new_lease, now_s, self._lease_s(now_s))
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
@@ -376,7 +376,7 @@ class RequestMachine:
         return self._requeue(error, now_s)
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
+        """Release everything and, after a pause, wait again at the old place, as queue positions go by the arrival."""
         self._reserving = frozenset()
         self._pauses.clear()
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
@@ -490,7 +490,7 @@ class RequestMachine:
             return self._encode_again([item], error, now_s)
         return self._end(RequestPhase.FAILED, error, now_s)
 
-    def _renew(self, sent: Iterable[Leases], now_s: float, reason: str) -> list[RequestEffect]:
+    def _renew(self, sent: Iterable[AttemptLeases], now_s: float, reason: str) -> list[RequestEffect]:
         """Request leases for another reader, as one has got the tickets."""
         lease_s = self._lease_s(now_s)
         return [effect for leases in sent for effect in leases.renew(self._new_lease, now_s, lease_s, reason)]
@@ -571,7 +571,7 @@ class RequestMachine:
             grant.name,
             kind,
             self._items.placements(),
-            self._wants.text_turn,
+            self._wants.text_queue_position,
             kv_segments=segments,
             kv_lease_s=self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s,
             prefix=() if segments else grant.prefix,
@@ -599,8 +599,8 @@ class RequestMachine:
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
         self._texts.begin(AttemptKind.EARLY_PREFILL, kept, now_s, tokens)
-        placements, turn = self._items.placements(count), self._wants.text_turn
-        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
+        placements, queue_position = self._items.placements(count), self._wants.text_queue_position
+        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, queue_position, tokens)
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
@@ -704,7 +704,7 @@ class RequestMachine:
 
     def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
         """Choose the instance that goes on, by the loads of now: this one has done its part, or drains."""
-        if self._phase.over or not self._texts.has(event.credit):
+        if self._phase.has_ended or not self._texts.has(event.credit):
             return _too_late(event.name, leases_of(event.segments))
         effects = self._texts.hand_over(event, now_s)
         if not self._texts.may_follow:

@@ -7,6 +7,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KnownSegment, KvPlacement, SealedSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.record import record
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
@@ -27,7 +28,6 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy.queueing import Turn
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Encode:
     reader_lease: LeaseId
     router_lease: LeaseId
     lease_s: float
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in the encoder's queue."""
     reason: str
 
@@ -133,7 +133,7 @@ class Generate:
     name: str
     kind: AttemptKind
     placements: tuple[Placement, ...]
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in the queues there."""
     tokens: int | None = None
     """Tokens of the prompt, for an early prefill; None for all."""

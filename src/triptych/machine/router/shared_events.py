@@ -9,12 +9,12 @@ from math import inf
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.kv_segment import KnownSegment
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.record import record
 from triptych.errors import TriptychError
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.prompt_identity import PromptIdentity
 from triptych.policy.placement.wants import Want
-from triptych.policy.queueing import FIRST_COME, Turn
 
 # --- requests and answers
 # ------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ class CreditsWanted:
     request: int
     wants: tuple[Want, ...]
     wait: bool
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     """Orders the waiting requests."""
     reason: str = ""
     again: bool = False
@@ -86,7 +86,7 @@ class TextWanted:
     """What was granted for them, or when it was moved: granted again if its instance is still the better one, else returned."""
     kept_tokens: int = 0
     """Of the prompt, those that are computed there."""
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     """Orders those that wait."""
     sender: str = ""
     """The address of the instance that holds its keys and values, if one has handed them over ..."""

@@ -9,12 +9,13 @@ from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
 from triptych.errors import Overloaded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import TEXT, Instances
 from triptych.machine.router.known_prefixes import KnownPrefixes
-from triptych.machine.router.lenders import Lenders, LendingCounts, LendingLimits
+from triptych.machine.router.lenders import Lenders, LendingCounts
 from triptych.machine.router.shared_events import Grant, Granted, Moved, PlaceRefused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
 from triptych.policy.lending import LenderState
@@ -55,8 +56,7 @@ class TextPlaces:
         policies: Policies,
         rng: Rng,
         *,
-        max_waiting: int,
-        lending: LendingLimits,
+        limits: ClusterLimits,
         retry_after_s: float,
         costs: CostsOf,
     ) -> None:
@@ -64,7 +64,7 @@ class TextPlaces:
         self._credits = credits_
         self._policies = policies
         self._rng = rng
-        self._max_waiting = max_waiting
+        self._limits = limits
         self._retry_after_s = retry_after_s
         self.expected = ExpectedOutput()
         """For reading."""
@@ -72,7 +72,7 @@ class TextPlaces:
         """Of the model that the instances serve."""
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
-        self.lenders = Lenders(instances, policies.lending, lending)
+        self.lenders = Lenders(instances, policies.lending, limits)
         self._prefixes = KnownPrefixes(instances, policies.prefixes, costs)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class TextPlaces:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = lost or (event.continues and self._instances.has_text)
             return [PlaceRefused(event.request, self.no_text(), final)]
-        if len(self.waiting.in_order) >= self._max_waiting:
+        if len(self.waiting.in_order) >= self._limits.max_waiting_requests:
             error = Overloaded("too many requests wait for KV memory", retry_after_s=self._retry_after_s)
             return [PlaceRefused(event.request, error)]
         self.waiting.add(event, now_s)
@@ -154,7 +154,9 @@ class TextPlaces:
         if chosen is None:
             return None
         prompts.turn += 1
-        return self._credits.grant(self._credit(wanted, want, chosen, TEXT[0], wanted.tokens), None, now_s)
+        return self._credits.grant(
+            self._credit(wanted, want, chosen, TEXT[0], wanted.tokens), None, now_s, suspect=wanted.suspect
+        )
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +174,9 @@ class TextPlaces:
                 self.lenders.taken_back(why)
             return None
         self.lenders.placed(number, event, instance.name)
-        grant = Grant(number, None, instance.name, info.instance_id, "its place was kept there")
+        grant = Grant(
+            number, None, instance.name, info.instance_id, "its place was kept there", hands_over=credit.hands_over
+        )
         return grant if event.kept_tokens else self._with_prefix(grant, event)
 
     def _why_not_kept(self, instance: Instance, event: TextWanted, now_s: float) -> str:
@@ -207,7 +211,7 @@ class TextPlaces:
         credit.early, credit.hands_over = event.early, place.hands_over
         if place.hands_over:
             credit.output_tokens = 0
-        grant = self._credits.grant(credit, None, now_s)
+        grant = self._credits.grant(credit, None, now_s, suspect=event.suspect)
         if not event.early and not event.continues:
             self.lenders.placed(grant.credit, event, place.name)
             self.lenders.lent(place.name, "new")
@@ -251,7 +255,6 @@ class TextPlaces:
             self._answers[event.with_items],
             want.all_answer_tokens,
             kv_tokens=want.kv_tokens,
-            suspect=event.suspect,
             continues=event.continues,
         )
 

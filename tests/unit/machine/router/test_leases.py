@@ -11,7 +11,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.machine.router.attempts import TextAttempt
-from triptych.machine.router.leases import Leases, leases_of
+from triptych.machine.router.leases import AttemptLeases, leases_of
 from triptych.machine.router.request_events import Abort, AttemptKind, Renew
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
@@ -43,12 +43,12 @@ PLAN = ItemPlan(
 GRANT = Grant(7, 0, "e", "encoder-1", "least loaded")
 
 
-def asked(now_s: float = 0.0, lease_s: float = 10.0) -> Leases:
+def asked(now_s: float = 0.0, lease_s: float = 10.0) -> AttemptLeases:
     leases = iter((b"router", b"reader"))
-    return Leases.requested(GRANT, lambda: next(leases), now_s, lease_s)
+    return AttemptLeases.requested(GRANT, lambda: next(leases), now_s, lease_s)
 
 
-def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> Leases:
+def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> AttemptLeases:
     made = asked(now_s, lease_s)
     assert made.granted(TICKET, b"router", PLAN, deadline_s) is None
     return made
@@ -151,7 +151,7 @@ def sealed(first: int, tokens: int, choices: tuple[int, ...] = (), holder: str =
     return SealedSegment(KvPlacement(first, ticket, choices), b"router %02d" % first)
 
 
-def handed_over(*segments: SealedSegment) -> tuple[TextAttempt, Leases]:
+def handed_over(*segments: SealedSegment) -> tuple[TextAttempt, AttemptLeases]:
     attempt = TextAttempt(AttemptKind.PREFILL, PREFILL, 0.0)
     taken = [LeasesTaken(PREFILL.name, leases_of(segments))]
     assert attempt.hand_over(segments, 5.0) == taken, "no credit covers them"
@@ -164,7 +164,7 @@ def new_leases() -> list[bytes]:
     return [b"new %d" % number for number in range(8)]
 
 
-def renewing(held: Leases) -> Renew:
+def renewing(held: AttemptLeases) -> Renew:
     leases = iter(new_leases())
     taken, renew = held.renew(lambda: next(leases), 1.0, 9.0, "a further attempt")
     assert isinstance(renew, Renew)

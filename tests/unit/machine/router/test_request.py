@@ -15,6 +15,7 @@ from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Outcome
@@ -75,7 +76,7 @@ from triptych.machine.router.shared_events import (
 from triptych.policy.dispatching import Dispatch, complete
 from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import ORDERINGS
-from triptych.policy.queueing import PATIENCE_S, Turn
+from triptych.policy.queueing import PATIENCE_S
 
 LIMITS = RequestLimits(
     max_encode_attempts=3,
@@ -524,17 +525,17 @@ def test_an_item_is_as_much_work_as_its_embedding_has_rows() -> None:
     assert [want.tokens for want in wanted.wants] == [4 * 1601]
 
 
-def turns(world: World) -> list[Turn]:
+def queue_positions(world: World) -> list[QueuePosition]:
     """Of the request in the queues of the router, of its encoder and of its text instance."""
     (wanted,) = [call for call in world.calls if isinstance(call, CreditsWanted)]
     world.place_all()
     (encode,) = [call for call in world.calls if isinstance(call, Encode)]
     world.encode_all()
-    return [wanted.turn, encode.turn, world.dispatched().turn]
+    return [wanted.queue_position, encode.queue_position, world.dispatched().queue_position]
 
 
 def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
-    found = turns(expecting(Expected(4.0, ALONE)))
+    found = queue_positions(expecting(Expected(4.0, ALONE)))
     assert [(one.priority, one.due_s, one.lost_s, one.aged_s) for one in found] == [
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
@@ -545,7 +546,7 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
 def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
     shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
     world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
-    assert [one.behind_s for one in turns(world)] == [1.0, 1.0, 40.0]
+    assert [one.behind_s for one in queue_positions(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -554,7 +555,7 @@ def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 60.0
     world.feed(failed(call, InstanceLost("gone")))
-    assert [(one.due_s, one.lost_s) for one in turns(world)] == [(5.0, inf)] * 3
+    assert [(one.due_s, one.lost_s) for one in queue_positions(world)] == [(5.0, inf)] * 3
 
 
 @pytest.mark.parametrize(
@@ -570,12 +571,14 @@ def test_the_shorter_deadline_wins_and_what_is_unknown_counts_as_nothing(
     expected: Expected, deadline_s: float, due_s: float, lost_s: float
 ) -> None:
     (wanted,) = [call for call in expecting(expected, deadline_s=deadline_s).calls if isinstance(call, CreditsWanted)]
-    assert (wanted.turn.due_s, wanted.turn.lost_s) == (due_s, lost_s)
+    assert (wanted.queue_position.due_s, wanted.queue_position.lost_s) == (due_s, lost_s)
 
 
 def test_the_ordering_that_is_chosen_orders_every_queue() -> None:
-    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
-    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {9.0}
+    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
+    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {
+        9.0
+    }
 
 
 def test_shards_of_an_item_are_placed_consecutively() -> None:
@@ -1754,7 +1757,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         elif dispatch is not None:
             dispatch = _stream(world, dispatch, rng, failing)
     assert len(world.ends) == 1, "it does not end"
-    assert world.machine.phase.over
+    assert world.machine.phase.has_ended
     assert not world.credits
     assert not world.early
     assert not world.leases

@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.tenant import Tenant
 from triptych.machine.router.tenant_shares import MAX_IDLE, Place, TenantShares
 from triptych.policy.fairness import BURST_S, UNSHARED, by_weight
-from triptych.policy.queueing import AGEING_S
 
 A, B = Tenant("a"), Tenant("b")
 PER_S = 10.0

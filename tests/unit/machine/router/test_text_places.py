@@ -8,6 +8,7 @@ import pytest
 from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, refused, text_granted
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.membership import Member
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import InstanceLost, Overloaded
 from triptych.machine.router.cluster import ClusterMachine
@@ -31,7 +32,6 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.machine.router.text_places import MOST_TOGETHER
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.queueing import Turn
 
 EXPECTED = 16
 """Tokens that an answer of at most 16 is expected to have, at most."""
@@ -61,9 +61,9 @@ def cluster(*described: InstanceSeen, handoff: str = "never", max_waiting: int =
     policies = Policies.named(PolicyNames(handoff=handoff))
     limits = replace(LIMITS, max_waiting_requests=max_waiting)
     machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
-    for one in described:
-        machine.handle(MemberJoined(Member(one.name)), 0)
-        machine.handle(one, 0)
+    for instance in described:
+        machine.handle(MemberJoined(Member(instance.name)), 0)
+        machine.handle(instance, 0)
     return machine
 
 
@@ -199,8 +199,8 @@ def test_prompts_wait_in_their_order() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
     for number in (2, 3, 4):
-        turn = Turn(0, 10.0 - number, number)
-        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, turn=turn), 0) == []
+        queue_position = QueuePosition(0, 10.0 - number, number)
+        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, queue_position=queue_position), 0) == []
     assert isinstance(refused(machine.handle(TextWanted(5, 50, max_tokens=EXPECTED), 0)).error, Overloaded)
     machine.handle(CreditsAbandoned(4), 0)
     (granted,) = machine.handle(CreditReturned(first.credit), 0)
@@ -212,8 +212,13 @@ def test_prompts_wait_in_their_order() -> None:
 def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
-    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, turn=Turn(0, 0.0, 2)), 0) == []
-    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, turn=Turn(0, 1.0, 3)), 0) == [], "though it has room"
+    assert (
+        machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, queue_position=QueuePosition(0, 0.0, 2)), 0)
+        == []
+    )
+    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, queue_position=QueuePosition(0, 1.0, 3)), 0) == [], (
+        "though it has room"
+    )
     granted = machine.handle(CreditReturned(first.credit), 0)
     assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
 
@@ -286,6 +291,14 @@ def test_beginnings_of_prompts_are_computed_where_the_answer_stays() -> None:
     machine = cluster(seen("b", Role.PD), seen("d", Role.D), seen("p", Role.P), handoff="always")
     assert {want(machine, number, early=True).name for number in range(1)} == {"b"}
     assert machine.handle(TextWanted(9, 50, early=True, avoid=frozenset({"b"})), 0) == []
+
+
+@pytest.mark.parametrize("handoff", ["never", "always"])
+def test_an_answer_leaves_a_place_that_is_kept_if_it_was_granted_so(handoff: str) -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), handoff=handoff)
+    first = want(machine)
+    kept = want(machine, kept_credit=first.credit)
+    assert (kept.credit, kept.hands_over) == (first.credit, handoff == "always")
 
 
 def test_instances_of_the_release_before_go_on_as_they_did() -> None:

@@ -11,11 +11,11 @@ from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
 from triptych.domain.chat import ChatRequest
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.tenant import Tenant
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, TransferFailed, TriptychError
 from triptych.policy.policies import PolicyNames
-from triptych.policy.queueing import AGEING_S
 from triptych.services.router.settings import RouterSettings
 
 SIDE_PX, TOKENS = 224, 256

@@ -74,10 +74,12 @@ class Apart:
     async def fresh_leases(self, request: TextRequest) -> TextRequest:
         """With new readers' leases on its embeddings, as the router gets them."""
         placements = []
-        for one in request.placements:
+        for placement in request.placements:
             lease = new_lease()
-            wants = lease_request(one.ticket, lease)
-            placements.append(replace(one, ticket=(await self.encoder.service.lease(wants)).at(one.ticket.address)))
+            wants = lease_request(placement.ticket, lease)
+            placements.append(
+                replace(placement, ticket=(await self.encoder.service.lease(wants)).at(placement.ticket.address))
+            )
         return replace(request, placements=tuple(placements))
 
 
@@ -197,7 +199,7 @@ def test_its_role_and_kind_are_described_and_its_load_has_its_stages() -> None:
         async with apart() as p:
             first, second = await p.prefill.service.describe(), await p.decode.service.describe()
             assert (first.role, first.hands_over, second.role, second.hands_over) == (Role.P, True, Role.D, False)
-            kind = p.prefill.engine.kv_kind
+            kind = p.prefill.engine.kv.kind
             assert kind is not None
             assert first.kv_kind == second.kv_kind == kind.digest
             assert set(p.prefill.service.load().stages) == {Stage.PREFILL}
@@ -358,8 +360,8 @@ def test_a_prompt_waits_for_room_before_it_is_computed_and_gets_it_in_turn() -> 
             asked = [await p.asked("x" * 60 + str(number)) for number in range(3)]
             first = await events_of(p.prefill, prefill_call(asked[0].request))
             later = [
-                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(one.request)))
-                for one in asked[1:]
+                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(late.request)))
+                for late in asked[1:]
             ]
             await asyncio.sleep(1)
             assert not any(one.done() for one in later)
@@ -439,12 +441,12 @@ def test_segments_of_another_kind_are_ignored_and_given_back() -> None:
     under_virtual_time(scenario)
 
 
-@pytest.mark.parametrize(
-    "decode", [{"engine": FakeTextEngine(vocabulary=VOCABULARY, kv_copyable=False), "role": Role.PD}]
-)
-def test_an_engine_that_takes_none_computes(decode: dict[str, Any]) -> None:
+def test_an_engine_that_takes_none_computes() -> None:
+    engine = FakeTextEngine(vocabulary=VOCABULARY)
+    engine.kv = None  # type: ignore[assignment]
+
     async def scenario() -> None:
-        async with apart(decode=decode) as p:
+        async with apart(decode={"engine": engine, "role": Role.PD}) as p:
             asked = await p.asked("what is this?", "cat")
             first, second = await through_both(p, asked)
             assert is_whole(asked, first, second)
@@ -488,7 +490,7 @@ def test_one_that_is_preempted_while_it_arrives_is_computed() -> None:
             del ticket
             if reader == "decode":
                 await asyncio.sleep(0.1)
-                for name in {name for name, _ in p.decode.engine.awaiting}:
+                for name in {name for name, _ in p.decode.engine.kv.awaiting}:
                     p.decode.engine.preempt(name)
 
         async with apart(before_pull=preempts) as p:
@@ -507,7 +509,7 @@ def test_one_that_is_preempted_before_a_copy_is_computed_again_unless_it_has_pau
     async def scenario() -> None:
         async with apart() as p:
             engine, copies = p.prefill.engine, 0
-            pack = engine.pack
+            pack = engine.kv.pack
 
             def preempts(request_id: str, *told: Any) -> bool:
                 nonlocal copies
@@ -516,7 +518,7 @@ def test_one_that_is_preempted_before_a_copy_is_computed_again_unless_it_has_pau
                     engine.preempt(request_id)
                 return pack(request_id, *told)
 
-            engine.pack = preempts  # type: ignore[assignment, method-assign]
+            engine.kv.pack = preempts  # type: ignore[assignment, method-assign]
             asked = await p.asked("k" * 60)
             first, second = await through_both(p, asked)
             assert is_whole(asked, first, second)
@@ -537,7 +539,7 @@ def test_it_takes_memory_for_all_positions_before_it_pulls_and_frees_it_when_the
             call = decode_call(asked.request, first)
             going = asyncio.get_running_loop().create_task(events_of(p.decode, call))
             await asyncio.sleep(1)
-            assert {choice for _, choice in p.decode.engine.awaiting} == {0}
+            assert {choice for _, choice in p.decode.engine.kv.awaiting} == {0}
             going.cancel()
             await asyncio.wait((going,))
             await release_routers(p.prefill, first)
