@@ -42,7 +42,8 @@ from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
 from triptych.runtime.tls import TlsIdentity
 from triptych.runtime.world import real_world
-from triptych.services.text.build import LoadedText, build
+from triptych.services.text.build import build
+from triptych.services.text.service import LoadedText
 from triptych.services.text.servicer import TextServicer
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine

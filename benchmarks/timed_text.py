@@ -26,7 +26,6 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
 from triptych.services.text import app as text_app
-from triptych.services.text.app import app
 from triptych.services.text.record import TextRecord
 from triptych.services.text.settings import TextSettings
 
@@ -119,7 +118,7 @@ async def timed(options: Options) -> AsyncIterator[Timed]:
 
 async def _serve(options: Options) -> None:
     """Print the port; then answer each line with what happened since the last."""
-    async with app(options.settings) as running:
+    async with text_app.app(options.settings) as running:
         print(json.dumps(running.port), flush=True)
         while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
             told, _happened[:] = list(_happened), []

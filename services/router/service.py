@@ -31,13 +31,14 @@ from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
-from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
+from triptych.ports import InstanceClient, Membership, Offload
 from triptych.runtime import logs
 from triptych.runtime.profiles import KnownProfiles
+from triptych.runtime.world import World
 
 from .attainment import Attainment
 from .chat_task import ChatTask
-from .cluster import Cluster, Scope
+from .cluster import Cluster
 from .held_share import HeldShare
 from .history import History
 from .late import LateRefusals
@@ -53,24 +54,22 @@ from .settings import RouterSettings
 class RouterService:
     """``ports.Router`` over the instances in ``membership``; ``connect`` makes a client for an address.
 
-    ``scope`` owns the background tasks: watches of instances, running requests, releases of leases.
+    The world's scope owns the background tasks: watches of instances, running requests, releases of leases.
     """
 
     def __init__(
         self,
+        settings: RouterSettings,
+        world: World,
         membership: Membership,
         connect: Callable[[str], InstanceClient],
         *,
-        settings: RouterSettings,
         prepare: Prepare,
         offload: Offload,
-        clock: Clock,
-        scope: Scope,
-        rng: Rng,
         record: Record,
         profiles: KnownProfiles,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets, so it must be unpredictable."""
+        clock, scope, rng = world.clock, world.scope, world.rng
         self._policies = Policies.named(settings.policies)
         self._rng = rng
         self._record = record

@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triptych.domain.instance import ServedPart
-from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.arenas import open_arena
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Offload, TextEngine, TokenGrammar
-from triptych.runtime.metrics import Read
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
-from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.arena import HostArena
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
@@ -29,7 +25,7 @@ from .device_scheduler import DeviceScheduler
 from .hybrid import HybridInstance
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
-from .service import TextService
+from .service import LoadedText, TextService
 from .settings import TextSettings
 from .switching import Switching
 from .weight_offloading import Unloadable, WeightOffloading, checked_weights, parts_of
@@ -38,23 +34,6 @@ if TYPE_CHECKING:
     from .encoder_part import BuiltEncoder, EncoderPart
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedText:
-    """An engine that works, the thread that runs it, and what reads and bounds its tokens."""
-
-    engine: TextEngine
-    part: ServedPart
-    thread: Offload
-    """Runs one call at a time, always in the same thread."""
-    new_detokenizer: Callable[[], Detokenizer]
-    new_grammar: Callable[[ResponseFormat], TokenGrammar]
-    """Blocks. Raises InvalidRequest."""
-    metrics: Read | None = None
-    """The engine's own metrics, if it has some."""
-    when_lost: Callable[[Callable[[], None]], None] | None = None
-    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +101,13 @@ async def build(
             )
         )
         text = TextService(
-            engine,
-            receiver,
             settings,
+            world,
+            loaded,
+            receiver,
             offers=(offering or receiver.transports).offers,
-            new_detokenizer=loaded.new_detokenizer,
-            new_grammar=loaded.new_grammar,
-            scope=world.scope,
             offload=checks,
-            engine_thread=loaded.thread,
-            rng=world.rng,
-            clock=world.clock,
             record=record,
-            part=loaded.part,
             scheduler=_scheduler(settings, world, loaded, encoder, built),
             kv=_kv_store(settings, world, engine, own_store, built),
             states=states,

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import Checkpoint
@@ -23,10 +24,10 @@ from triptych.transport.data_plane import DataPlane
 
 from ..encoder import build as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.build import BuiltEncoder as BuiltEncoder  # noqa: PLC0414, TID252
-from ..encoder.build import LoadedEncoder  # noqa: TID252
 from ..encoder.engines import loaded as loaded_encoder  # noqa: TID252
 from ..encoder.gauges import watch  # noqa: TID252
 from ..encoder.record import NO_RECORD, EncoderRecord, Record  # noqa: TID252
+from ..encoder.service import LoadedEncoder  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .engines import EngineThreads
 from .settings import TextSettings
@@ -40,7 +41,7 @@ class EncoderPart:
     """The encoder of an instance of other stages, loaded."""
 
     settings: EncoderSettings
-    loaded: LoadedEncoder
+    loaded: LoadedEncoder[Any]
     budget: ImageBudget | None = None
     """Of a turn in the text engine's thread; None for only the encoder's own limits."""
     offloading: WeightOffloading | None = None

@@ -26,7 +26,7 @@ from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 
-from .build import LoadedText
+from .service import LoadedText
 from .settings import TextSettings
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 
-from .build import Instance, LoadedText
+from .build import Instance
+from .service import LoadedText
 
 
 def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 
@@ -15,10 +16,11 @@ from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
 from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import longest_waits
-from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
+from triptych.ports import Offload, TextEngine, TokenGrammar
 from triptych.runtime.hinted_load import watch_with_hints
-from triptych.runtime.tasks import TaskScope
+from triptych.runtime.metrics import Read
 from triptych.runtime.watched_value import WatchedValue
+from triptych.runtime.world import World
 from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.receiver import TensorReceiver
 
@@ -39,42 +41,53 @@ _TOLERATED_GAP = 4
 """In multiples of the objective between tokens: beyond it an answer leaves an instance where items go first."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedText:
+    """An engine that works, the thread that runs it, and what reads and bounds its tokens."""
+
+    engine: TextEngine
+    part: ServedPart
+    thread: Offload
+    """Runs one call at a time, always in the same thread."""
+    new_detokenizer: Callable[[], Detokenizer]
+    new_grammar: Callable[[ResponseFormat], TokenGrammar]
+    """Blocks. Raises InvalidRequest."""
+    metrics: Read | None = None
+    """The engine's own metrics, if it has some."""
+    when_lost: Callable[[Callable[[], None]], None] | None = None
+    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
+
+
 class TextService:
     """``ports.Text``, and of ``ports.Encoder`` what a holder has. Call ``start`` once its scope is open."""
 
     def __init__(
         self,
-        engine: TextEngine,
-        receiver: TensorReceiver,
         settings: TextSettings,
+        world: World,
+        loaded: LoadedText,
+        receiver: TensorReceiver,
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
-        new_detokenizer: Callable[[], Detokenizer],
-        new_grammar: Callable[[ResponseFormat], TokenGrammar],
-        scope: TaskScope,
         offload: Offload,
-        engine_thread: Offload,
-        rng: Rng,
-        clock: Clock,
         record: Record,
-        part: ServedPart,
         scheduler: DeviceScheduler | None,
         kv: KvStore | None,
         states: StageStates | None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
+        """``scheduler`` is set if the instance also encodes in the engine's thread. ``offload`` compiles grammars.
 
-        ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
-        ``offload``, and raises InvalidRequest. ``offers`` are of the arena that others read, if there is one. ``kv``: the part of
-        that arena for keys and values; None if they are not exported. ``states``: of an instance that switches. Read only.
+        ``offers`` are of the arena that others read, if there is one. ``kv``: the part of that arena for keys and values; None if they
+        are not exported. ``states``: of an instance that switches. Read only.
         """
+        engine, scope, clock = loaded.engine, world.scope, world.clock
         self._engine = engine
         self._receiver = receiver
         self._settings = settings
         self._offers = offers
         self._scope = scope
         self._clock = clock
-        self._part = part
+        self._part = loaded.part
         self._kv = kv
         self._jobs = Jobs()
         self._stages = OpenStages(settings.role, states)
@@ -82,7 +95,7 @@ class TextService:
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         self._loop = EngineLoop(
             engine,
-            engine_thread,
+            loaded.thread,
             clock=clock,
             on_change=self._watched_load.notify,
             on_gap=record.token_gap,
@@ -104,10 +117,10 @@ class TextService:
             else Exporter(kv, self._loop, engine.kv, scope, clock, record),
             jobs=self._jobs,
             stages=self._stages,
-            new_detokenizer=new_detokenizer,
-            new_grammar=new_grammar,
+            new_detokenizer=loaded.new_detokenizer,
+            new_grammar=loaded.new_grammar,
             offload=offload,
-            rng=rng,
+            rng=world.rng,
             clock=clock,
             record=record,
             notify=self._watched_load.notify,

@@ -44,9 +44,9 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.world import World as ProcessWorld
 from triptych.scaling.processes import ProcessScaler
 from triptych.services.encoder import build as encoders
-from triptych.services.encoder.build import BuiltEncoder, LoadedEncoder
+from triptych.services.encoder.build import BuiltEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
-from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.service import EncoderService, LoadedEncoder
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager import build as managers
 from triptych.services.pool_manager.settings import PoolManagerSettings
@@ -55,9 +55,9 @@ from triptych.services.router.build import managed_membership
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text import build as texts
-from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.build import Instance
 from triptych.services.text.encoder_part import EncoderPart
-from triptych.services.text.service import TextService
+from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine

@@ -22,16 +22,15 @@ from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
 from triptych.services.encoder import build as encoders
-from triptych.services.encoder.build import LoadedEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
 from triptych.services.encoder.record import Record as EncoderRecord
-from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.service import EncoderService, LoadedEncoder
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text import build as texts
-from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.build import Instance
 from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
-from triptych.services.text.service import TextService
+from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
@@ -170,7 +169,7 @@ def encoder_settings(slots: int = 64, max_pull_s: float = 1.0, **settings: Any) 
 
 def loaded_encoder(
     engine: FakeEncoderEngine, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
-) -> LoadedEncoder:
+) -> LoadedEncoder[FakePrepared]:
     return LoadedEncoder(engine, ENCODER_IDENTITY, thread or InlineOffload(1), InlineOffload(2), 2, files)
 
 
