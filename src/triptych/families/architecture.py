@@ -58,8 +58,7 @@ class Architecture:
             tokens = embedding_tokens(outputs)
             work = self._encoder.work(info)
             rows = work.products // (2 * self._encoder.parameters)
-            nbytes = sum(spec.nbytes for spec in outputs)
-            items.setdefault(tokens, EncoderItem(tokens, nbytes, work, info.pixels + info.samples, rows))
+            items.setdefault(tokens, EncoderItem(tokens, sum(spec.nbytes for spec in outputs), work, rows))
         by_size = tuple(items[tokens] for tokens in sorted(items))
         encoder = self._encoder
         return EncoderArchitecture(encoder.parameters, encoder.depth, encoder.width, encoder.row_values, by_size)

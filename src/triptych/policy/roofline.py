@@ -10,7 +10,7 @@ it reads. With tensor parallelism all are divided by the speedup of the degree, 
 rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -43,7 +43,9 @@ _LEAST_CACHED = 512
 """Smallest number of cached tokens, and the largest prompt after the largest number."""
 _QUARTERS = 4
 """Sizes of prompts for each doubling: attention grows with their square, which lines between sizes follow to 1 %."""
-_BYTES_PER_PIXEL = (0.05, 3.0)
+_PIXELS = (1 << 12, 1 << 26)
+_BYTES_PER_PIXEL = (1 / 16, 4)
+"""Exact for these numbers of pixels: rows are on two lines."""
 _TRANSFERS = tuple(kib << 10 for kib in (16, 64, 256, 1024, 4096, 16384, 65536))
 _REDUCES_PER_LAYER = 2
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
@@ -277,7 +279,7 @@ def encoder_profile(encoder: EncoderArchitecture, target: Target, host: Host, or
         _identity(ModelPart.ENCODER, frozenset({Stage.ENCODE}), target, origins),
         _measured(target, host, origins, encoder.parameters, output_token_nbytes=token_nbytes),
         encode=encode,
-        prepare=tuple(_prepare(encoder.items, host)),
+        prepare=tuple(_prepare(host)),
         transfer=tuple(_transfers(target.device, host)),
     )
 
@@ -327,11 +329,11 @@ def _measured(target: Target, host: Host, origins: Origins, parameters: int, **t
     )
 
 
-def _prepare(items: Sequence[EncoderItem], host: Host) -> Iterator[PrepareRow]:
-    """Few and many bytes per pixel, between which the time is linear."""
-    for pixels in sorted({item.pixels for item in items if item.pixels}):
+def _prepare(host: Host) -> Iterator[PrepareRow]:
+    """Few and many pixels (or samples), with few and many bytes each: between them the time is linear."""
+    for pixels in _PIXELS:
         for density in _BYTES_PER_PIXEL:
-            nbytes = max(1, round(density * pixels))
+            nbytes = int(density * pixels)
             seconds = host.prepare_s + host.prepare_s_per_pixel * pixels + host.prepare_s_per_byte * nbytes
             yield PrepareRow(nbytes, pixels, seconds)
 

@@ -60,7 +60,7 @@ def decoder(layers: int = 32, hidden: int = 2048, context: int = 4096) -> Decode
 
 DECODER = decoder()
 ITEMS = tuple(
-    EncoderItem(tokens, 2048 * tokens, Work(10**9 * tokens, 10**5 * tokens**2), 1000 * tokens, 4 * tokens)
+    EncoderItem(tokens, 2048 * tokens, Work(10**9 * tokens, 10**5 * tokens**2), 4 * tokens)
     for tokens in (64, 256, 1024)
 )
 ENCODER = EncoderArchitecture(parameters=300_000_000, depth=24, hidden_size=1024, row_values=6144, items=ITEMS)
