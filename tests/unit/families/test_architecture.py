@@ -9,7 +9,6 @@ from triptych.domain.embedding import DType
 from triptych.families.architecture import Architecture
 from triptych.families.model_files import ModelFiles
 
-
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "gemma3-4b": (
         4_300_079_472,
