@@ -1,5 +1,8 @@
 """Architectures of published models from their ``config.json`` alone, as far as it says more than the defaults."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,7 @@ import pytest
 
 from triptych.domain.embedding import DType
 from triptych.families.architecture import Architecture
-from triptych.families.model_files import ModelFiles
+from triptych.families.model_files import BadModel, ModelFiles
 
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "gemma3-4b": (
@@ -161,3 +164,28 @@ def test_a_published_model_has_as_many_parameters_as_its_files(name: str) -> Non
     parameters, config = PUBLISHED[name]
     architecture = Architecture.load(ModelFiles(Path(), config, {}, {}, {}, {}, None))
     assert architecture.encoder([], DType.F16).parameters + architecture.decoder.parameters == parameters
+
+
+ODD = (None, "wide", -1, 0, 0.5, [], [7], {}, True)
+
+
+def places(config: dict[str, Any], below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in config.items():
+        yield (*below, name)
+        if isinstance(value, dict):
+            yield from places(value, (*below, name))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_field_of_another_kind_is_a_bad_model_or_makes_no_difference(name: str) -> None:
+    _, config = PUBLISHED[name]
+    for *sections, field in places(config):
+        for odd in ODD:
+            changed = deepcopy(config)
+            section = changed
+            for each in sections:
+                section = section[each]
+            section[field] = odd
+            with suppress(BadModel):
+                architecture = Architecture.load(ModelFiles(Path(), changed, {}, {}, {}, {}, None))
+                assert architecture.decoder.parameters > 0
