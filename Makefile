@@ -24,7 +24,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants papers lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -82,6 +82,9 @@ soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under 
 	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_signals.py
 	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} $(BIN)/python -m pytest -v tests/e2e/test_router_failover.py
 	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
+
+papers: $(STAMP)  ## Tables of the papers that need only formulas, each row beside what Triptych's cost functions say
+	$(BIN)/python -m benchmarks.papers
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES) $(MODULES)

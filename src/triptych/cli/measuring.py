@@ -1,4 +1,4 @@
-"""The commands that measure: ``bench`` and ``profile``."""
+"""The commands that measure: ``bench`` and ``profile``; and ``devices``, for which profiles are computed."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +16,16 @@ commands = typer.Typer()
 
 _WEEK_S = 7 * 86_400.0
 _YEAR_S = 366 * 86_400.0
+
+Catalogue = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="TOML file with further devices, or others in place of known ones.",
+        show_default=False,
+    ),
+]
 
 
 @commands.command(
@@ -127,12 +137,15 @@ def bench(
 @commands.command(
     epilog="Examples:\n\n- `triptych profile --quick` measures the demo model in about a minute\n\n"
     "- `triptych profile --model ~/models/llava --part decoder --threads 8 --out profiles`\n\n"
-    "- `triptych profile --model ~/models/llava --device cuda --dtype bfloat16 --plot`"
+    "- `triptych profile --model ~/models/llava --device cuda --dtype bfloat16 --plot`\n\n"
+    "- `triptych profile --analytic --model config.json --device h100 --tensor-parallel 2` computes it, without weights or device"
 )
 def profile(
     model: Annotated[
         str,
-        typer.Option(help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model."),
+        typer.Option(
+            help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model; with --analytic also a `config.json`."
+        ),
     ] = "demo",
     part: Annotated[
         list[ModelPart] | None,
@@ -140,8 +153,16 @@ def profile(
     ] = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Directory for the profiles.")] = Path("profiles"),
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and few repetitions.")] = False,
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="Of the computation.")] = "float32",
-    device: Annotated[str, typer.Option(help="*cpu* or *cuda*.")] = "cpu",
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        typer.Option(
+            help="Of the computation: by default float32, with --analytic that of the configuration.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="*cpu* or *cuda*; with --analytic a device of `triptych devices`.")
+    ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Compute threads.")] = 1,
     kv_cache_mib: Annotated[int, typer.Option(min=1, max=1 << 24, help="KV memory of the decoder, in MiB.")] = 256,
     slo_factor: Annotated[
@@ -151,11 +172,31 @@ def profile(
         ),
     ] = USUAL_FACTOR,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
+    analytic: Annotated[
+        bool,
+        typer.Option("--analytic", help="Compute the profiles from the configuration and the catalogue of devices."),
+    ] = False,
+    tensor_parallel: Annotated[int, typer.Option(min=1, max=64, help="With --analytic: devices of an instance.")] = 1,
+    catalogue: Catalogue = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="With --analytic: measured profile (or a directory of one per part) to fit the device's efficiencies to.",
+            show_default=False,
+        ),
+    ] = None,
+    calibrate_model: Annotated[
+        str | None,
+        typer.Option(help="Model that --calibrate was measured with, if it is another one.", show_default=False),
+    ] = None,
 ) -> None:
     """Measure what a model's parts cost on this hardware, and write a profile of each.
 
     Times of encoding, preparing items, prefill and decode by size; latencies under load, and the largest load and batch
     within objectives. Nothing else should run meanwhile. After Ctrl-C the same command goes on where it was.
+
+    With --analytic nothing is measured, and neither weights nor the device are needed.
     """
     import importlib.util
 
@@ -164,12 +205,60 @@ def profile(
     from triptych.cli.show import plain_console
 
     with failures():
+        if analytic:
+            from triptych.cli.profile.analytic import AnalyticJob, compute
+
+            if quick or plot:
+                raise CliError(
+                    "--quick and --plot are for measured profiles: leave them out with --analytic", caller=True
+                )
+            if calibrate_model is not None and calibrate is None:
+                raise CliError("--calibrate-model goes with --calibrate", caller=True)
+            parts = tuple(part or ModelPart)
+            compute(
+                AnalyticJob(
+                    model, parts, out, device, tensor_parallel, dtype, threads, catalogue, calibrate, calibrate_model
+                ),
+                plain_console(),
+            )
+            return
+        if tensor_parallel > 1 or catalogue or calibrate or calibrate_model:
+            raise CliError(
+                "--tensor-parallel, --catalogue, --calibrate and --calibrate-model go with --analytic", caller=True
+            )
         needed = [("torch", "encoder,text"), *([("matplotlib", "bench")] if plot else [])]
         for module, extra in needed:
             if importlib.util.find_spec(module) is None:
                 raise CliError(f"this needs {module}: install Triptych's extra '{extra}'", caller=True)
         job = Job(
-            model, tuple(part or ModelPart), out, quick, dtype, device, threads, kv_cache_mib << 20, slo_factor, plot
+            model,
+            tuple(part or ModelPart),
+            out,
+            quick,
+            dtype or "float32",
+            device,
+            threads,
+            kv_cache_mib << 20,
+            slo_factor,
+            plot,
         )
         steady = measure(job, plain_console())
     raise typer.Exit(0 if steady else 1)
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych devices`\n\n- `triptych devices h100`\n\n- `triptych devices --catalogue own.toml --json`"
+)
+def devices(
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, with all figures and sources.", show_default=False)
+    ] = None,
+    catalogue: Catalogue = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the devices for which `triptych profile --analytic` computes profiles: rates, memory, links and prices."""
+    from triptych.cli.devices import show
+    from triptych.cli.show import plain_console
+
+    with failures():
+        show(name, catalogue, plain_console(), as_json=as_json)

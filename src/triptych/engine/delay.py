@@ -275,20 +275,18 @@ class DelayTextEngine:
         return [name for name, sequence in decoding for _ in sequence.choices]
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
-        took_s = 0.0
-        if plan.decodes:
-            contexts = [len(self._running[name].request.token_ids) + self._running[name].sent for name in plan.decodes]
-            took_s += self._costs.decode_s(len(contexts), sum(contexts) / len(contexts)).value
+        contexts = [len(self._running[name].request.token_ids) + self._running[name].sent for name in plan.decodes]
+        prompts = list[tuple[int, int]]()
         advanced = list(dict.fromkeys(plan.decodes))
         for work in plan.prefills:
             sequence = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
-            took_s += self._costs.prefill_s(work.tokens, sequence.computed).value
+            prompts.append((work.tokens, sequence.computed))
             sequence.computed += work.tokens
             self._keep(sequence)
             if not sequence.left:
                 advanced.append(work.sequence_id)
-        if took_s:
-            self._sleep(took_s)
+        if contexts or prompts:
+            self._sleep(self._costs.step_s(len(contexts), sum(contexts) / max(1, len(contexts)), prompts).value)
         return [output for name in advanced for output in self._advance(self._running[name])]
 
     def _start(self, sequence: _Sequence) -> _Sequence:

@@ -1,12 +1,12 @@
 """Granite Speech: a conformer encodes the whole clip; each window of its frames becomes a few tokens."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.audio_window import refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
+from triptych.families.defaults import AUDIO_DEFAULTS, TEXT_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -23,8 +23,6 @@ EXTRACTOR_DEFAULTS: Json = {
 """Defaults of ``GraniteSpeechFeatureExtractor``."""
 
 _DEFAULTS: Json = {"audio_token_index": 49_155, "window_size": 15, "downsample_rate": 5}
-_TEXT_DEFAULTS: Mapping[str, Json] = {"granite": {"hidden_size": 4096, "max_position_embeddings": 2048}}
-_ENCODER_DEFAULTS: Mapping[str, Json] = {"granite_speech_encoder": {"input_dim": 160}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,8 @@ class GraniteSpeech(Plain):
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         config = {**_DEFAULTS, **files.config}
-        text = section(files.config, "text_config", "granite", _TEXT_DEFAULTS)
-        encoder = section(files.config, "encoder_config", "granite_speech_encoder", _ENCODER_DEFAULTS)
+        text = section(files.config, "text_config", "granite", TEXT_DEFAULTS)
+        encoder = section(files.config, "encoder_config", "granite_speech_encoder", AUDIO_DEFAULTS)
         extractor = {**EXTRACTOR_DEFAULTS, **files.feature_extractor}
         if integer(encoder, "input_dim") != 2 * integer(extractor, "n_mels"):
             raise BadModel(

@@ -7,6 +7,7 @@ from typing import Any, Self
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -17,10 +18,6 @@ PADDING = "padding"
 """Name of the tensor of an image's missing tiles, which text before all images attends to as well."""
 
 _DEFAULTS: Json = {"image_token_index": 128_256}
-_TEXT_DEFAULTS: Mapping[str, Json] = {"mllama_text_model": {"hidden_size": 4096, "max_position_embeddings": 131_072}}
-_VISION_DEFAULTS: Mapping[str, Json] = {
-    "mllama_vision_model": {"image_size": 448, "patch_size": 14, "max_num_tiles": 4, "supported_aspect_ratios": None}
-}
 _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}, "max_image_tiles": 4}
 
 
@@ -35,8 +32,8 @@ class Mllama(Plain):
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        text = section(files.config, "text_config", "mllama_text_model", _TEXT_DEFAULTS)
-        vision = section(files.config, "vision_config", "mllama_vision_model", _VISION_DEFAULTS)
+        text = section(files.config, "text_config", "mllama_text_model", TEXT_DEFAULTS)
+        vision = section(files.config, "vision_config", "mllama_vision_model", VISION_DEFAULTS)
         tile_px, max_tiles = integer(vision, "image_size"), integer(vision, "max_num_tiles")
         _check_processor({**_PROCESSOR_DEFAULTS, **files.image_processor}, tile_px, max_tiles)
         ratios = vision["supported_aspect_ratios"] or arrangements(4)

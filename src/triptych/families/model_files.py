@@ -63,6 +63,14 @@ class ModelFiles:
             tools_template=templates.get("tool_use"),
         )
 
+    @classmethod
+    def of_config(cls, path: Path) -> Self:
+        """Only ``config.json``, whatever is beside it. Raises BadModel."""
+        config = _read_json(path)
+        if not config:
+            raise BadModel(f"{path.name} is empty or does not exist")
+        return cls(path.parent, config, {}, {}, {}, {}, None)
+
     @property
     def model_type(self) -> str:
         """The architecture's name in transformers (``llava``)."""

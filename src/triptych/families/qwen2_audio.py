@@ -1,19 +1,17 @@
 """Qwen2-Audio: a Whisper encoder takes one window (30 s) of a clip, padded or cut; two frames are pooled per token."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.audio_window import Window, refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
+from triptych.families.defaults import AUDIO_DEFAULTS, TEXT_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import Json, ModelFiles
 from triptych.families.plain import Plain
 
 _DEFAULTS: Json = {"audio_token_index": 151_646}
-_TEXT_DEFAULTS: Mapping[str, Json] = {"qwen2": {"hidden_size": 4096, "max_position_embeddings": 32_768}}
-_AUDIO_DEFAULTS: Mapping[str, Json] = {"qwen2_audio_encoder": {"num_mel_bins": 128, "max_source_positions": 1500}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,8 @@ class Qwen2Audio(Plain):
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        text = section(files.config, "text_config", "qwen2", _TEXT_DEFAULTS)
-        encoder = section(files.config, "audio_config", "qwen2_audio_encoder", _AUDIO_DEFAULTS)
+        text = section(files.config, "text_config", "qwen2", TEXT_DEFAULTS)
+        encoder = section(files.config, "audio_config", "qwen2_audio_encoder", AUDIO_DEFAULTS)
         return cls(
             placeholder_id=integer({**_DEFAULTS, **files.config}, "audio_token_id", "audio_token_index"),
             hidden_size=integer(text, "hidden_size"),

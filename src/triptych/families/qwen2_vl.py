@@ -11,8 +11,9 @@ from typing import Self
 from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
 from triptych.families.base import Placeholders, PromptReplacement
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer
-from triptych.families.model_files import Json, ModelFiles
+from triptych.families.model_files import ModelFiles
 from triptych.families.qwen_vision import (
     Grid,
     Language,
@@ -24,15 +25,6 @@ from triptych.families.qwen_vision import (
     is_video,
 )
 
-_TEXT_DEFAULTS: Json = {"hidden_size": 8192, "max_position_embeddings": 32768}
-_VISION_DEFAULTS: Json = {
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "hidden_size": 3584,
-    "out_hidden_size": 3584,
-    "tokens_per_second": 4,
-}
 _IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)
 _VIDEO_PIXELS = PixelRange(128 * 28 * 28, 28 * 28 * 768)
 
@@ -47,11 +39,13 @@ class Qwen2VL(QwenVision):
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         timed = files.model_type == "qwen2_5_vl"
-        vision = {**_VISION_DEFAULTS, **files.config.get("vision_config", {})}
+        vision = {**VISION_DEFAULTS[files.model_type], **files.config.get("vision_config", {})}
         return cls(
             model_type=files.model_type,
             language=Language.load(
-                files.config, _TEXT_DEFAULTS, integer(vision, "out_hidden_size" if timed else "hidden_size")
+                files.config,
+                TEXT_DEFAULTS[f"{files.model_type}_text"],
+                integer(vision, "out_hidden_size" if timed else "hidden_size"),
             ),
             patches=Patches.load(vision, files, image_side=14, video_side=14),
             images=PixelRange.load(files.image_processor, _IMAGE_PIXELS),

@@ -11,8 +11,9 @@ from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
 from triptych.families.base import Placeholders, PromptReplacement
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer
-from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.qwen_vision import (
     Grid,
     Language,
@@ -24,14 +25,6 @@ from triptych.families.qwen_vision import (
     is_video,
 )
 
-_TEXT_DEFAULTS: Json = {"hidden_size": 4096, "max_position_embeddings": 128_000}
-_VISION_DEFAULTS: Json = {
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "out_hidden_size": 3584,
-    "deepstack_visual_indexes": (8, 16, 24),
-}
 _IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)  # the image processor is Qwen2-VL's
 _VIDEO_PIXELS = PixelRange(128 * 32 * 32, 32 * 32 * 768)
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
@@ -51,12 +44,14 @@ class Qwen3VL(QwenVision):
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        vision = {**_VISION_DEFAULTS, **files.config.get("vision_config", {})}
+        vision = {**VISION_DEFAULTS[files.model_type], **files.config.get("vision_config", {})}
         indexes = vision["deepstack_visual_indexes"]
         if not isinstance(indexes, list | tuple):
             raise BadModel(f"vision_config.deepstack_visual_indexes is {indexes!r}, not a list")
         return cls(
-            language=Language.load(files.config, _TEXT_DEFAULTS, integer(vision, "out_hidden_size")),
+            language=Language.load(
+                files.config, TEXT_DEFAULTS[f"{files.model_type}_text"], integer(vision, "out_hidden_size")
+            ),
             patches=Patches.load(vision, files, image_side=14, video_side=16),
             images=PixelRange.load(files.image_processor, _IMAGE_PIXELS),
             videos=VideoRules.load(files, pixels=_VIDEO_PIXELS, max_tokens=768),

@@ -1,25 +1,15 @@
 """Voxtral: a Whisper encoder takes a clip in windows of 30 s, the last one padded; each has as many tokens."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.audio_window import Window, refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
+from triptych.families.defaults import AUDIO_DEFAULTS, VOXTRAL_TEXT_DEFAULTS
 from triptych.families.fields import integer, section
-from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.plain import Plain
-
-_TEXT_DEFAULTS: Mapping[str, Json] = {"llama": {"hidden_size": 3072, "max_position_embeddings": 131_072}}
-_AUDIO_DEFAULTS: Mapping[str, Json] = {
-    "voxtral_encoder": {
-        "num_mel_bins": 128,
-        "max_source_positions": 1500,
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-    }
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +22,8 @@ class Voxtral(Plain):
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
-        encoder = section(files.config, "audio_config", "voxtral_encoder", _AUDIO_DEFAULTS)
+        text = section(files.config, "text_config", "llama", VOXTRAL_TEXT_DEFAULTS)
+        encoder = section(files.config, "audio_config", "voxtral_encoder", AUDIO_DEFAULTS)
         # Adjacent frames are concatenated to the projector's input width.
         numbers = integer(encoder, "max_source_positions") * integer(encoder, "d_model", "hidden_size")
         tokens, rest = divmod(numbers, integer(encoder, "intermediate_size"))

@@ -4,7 +4,7 @@ The one reader of profiles for scaling and scheduling. Predictions are monotone:
 the measured range they continue the last slope and say so; no input is an error.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -70,6 +70,29 @@ class Costs:
     def decode_s(self, batch: float, mean_context: float) -> Estimate:
         """One decode step of ``batch`` sequences: the time between two tokens (TBT) when nothing else runs."""
         return self._at("decode", mean_context, batch)
+
+    def step_s(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> Estimate:
+        """One step that decodes ``decodes`` sequences and computes prompts beside them, each new and cached tokens.
+
+        An engine makes one pass for all, which reads the weights once. So it takes as long as one prompt with as many rows
+        as all have together, and what is beyond products: attention to cached tokens, and what decode steps take more than
+        a prompt of as many rows, or than with the least context. It is never longer than the parts one after the other.
+        """
+        if not prompts:
+            return self.decode_s(decodes, mean_context) if decodes else Estimate(0.0, self.warnings)
+        parts = [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
+        together = self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts))
+        seconds = together.value
+        for part, (new_tokens, _) in zip(parts, prompts, strict=True):
+            seconds += part.value - self.prefill_s(new_tokens).value
+        if decodes:
+            decode = self.decode_s(decodes, mean_context)
+            products_s = min(self.decode_s(decodes, 0).value, self.prefill_s(decodes).value)
+            seconds += decode.value - products_s
+            parts.append(decode)
+        return Estimate(
+            min(seconds, sum(part.value for part in parts)), together.warnings.union(*(part.warnings for part in parts))
+        )
 
     def decode_line(self, mean_context: float) -> Line:
         """``decode_s`` over the batch, for searches. Raises KeyError if decoding was not measured."""

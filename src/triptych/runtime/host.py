@@ -1,5 +1,6 @@
 """Identity of this process and its host."""
 
+import os
 import platform
 import socket
 import time
@@ -25,6 +26,14 @@ def cpu_name() -> str:
     lines = _CPUS.read_text().splitlines() if _CPUS.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "unknown CPU")
+
+
+def memory_nbytes() -> int | None:
+    """Bytes of the machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
 
 
 def new_epoch() -> int:

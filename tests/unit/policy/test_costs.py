@@ -128,3 +128,33 @@ def test_a_disturbed_measurement_shows() -> None:
     assert disturbances(drifted) == ("the same work took 20% less time later",)
     rows = (ErrorRow("encode", 1, 0.4, 0.9), ErrorRow("prepare", 2, 0.6, 0.7))
     assert disturbances(replace(ENCODER, errors=rows)) == ("a row of table prepare is 60% from what the others say",)
+
+
+@given(
+    st.integers(0, 64),
+    st.integers(1, 9000),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 2000)), max_size=3),
+)
+def test_a_step_costs_at_least_its_dearest_part_and_at_most_all_of_them(
+    decodes: int, context: int, prompts: list[tuple[float, float]]
+) -> None:
+    parts = [TEXT.decode_s(decodes, context).value] if decodes else []
+    parts += [TEXT.prefill_s(new, cached).value for new, cached in prompts]
+    step_s = TEXT.step_s(decodes, context, prompts).value
+    assert max(parts, default=0.0) <= step_s + 1e-12
+    assert step_s <= sum(parts) + 1e-12
+
+
+def test_a_step_is_one_pass_over_all_rows_with_what_each_adds_to_it() -> None:
+    """Of 10 ms and 0.1 ms a row; cached tokens, and decodes beyond what the least context or as many rows of a prompt take."""
+    rows_s = 0.01 + 1e-4 * (8 + 256 + 1000)
+    cached_s, decodes_s = 1e-5 * 512, (0.01 + 0.008 + 8e-6 * 1024) - (0.01 + 1e-4 * 16)
+    assert TEXT.step_s(8, 1024, [(256, 512), (1000, 0)]).value == pytest.approx(rows_s + cached_s + decodes_s)
+    assert TEXT.step_s(8, 1024) == TEXT.decode_s(8, 1024)
+    assert TEXT.step_s(0, 0, [(256, 512)]) == TEXT.prefill_s(256, 512)
+    assert TEXT.step_s(0, 0) == Estimate(0.0)
+
+
+def test_a_step_has_the_warnings_of_its_parts() -> None:
+    assert TEXT.step_s(64, 100, [(256, 0)]).warnings == {CostWarning.OUTSIDE_RANGE}
+    assert ENCODE.step_s(1, 1, [(5, 0)]) == Estimate(0.0, frozenset({CostWarning.NOT_MEASURED}))
