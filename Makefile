@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
-	tests/contract/test_continuations.py tests/contract/test_hand_over.py
+	tests/contract/test_continuations.py tests/contract/test_kv_transfer.py
 # Mutations per module for `make mutants`; 0 for all. Modules such as policy/placement/items or 'machine/*'; all by default.
 SAMPLES ?= 20
 MODULES ?=

@@ -210,7 +210,7 @@ def _kv_store(
         return None
     if not isinstance(store.arena, HostArena):
         logger.warning(
-            "keys and values are not handed over: the arena lies on a device, and they are copied by way of the host"
+            "keys and values are not transferred: the arena lies on a device, and they are copied by way of the host"
         )
         return None
     published = None

@@ -117,7 +117,7 @@ def _load_vllm(settings: TextSettings, checkpoint: Checkpoint, model_id: str) ->
         model_id=model_id,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         compute=settings.compute,
-        hands_over=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
+        transfers_kv=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
     return _Engine(engine, part, engine.metrics, engine.close, engine.when_lost)

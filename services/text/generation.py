@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 from triptych.domain.engine import EngineRequest
-from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest
+from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest
 from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.sampling import ResponseFormat
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
@@ -82,7 +82,7 @@ class Generation:
         self._imports = Imports(self._job, serving.importer)
         self._prefix: KvPrefix | None = None
         self._transfer: KvTransfer | None = None
-        self._is_transferred = request.hands_over
+        self._is_transferred = request.transfers_kv
         """It goes on elsewhere once each choice has a token."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -111,8 +111,8 @@ class Generation:
             if answers:
                 prefill_s = max(sequences.prefill_s(choice) for choice in answers)
                 async with await self._transferred(answers.keys()) as segments:
-                    yield (HandedOver(segments, prefill_s),)
-                    self._record.handed_over(len(segments), prefill_s, self._departure.why)
+                    yield (KvTransferred(segments, prefill_s),)
+                    self._record.kv_transferred(len(segments), prefill_s, self._departure.why)
         except TriptychError as error:
             self._record.failed(error)
             raise
@@ -127,8 +127,8 @@ class Generation:
         if not serving.stages.takes(self._job.needs):
             raise serving.stages.closed()
         check_request(request, serving.engine)
-        if request.hands_over and serving.engine.kv is None:
-            raise InvalidRequest("this instance does not hand over", param="hands_over")
+        if request.transfers_kv and serving.engine.kv is None:
+            raise InvalidRequest("this instance does not transfer", param="transfers_kv")
         if len(serving.jobs) >= serving.settings.max_concurrent_requests:
             raise Overloaded(f"{serving.settings.max_concurrent_requests} requests are open, which is the limit")
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
@@ -160,7 +160,7 @@ class Generation:
             if request.sampling.response_format is not None:
                 grammar = await serving.offload.run(serving.new_grammar, request.sampling.response_format)
             arrived, pull_s = await self._imports.embeddings()
-            if request.hands_over and serving.exporter is not None:
+            if request.transfers_kv and serving.exporter is not None:
                 self._transfer = await serving.exporter.transfer(job)
             engine_request = EngineRequest(
                 job.job_id,
@@ -171,7 +171,7 @@ class Generation:
                 request.tenant_salt,
                 job.queue_position,
                 request.continued,
-                pauses=request.hands_over,
+                pauses=request.transfers_kv,
                 arriving=self._imports.kv_positions,
             )
             serving.jobs.enters_engine(job)
@@ -182,7 +182,7 @@ class Generation:
                 self._prefix = serving.exporter.keep_prefix(job)
             began_s = await sequences.joined()
             job.has_begun = True
-            if request.hands_over:
+            if request.transfers_kv:
                 self._departure.settle("asked")
             kv = await self._imports.keys_and_values()
             if self._prefix is not None:

@@ -157,7 +157,7 @@ class TextService:
             continues=True,
             prefills_early=self._engine.finds_prefixes,
             kv_kind="" if self._kv_kind is None else self._kv_kind.digest,
-            hands_over=self._kv is not None,
+            transfers_kv=self._kv is not None,
             kv_segment_tokens=0 if self._kv_kind is None else self._kv_kind.segment_tokens,
             kv_position_bytes=0 if self._kv_kind is None else self._kv_kind.position_nbytes,
             switchable=None if self._stages.states is None else self._stages.states.widest,
@@ -169,7 +169,7 @@ class TextService:
 
         ``queue_s`` is all time before ``Ready`` except pulling. Raises before ``Ready``: TransferFailed,
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
-        EngineFailure. Leases in the request's tickets are released in any case, and those of ``HandedOver`` if the caller
+        EngineFailure. Leases in the request's tickets are released in any case, and those of ``KvTransferred`` if the caller
         leaves without it.
         """
         return Generation(request, next(self._numbers), self._serving).events()
@@ -239,13 +239,13 @@ class TextService:
 
     async def drain(self) -> None:
         """Refuse new requests. Returns once the running ones have ended and returned the leases of others, and then once nobody needs
-        what they handed over, or after ``handed_over_wait_s``.
+        what they transferred, or after ``kv_transfer_wait_s``.
 
-        If the settings say so, those that have not begun end with Unavailable, and answers are handed over.
+        If the settings say so, those that have not begun end with Unavailable, and answers are transferred.
         """
         self._stages.draining = True
         self._watched_load.notify()
-        if self._settings.hand_over_on_drain and self._kv is not None:
+        if self._settings.transfer_kv_on_drain and self._kv is not None:
             for job in self._jobs:
                 job.departure.want("drain")
         await self._watched_load.wait_until(lambda _: not self._jobs)
@@ -253,13 +253,13 @@ class TextService:
         if self._kv is not None:
             kv = self._kv
             try:
-                async with asyncio.timeout(self._settings.handed_over_wait_s):
+                async with asyncio.timeout(self._settings.kv_transfer_wait_s):
                     await self._watched_load.wait_until(lambda _: not kv.leases)
             except TimeoutError:
-                logger.warning("drained with %d leases on what was handed over: what was not pulled is lost", kv.leases)
+                logger.warning("drained with %d leases on what was transferred: what was not pulled is lost", kv.leases)
 
     def stages_changed(self) -> None:
-        """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is handed over
+        """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is transferred
         if decode closes; prompts that have begun are computed.
         """
         for job in self._jobs:

@@ -33,7 +33,7 @@ class SwitchingService(Protocol):
     """A service of the instance. It reads the states, and takes work of open stages only."""
 
     def stages_changed(self) -> None:
-        """Obey the states now: refuse, end or hand over what is of a closing stage, and report the load."""
+        """Obey the states now: refuse, end or transfer what is of a closing stage, and report the load."""
         ...
 
     def is_idle(self, stage: Stage) -> bool:

@@ -118,7 +118,7 @@ class Text(Instance, Protocol):
     """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``; or ``HandedOver`` as the last
+        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``; or ``KvTransferred`` as the last
         event, for the choices that have not ended.
 
         Events that are ready together are yielded together; a batch is never empty. Raises TransferFailed, naming the
@@ -525,7 +525,7 @@ class EncoderEngine(Protocol[PreparedT]):
 
 
 class KvAccess(Protocol):
-    """Keys and values of a text engine's requests, copied out and in by position: for hand-overs (docs/adr/0044).
+    """Keys and values of a text engine's requests, copied out and in by position: for KV transfers (docs/adr/0044).
 
     All methods are called between two steps, by the thread that calls ``step``.
     """

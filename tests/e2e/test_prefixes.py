@@ -58,11 +58,11 @@ async def test_a_beginning_is_pulled_instead_of_computed(tmp_path: Path) -> None
 
 
 @pytest.mark.extended
-async def test_a_drain_hands_over_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
-    """Segments are handed over, and kept for prompts that begin alike."""
+async def test_a_drain_transfers_kv_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
+    """Segments are transferred, and kept for prompts that begin alike."""
     logs = tmp_path / "logs"
     options = {
-        "text": ("--kv-prefixes", "--hand-over-on-drain"),
+        "text": ("--kv-prefixes", "--transfer-kv-on-drain"),
         "router": ("--prefixes", "always", "--text-routing", "round-robin"),
     }
     ordered = asyncio.Event()

@@ -120,7 +120,7 @@ class World:
     encoder_arena_bytes: int = MIB
     text_arena_bytes: int = MIB
     kv_arena_bytes: int = MIB
-    """Of text instances that do not encode, for keys and values that they hand over; 0 for none."""
+    """Of text instances that do not encode, for keys and values that they transfer; 0 for none."""
     kv_tokens: int = FakeTextEngine.kv_tokens
     """KV memory of each text instance."""
     chunk_tokens: int = FakeTextEngine.chunk_tokens
@@ -336,7 +336,7 @@ class TextNode(_Node):
 
     @property
     def store(self) -> ArenaStore | None:
-        """Of what it hands over, if it does not encode."""
+        """Of what it transfers, if it does not encode."""
         return self.built.store
 
     @property

@@ -166,7 +166,7 @@ PLACES = {
         behind=True,
         step_s=0.15,
     ),
-    "hand-over": Place(
+    "KV transfer": Place(
         lambda cluster, phase: phase is RequestPhase.STREAMING and bool(cluster.texts[0].store.memory.leased_bytes),  # type: ignore[union-attr]
         copies_slowly,
         APART,

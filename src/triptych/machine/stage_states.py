@@ -80,7 +80,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Refuse what waits for the stage, and end or hand over what runs; then ``Emptied``."""
+    """Refuse what waits for the stage, and end or transfer what runs; then ``Emptied``."""
 
     stage: Stage
 

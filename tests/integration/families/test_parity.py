@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
-from tests.unit.engine.kv_transfer import CUT, access, go_on, hand_over, prefill
+from tests.unit.engine.kv_transfer import CUT, access, go_on, prefill, transfer_kv
 from tests.unit.engine.on_cuda import as_on_cuda
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.engine import EngineOutput
@@ -149,13 +149,13 @@ def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     answer += first_token(target, "one")
     source, target = target, case.engine(kv=KvOptions(256, contiguous=True))
     target.add(renamed(other, "again"))
-    hand_over(source, request, target, {0: answer}, lost={1})
+    transfer_kv(source, request, target, {0: answer}, lost={1})
     assert access(target).computed("one", 0) == CUT
     answer += first_token(target, "one")
     source, target = target, case.engine(kv=KvOptions(16, contiguous=False))
     target.add(replace(renamed(request, "before"), sampling=replace(request.sampling, max_tokens=1)))
     finish(target)
-    hand_over(source, request, target, {0: answer}, lost=range(len(request.token_ids) // 16 * 16 // CUT))
+    transfer_kv(source, request, target, {0: answer}, lost=range(len(request.token_ids) // 16 * 16 // CUT))
     computed += [access(target).computed("one", 0)]
     assert computed == [len(request.token_ids), len(request.token_ids) + len(answer) - 1]
     assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)

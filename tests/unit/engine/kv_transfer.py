@@ -64,7 +64,7 @@ def go_on(
     raise AssertionError(f"{name} does not begin")
 
 
-def hand_over(
+def transfer_kv(
     source: TextEngine,
     request: EngineRequest,
     target: TextEngine,

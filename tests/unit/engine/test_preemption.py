@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.kv_transfer import access, hand_over
+from tests.unit.engine.kv_transfer import access, transfer_kv
 from tests.unit.engine.tiny import (
     Reference,
     engine_request,
@@ -110,7 +110,7 @@ def test_keys_and_values_go_from_engine_to_engine(
         target = text_engine(model_dir, kv=kv)
         target.add(EngineRequest("other", tuple(range(8, 30)), (), greedy(200)))
         target.step()
-        hand_over(source, request, target, {0: answer}, harm=harm and number == 0)
+        transfer_kv(source, request, target, {0: answer}, harm=harm and number == 0)
         assert access(target).computed("one", 0) == len(request.token_ids) + len(answer) - 1, (
             "nothing is left to compute"
         )

@@ -8,7 +8,7 @@ from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
     DISPATCHES,
-    HANDOFFS,
+    KV_TRANSFERS,
     LENDINGS,
     ORDERINGS,
     PREFIXES,
@@ -28,7 +28,7 @@ NAMES = {
     "deadlines": "admit",
     "tenants": "none",
     "dispatch": "prefix",
-    "handoff": "by-need",
+    "kv_transfer": "by-need",
     "lending": "idle",
     "prefixes": "by-cost",
 }
@@ -43,7 +43,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "deadlines": DEADLINES,
         "tenants": TENANTS,
         "dispatch": DISPATCHES,
-        "handoff": HANDOFFS,
+        "kv_transfer": KV_TRANSFERS,
         "lending": LENDINGS,
         "prefixes": PREFIXES,
     }

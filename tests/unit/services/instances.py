@@ -203,7 +203,7 @@ class TextInstance:
     receiver: TensorReceiver
     scope: TaskScope
     store: ArenaStore | None = None
-    """Of keys and values that it hands over."""
+    """Of keys and values that it transfers."""
     lasting_tasks: int = LASTING_TASKS
 
     async def settled(self) -> None:
@@ -236,7 +236,7 @@ async def text_instance(
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds. ``kv_bytes``: size of the arena for keys and values
-    that it hands over; 0 for none.
+    that it transfers; 0 for none.
 
     Checks at the end that nothing leaked.
     """

@@ -143,7 +143,7 @@ def test_failures_are_injected() -> None:
     assert set(drain(text)) == {"b"}
 
 
-def handed_over(
+def kv_transferred(
     request: EngineRequest, spoil: Callable[[int, bytearray], bytearray | None], *, ends: bool = True
 ) -> tuple[list[int], int]:
     """The answer of an engine that goes on with segments of another, and the number of tokens that the other gave.
@@ -182,16 +182,16 @@ def alone(request: EngineRequest) -> list[int]:
 
 
 def test_an_answer_is_the_same_from_another_engines_keys_and_values() -> None:
-    answer, begun = handed_over(a_request(), lambda index, memory: memory, ends=False)
+    answer, begun = kv_transferred(a_request(), lambda index, memory: memory, ends=False)
     assert answer == alone(a_request())
     assert begun == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_positions_of_a_segment_that_does_not_come_are_computed(lost: int) -> None:
-    answer, _ = handed_over(a_request(), lambda index, memory: memory if index != lost else None)
+    answer, _ = kv_transferred(a_request(), lambda index, memory: memory if index != lost else None)
     assert answer == alone(a_request())
-    answer, begun = handed_over(a_request(), lambda index, memory: memory if index != lost else None, ends=False)
+    answer, begun = kv_transferred(a_request(), lambda index, memory: memory if index != lost else None, ends=False)
     assert len(answer) == begun, "until it is told that no more come"
 
 
@@ -208,7 +208,7 @@ def test_positions_of_a_segment_that_does_not_come_are_computed(lost: int) -> No
     ids=["reversed", "zeros", "moved", "keys as values", "one bit"],
 )
 def test_every_wrong_segment_changes_the_answer(index: int, harm: Callable[[bytearray], bytearray]) -> None:
-    answer, _ = handed_over(a_request(), lambda at, memory: harm(memory) if at == index else memory)
+    answer, _ = kv_transferred(a_request(), lambda at, memory: harm(memory) if at == index else memory)
     assert answer != alone(a_request())
 
 

@@ -60,15 +60,15 @@ class VllmTextEngine:
         model_id: str,
         max_embedding_bytes: int,
         compute: ComputeOptions,
-        hands_over: bool = False,
+        transfers_kv: bool = False,
     ) -> None:
-        """``arguments`` is a command line of vLLM's engine arguments. ``hands_over``: its keys and values can be copied out and in."""
+        """``arguments`` is a command line of vLLM's engine arguments. ``transfers_kv``: its keys and values can be copied out and in."""
         dtype = DTYPES[compute.dtype]
         self._adapter = item_adapter(checkpoint.family, dtype)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
         prepare_torch(compute)
         self._started = started = start(
-            arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over
+            arguments, checkpoint, model_id=model_id, compute=compute, transfers_kv=transfers_kv
         )
         self._engine, self._totals, self._eos_ids = started.engine, started.totals, started.eos_ids
         self.identity = started.identity
@@ -92,7 +92,7 @@ class VllmTextEngine:
         core.engine_core.structured_output_manager.backend = self._grammars
         self._choices = Choices()
         self._nbytes: dict[str, int] = {}
-        self.kv = self._kv_access(dtype=compute.dtype) if hands_over else None
+        self.kv = self._kv_access(dtype=compute.dtype) if transfers_kv else None
         self._has_failed = False
         self._on_lost: Callable[[], None] = _nothing
         executor: Any = self._engine.model_executor

@@ -10,7 +10,7 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
-from triptych.policy.handoff import KvRoom
+from triptych.policy.kv_transfer import KvRoom
 from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
 
 Stages = tuple[Stage, ...]
@@ -344,7 +344,7 @@ class Instance:
             arena_bytes, max_items = info.arena_bytes, info.max_items
         elif info is not None:
             prefill_only = not self.serves((Stage.DECODE,))
-            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.hands_over, info.kv_kind)
+            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.transfers_kv, info.kv_kind)
         instance_id = "" if info is None else info.instance_id
         return Candidate(self.name, self.usable, 0, 0, arena_bytes, 0, max_items, instance_id=instance_id, text=text)
 

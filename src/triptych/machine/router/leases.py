@@ -58,7 +58,9 @@ class AttemptLeases:
         return cls(grant, True, (reader,), (router, reader), now_s, lease_s, is_pending=True)
 
     @classmethod
-    def handed_over(cls, grant: Grant, segments: Sequence[SealedSegment], used: int, until_s: float) -> "AttemptLeases":
+    def kv_transferred(
+        cls, grant: Grant, segments: Sequence[SealedSegment], used: int, until_s: float
+    ) -> "AttemptLeases":
         """AttemptLeases that were granted with these segments until then at least. The first ``used`` are sent to readers."""
         placements = [sealed.placement for sealed in segments[:used]]
         readers = tuple([placement.ticket.lease_id for placement in placements])

@@ -53,7 +53,7 @@ class TextReported:
 
 
 @record
-class AnswerHandedOver:
+class AnswerTransferred:
     """The text instance has ended its call before the answer. The answer goes on after what it has sent, with these segments."""
 
     credit: int
@@ -118,7 +118,7 @@ class AttemptKind(Enum):
     EARLY_PREFILL = "early prefill"
     """It computes the prompt up to an item that is still being encoded (docs/adr/0043)."""
     PREFILL = "prefill"
-    """It stops after the first token of each choice, and hands over."""
+    """It stops after the first token of each choice, and transfers."""
     DECODE = "decode"
     """It goes on with the answer that has been sent so far."""
     WHOLE = "whole"
@@ -140,7 +140,7 @@ class Generate:
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values that it may pull instead of computing them."""
     kv_lease_s: float = 0.0
-    """How long it keeps those that it hands over."""
+    """How long it keeps those that it transfers."""
     prefix: tuple[KnownSegment, ...] = ()
     """Segments of the prompt that others are believed to hold: those that can be leased are sent with it."""
 
@@ -226,7 +226,7 @@ RequestEvent = (
     | Renewed
     | FirstToken
     | TextReported
-    | AnswerHandedOver
+    | AnswerTransferred
     | PrefilledEarly
     | CallFailed
     | Resumed

@@ -66,7 +66,7 @@ class RequestWants:
         self, items: RequestItems, texts: TextAttempts, reason: str, *, early: bool = False, suspect: bool = False
     ) -> TextWanted:
         """Ask for a place at a text instance; for an ``early`` prefill it is still among those that wait for encoders."""
-        handed = texts.handed_over
+        handed = texts.kv_transferred
         segments = () if handed is None else handed.kv_segments
         holders = items.nbytes_by_encoder()
         if handed is not None and segments:

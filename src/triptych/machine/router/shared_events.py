@@ -62,7 +62,7 @@ class CreditsAbandoned:
 class TextWanted:
     """A request wants a text instance for a prompt of ``tokens``.
 
-    It is answered at once, unless its answer will be handed over and no instance that decodes has KV memory for it: then it waits.
+    It is answered at once, unless its answer will be transferred and no instance that decodes has KV memory for it: then it waits.
     Instances in ``avoid`` are not chosen; one that goes on with an answer may return to them if there is no other, as its
     stream broke there for a reason that can pass.
     """
@@ -116,7 +116,7 @@ class Grant:
     """When to want a hedge for the item, if it is not encoded by then."""
     hedges: bool = False
     """It is an answer to HedgeWanted: the call that takes long goes on."""
-    hands_over: bool = False
+    transfers_kv: bool = False
     """The text instance computes the prompt only: the answer goes on elsewhere."""
     prefix: tuple[KnownSegment, ...] = ()
     """Segments of the prompt, from its beginning on, that it may pull from others."""

@@ -45,7 +45,7 @@ class TextPlaces:
 
     Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
 
-    A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it. So
+    A prompt whose answer will be transferred goes to an instance only when those that decode have KV memory for it. So
     nothing is computed that nobody can take. Until then it waits here, and what holds it up holds up those behind it.
     """
 
@@ -175,7 +175,7 @@ class TextPlaces:
             return None
         self.lenders.placed(number, event, instance.name)
         grant = Grant(
-            number, None, instance.name, info.instance_id, "its place was kept there", hands_over=credit.hands_over
+            number, None, instance.name, info.instance_id, "its place was kept there", transfers_kv=credit.transfers_kv
         )
         return grant if event.kept_tokens else self._with_prefix(grant, event)
 
@@ -194,7 +194,7 @@ class TextPlaces:
         """``first_in_line``: no other prompt waits for KV memory before it."""
         instances, policies = self._instances, self._policies
         want, prompts = self._want(event, first_in_line=first_in_line), instances.texts(now_s)
-        place = place_request(prompts, want, policies.text_routing, policies.handoff, self._rng)
+        place = place_request(prompts, want, policies.text_routing, policies.kv_transfer, self._rng)
         if not isinstance(place, RequestPlace):
             return place
         stage, tokens = TEXT[0], event.tokens
@@ -208,15 +208,15 @@ class TextPlaces:
         if instances.backlogs is not None and not want.sender:
             instances.backlogs.prompted(event.tokens)
         credit = self._credit(event, want, place.name, stage, tokens)
-        credit.early, credit.hands_over = event.early, place.hands_over
-        if place.hands_over:
+        credit.early, credit.transfers_kv = event.early, place.transfers_kv
+        if place.transfers_kv:
             credit.output_tokens = 0
         grant = self._credits.grant(credit, None, now_s, suspect=event.suspect)
         if not event.early and not event.continues:
             self.lenders.placed(grant.credit, event, place.name)
             self.lenders.lent(place.name, "new")
         grant = self._with_prefix(grant, event)
-        return replace(grant, hands_over=True) if place.hands_over else grant
+        return replace(grant, transfers_kv=True) if place.transfers_kv else grant
 
     def _with_prefix(self, grant: Grant, event: TextWanted) -> Grant:
         prefix = None if event.prompt is None else self._prefixes.of(event.prompt, grant.name)

@@ -13,7 +13,7 @@ so it runs to its end. Waiting sequences never take blocks from running ones.
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
 the others, which are then independent.
 
-Hand-overs (ADR 44): a paused sequence has blocks and computes nothing, until it is removed. An arriving one starts like
+KV transfers (ADR 44): a paused sequence has blocks and computes nothing, until it is removed. An arriving one starts like
 others, and computes nothing either until its keys and values are there, or ``end_arrival`` says that no more come. When memory runs
 out, both are spared as long as others can give way. A preempted arriving one is computed like others; a paused one does not
 return.

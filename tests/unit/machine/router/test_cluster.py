@@ -1427,7 +1427,7 @@ class Traffic(RuleBasedStateMachine):
     )
     def see_role(self, name: str, role: Role, kv_tokens: int, kind: str, epoch: int) -> None:
         found = replace(info(name, epoch=epoch), role=role, kv_tokens=kv_tokens, kv_kind=kind, continues=bool(kind))
-        self.feed(self.machine.handle(InstanceSeen(name, replace(found, hands_over=bool(kind))), self.now_s))
+        self.feed(self.machine.handle(InstanceSeen(name, replace(found, transfers_kv=bool(kind))), self.now_s))
 
     @rule(name=st.sampled_from(ENCODERS + TEXTS))
     def suspect(self, name: str) -> None:

@@ -38,7 +38,7 @@ from triptych.machine.router.request import RequestLimits, RequestMachine, Reque
 from triptych.machine.router.request_events import (
     Abort,
     After,
-    AnswerHandedOver,
+    AnswerTransferred,
     AttemptKind,
     Encode,
     End,
@@ -277,9 +277,9 @@ class World:
             made.append(SealedSegment(KvPlacement(10 * number, replace(ticket, tokens=10)), router))
         return tuple(made)
 
-    def hand_over(self, dispatch: Generate, count: int = 2, lease_s: float = 30.0) -> list[RequestEffect]:
+    def transfer_kv(self, dispatch: Generate, count: int = 2, lease_s: float = 30.0) -> list[RequestEffect]:
         segments = self.sealed(dispatch, count, lease_s)
-        return self.feed(AnswerHandedOver(dispatch.credit, dispatch.name, segments))
+        return self.feed(AnswerTransferred(dispatch.credit, dispatch.name, segments))
 
     def renew_segments(self, call: Renew, kept: int = 99) -> None:
         """All but those after the first ``kept``."""
@@ -303,7 +303,7 @@ class World:
         assert call.early
         self.feed(Granted(1, (self.text_grant(call),)))
 
-    def text_grant(self, call: TextWanted, *, hands_over: bool = False) -> Grant:
+    def text_grant(self, call: TextWanted, *, transfers_kv: bool = False) -> Grant:
         if call.kept_credit is not None:
             name = self.early.pop(call.kept_credit)
             return Grant(call.kept_credit, None, name, f"i-{name}")
@@ -313,7 +313,7 @@ class World:
         self.credits_of_texts.add(self.serial)
         if call.early:
             self.early[self.serial] = name
-        return Grant(self.serial, None, name, f"i-{name}", hands_over=hands_over)
+        return Grant(self.serial, None, name, f"i-{name}", transfers_kv=transfers_kv)
 
     def move(self, dispatch: Generate) -> list[RequestEffect]:
         """From where it waits, to a place that is kept for it."""
@@ -322,10 +322,10 @@ class World:
         self.early[self.serial] = "lender"
         return self.feed(Moved(1, dispatch.credit, Grant(self.serial, None, "lender", "i-lender"), "test"))
 
-    def place_text(self, call: TextWanted, *, hands_over: bool = False) -> Generate:
+    def place_text(self, call: TextWanted, *, transfers_kv: bool = False) -> Generate:
         assert not call.early
         self.avoided = call.avoid
-        self.feed(Granted(1, (self.text_grant(call, hands_over=hands_over),)))
+        self.feed(Granted(1, (self.text_grant(call, transfers_kv=transfers_kv),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
         assert call.with_items is (self.machine.image_tokens > 0)
@@ -354,15 +354,15 @@ class World:
         self.now_s += pause.delay_s
         self.feed(pause.event)
 
-    def dispatched(self, *, hands_over: bool = False) -> Generate:
+    def dispatched(self, *, transfers_kv: bool = False) -> Generate:
         (call,) = self.take(TextWanted)
         assert isinstance(call, TextWanted)
-        return self.place_text(call, hands_over=hands_over)
+        return self.place_text(call, transfers_kv=transfers_kv)
 
-    def up_to_text(self, *, hands_over: bool = False) -> Generate:
+    def up_to_text(self, *, transfers_kv: bool = False) -> Generate:
         self.place_all()
         self.encode_all()
-        return self.dispatched(hands_over=hands_over)
+        return self.dispatched(transfers_kv=transfers_kv)
 
     def assert_over(self, phase: RequestPhase) -> None:
         assert self.machine.phase is phase
@@ -1726,7 +1726,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             continue
         world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
         if dispatch is not None and rng.random() < 0.1:
-            world.hand_over(dispatch, rng.randrange(4), rng.choice([1.0, 30.0]))
+            world.transfer_kv(dispatch, rng.randrange(4), rng.choice([1.0, 30.0]))
             dispatch = None
             continue
         if world.pauses and rng.random() < 0.3:
@@ -1812,7 +1812,7 @@ def _answer_text(world: World, call: TextWanted, rng: Random) -> Generate | None
     if call.kept_credit is None and rng.random() < 0.1:
         world.feed(PlaceRefused(1, Unavailable("none")))
         return None
-    return world.place_text(call, hands_over=call.kept_credit is None and rng.random() < 0.4)
+    return world.place_text(call, transfers_kv=call.kept_credit is None and rng.random() < 0.4)
 
 
 def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Generate | None:

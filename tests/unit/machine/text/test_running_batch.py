@@ -1023,7 +1023,7 @@ handed = st.lists(
         max_size=20,
     ),
 )
-def test_sequences_are_handed_over_in_any_order(
+def test_sequences_are_kv_transferred_in_any_order(
     requests: list[tuple[int, int, int, bool, bool, int]],
     contiguous: bool,
     token_budget: int,

@@ -124,11 +124,11 @@ async def test_an_instance_that_dies_with_a_beginning_costs_no_attempt(after_s: 
 
 
 @virtual
-async def test_what_is_handed_over_to_nobody_is_given_back() -> None:
+async def test_what_is_kv_transferred_to_nobody_is_given_back() -> None:
     """By a beginning, and by an answer that is over already."""
     async with early() as made:
         (text,) = made.texts
-        text.hands_over_at_the_end = True
+        text.transfers_kv_at_the_end = True
         await collect(made.router, two_images())
         assert [request.early for request in text.requests] == [True, False]
         await until(lambda: not text.segments)

@@ -55,7 +55,7 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
                 continues=True,
                 prefills_early=True,
                 kv_kind=text.kv_kind,
-                hands_over=True,
+                transfers_kv=True,
                 kv_segment_tokens=text.kv_segment_tokens,
                 kv_position_bytes=text.kv_position_bytes,
             )

@@ -120,20 +120,20 @@ def test_what_never_fits_and_what_shares_the_arena_gets_what_there_is() -> None:
     under_virtual_time(scenario)
 
 
-def test_segments_and_hand_overs_are_counted() -> None:
+def test_segments_and_kv_transfers_are_counted() -> None:
     metrics = Metrics()
     record = TextRecord(metrics, FAKE_MODEL)
     record.kv_segments("sealed", nbytes=100)
     record.kv_segments("computed", 3)
-    record.handed_over(0, 0.5, "asked")
-    record.handed_over(2, 0.5, "switch")
+    record.kv_transferred(0, 0.5, "asked")
+    record.kv_transferred(2, 0.5, "switch")
     text = metrics.render().decode()
     for line in (
         'triptych_kv_segments_total{outcome="sealed"} 1.0',
         'triptych_kv_segments_total{outcome="computed"} 3.0',
         'triptych_kv_segment_bytes_total{outcome="sealed"} 100.0',
-        'triptych_kv_hand_overs_total{why="asked",with_segments="no"} 1.0',
-        'triptych_kv_hand_overs_total{why="switch",with_segments="yes"} 1.0',
+        'triptych_kv_transfers_total{why="asked",with_segments="no"} 1.0',
+        'triptych_kv_transfers_total{why="switch",with_segments="yes"} 1.0',
         'triptych_text_stage_seconds_sum{stage="prefill"} 1.0',
     ):
         assert line in text

@@ -25,7 +25,7 @@ from tests.unit.services.instances import (
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.engine import EngineOutput, EngineRequest
-from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
@@ -439,7 +439,7 @@ async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Re
                 if isinstance(event, Ready):
                     readies.append(event)
                     continue
-                assert not isinstance(event, HandedOver)
+                assert not isinstance(event, KvTransferred)
                 said = choices.setdefault(event.choice, [])
                 assert not said or not isinstance(said[-1], Finished)
                 said.append(event)

@@ -1,5 +1,5 @@
 """What every text engine promises whose keys and values can be copied (``ports.KvAccess``), and answers of Triptych's own
-that were handed over with the demo model: each is the one of a single engine.
+that were transferred with the demo model: each is the one of a single engine.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from tests.contract.text_engine_kit import (
     vllm,
 )
 from tests.e2e.reference import answer, questions
-from tests.unit.engine.kv_transfer import CUT, Packed, access, go_on, hand_over, prefill
+from tests.unit.engine.kv_transfer import CUT, Packed, access, go_on, prefill, transfer_kv
 from triptych.domain.engine import EngineRequest
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.queue_position import QueuePosition
@@ -56,7 +56,7 @@ ENGINES: Mapping[str, Callable[[], TextEngine]] = {
     "triptych": lambda: own(token_budget=16, max_sequences=4),
     "fake": lambda: FakeTextEngine(range(20, 60), chunk_tokens=16),
     "delay": delayed,
-    "vllm": lambda: vllm("--max-num-batched-tokens 16 --max-num-seqs 4", hands_over=True),
+    "vllm": lambda: vllm("--max-num-batched-tokens 16 --max-num-seqs 4", transfers_kv=True),
 }
 
 
@@ -195,7 +195,7 @@ def test_a_running_answer_goes_on_at_another_engine(
     answers: Answers = {}
     while len(answers.get(("one", 0), Answered()).token_ids) < 3:
         collect(answers, source.step())
-    hand_over(source, asked, target, {0: answers["one", 0].token_ids})
+    transfer_kv(source, asked, target, {0: answers["one", 0].token_ids})
     assert access(target).computed("one", 0) == len(PROMPT) + 2
     check_same(of_choices(finish(target), "one"), whole, 3)
 
@@ -290,7 +290,7 @@ def rest(
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_a_handed_over_answer_is_that_of_one_engine(
+def test_a_kv_transferred_answer_is_that_of_one_engine(
     prefills: TransformersTextEngine, decodes: TransformersTextEngine, sampling: Any
 ) -> None:
     asked = request("one", TWO, sampling)
@@ -299,7 +299,7 @@ def test_a_handed_over_answer_is_that_of_one_engine(
     check_same(rest(decodes, asked, begun, packed), whole, 1)
 
 
-def test_answers_in_a_response_format_are_handed_over(
+def test_answers_in_a_response_format_are_kv_transferred(
     prefills: TransformersTextEngine, decodes: TransformersTextEngine
 ) -> None:
     sampling = drawn(100, seed=0, n=2, ignore_eos=False, logit_bias=no_white_space())
@@ -331,7 +331,7 @@ def test_sixteen_mixed_requests_go_from_engine_to_engine(
 
 
 @pytest.mark.parametrize("copied", [0, None], ids=["recomputed", "copied"])
-def test_what_has_been_handed_over_can_be_preempted(prefills: TransformersTextEngine, copied: int | None) -> None:
+def test_what_has_been_kv_transferred_can_be_preempted(prefills: TransformersTextEngine, copied: int | None) -> None:
     """While it arrives, and while it runs: others that go before it take its memory."""
     kind = access(prefills).kind
     assert kind is not None
