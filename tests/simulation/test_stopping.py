@@ -141,7 +141,11 @@ def copies_slowly(cluster: SimCluster) -> None:
 
 
 PLACES = {
-    "preparation": Place(lambda cluster, phase: phase is RequestPhase.PREPARING, prepares_slowly),
+    "preparation": Place(
+        lambda cluster, phase: phase is RequestPhase.PREPARING,
+        prepares_slowly,
+        world={"router": {"prepare_inline_chars": 0}},  # in a thread
+    ),
     "preprocessing": Place(
         lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 1,
         preprocesses_slowly,
