@@ -69,6 +69,7 @@ class Pass:
     row_nbytes: int
     """Bytes of a row that all devices of an instance exchange."""
     sequences: int
+    encodes: bool = False
     recorded: bool = False
     """Whether the device replays it as a graph, without starting each kernel."""
 
@@ -117,7 +118,8 @@ class Target:
 
     def pass_s(self, each: Pass) -> float:
         efficiency = self.device.efficiency
-        started_s = 0.0 if each.recorded else each.depth * efficiency.layer_s
+        layer_s = efficiency.encode_layer_s if each.encodes else efficiency.layer_s
+        started_s = 0.0 if each.recorded else each.depth * layer_s
         fixed_s = efficiency.pass_s + efficiency.sequence_s * each.sequences
         return fixed_s + max(self.busy_s(each), started_s) + self.reduce_s(each)
 
@@ -135,6 +137,7 @@ def encode_pass(encoder: EncoderArchitecture, item: EncoderItem, items: int, dty
         depth=encoder.depth,
         row_nbytes=encoder.hidden_size * dtype.itemsize,
         sequences=items,
+        encodes=True,
     )
 
 
