@@ -46,10 +46,10 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 	$(BIN)/python -m examples.burst
 
 check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
-	$(PYTEST) -q -p no:schemathesis -m "not slow and not extended" tests/unit
+	$(PYTEST) -q -p no:schemathesis --hypothesis-profile=check -m "not slow and not extended" tests/unit
 
 test: check  ## The rest of the unit tests, contracts, simulations, and one pass of each surface end to end
-	$(PYTEST) -rs --durations=10 -m "slow and not extended"
+	$(PYTEST) -rs --durations=10 -m "(slow or hypothesis) and not extended"
 
 test-all: test  ## The rest of the suite
 	$(PYTEST) -rs --durations=10 -m extended
