@@ -8,4 +8,4 @@ ALL = 100
 
 def examples(number: int) -> int:
     """``max_examples`` of a test with ``number`` examples, in proportion to those of the loaded profile."""
-    return max(1, number * settings.default.max_examples // ALL)
+    return max(1, number * settings().max_examples // ALL)
