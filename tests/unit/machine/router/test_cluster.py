@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
@@ -1566,7 +1567,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestTraffic.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("end", [MemberLeaving, MemberLeft, InstanceSuspected])

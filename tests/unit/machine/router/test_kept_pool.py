@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
@@ -143,7 +144,7 @@ KINDS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(KINDS), st.sampled_from(sorted(ROLES)), st.integers(0, 2000)), min_size=5, max_size=60

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
@@ -1703,7 +1704,7 @@ def some_error(rng: Random) -> TriptychError:
     return rng.choice(FATAL if rng.random() < 0.05 else ERRORS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
 def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901, PLR0912
     """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
 from triptych.domain.tenant import Tenant
 from triptych.machine.router.wait_predictor import SHOWN_TENANTS, WaitPredictor
 
@@ -223,7 +224,7 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestSteps.settings = settings(max_examples=examples(50), stateful_step_count=60, deadline=None)
 
 
 def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate() -> None:

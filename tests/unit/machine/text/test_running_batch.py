@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from triptych.domain.embedding import DType
 from triptych.domain.kv_segment import KvKind
 from triptych.domain.queue_position import AGEING_S, FIRST_COME, QueuePosition
@@ -920,7 +921,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     requests=requests,
     contiguous=st.booleans(),
@@ -1011,7 +1012,7 @@ handed = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     requests=handed,
     contiguous=st.booleans(),
